@@ -11,9 +11,10 @@ from PIL import Image
 from tests.multimodal.tiny import picture
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from octavo.config.json_fields import JsonFields
 from octavo.config.vision import VisionConfig
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
-from octavo.multimodal.image_processors import read_image_processor
+from octavo.multimodal.image_processors import frame_processor, read_image_processor, read_video_fields
 from octavo.multimodal.patches import ImageProcessor, Patches
 from octavo.multimodal.pictures import PictureLimits, open_picture
 
@@ -81,8 +82,21 @@ def test_patches_of_any_mode_are_those_of_transformers(mode: str, tmp_path: Path
 def test_settings_are_read_from_older_keys_and_from_the_file_of_whole_processors(tmp_path: Path) -> None:
     old = processor_in(tmp_path, size=None, min_pixels=3136, max_pixels=401408)
     (tmp_path / "preprocessor_config.json").rename(tmp_path / "was.json")
-    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": SETTINGS}))
+    settings = {
+        "image_processor": SETTINGS,
+        "video_processor": {**SETTINGS, "size": {"shortest_edge": 9, "longest_edge": 99}},
+    }
+    (tmp_path / "processor_config.json").write_text(json.dumps(settings))
     assert read_image_processor(tmp_path, TOWER) == old
+    for older in ("preprocessor_config.json", "video_preprocessor_config.json"):  # what transformers reads last
+        (tmp_path / older).write_text(json.dumps({**SETTINGS, "size": {"shortest_edge": 1, "longest_edge": 1}}))
+    assert read_image_processor(tmp_path, TOWER) == old
+    assert read_video_fields(tmp_path).nested("size").integer("longest_edge") == 99
+    (tmp_path / "processor_config.json").write_text(json.dumps({"processor_class": "Qwen2VLProcessor"}))
+    without_size = JsonFields("video", {key: value for key, value in SETTINGS.items() if key != "size"})
+    frames: Any = frame_processor(without_size, TOWER)
+    assert (frames.min_pixels, frames.max_pixels) == (128 * 28**2, 768 * 28**2)
+    assert read_video_fields(tmp_path).nested("size").integer("longest_edge") == 1
 
 
 @pytest.mark.parametrize(
@@ -132,6 +146,13 @@ def bomb() -> bytes:
     return encoded(Image.new("1", (20_000, 20_000)), "PNG")
 
 
+def scans() -> bytes:
+    """Return a progressive JPEG that repeats its last scan a hundred times."""
+    whole = encoded(picture(16, 16), "JPEG", progressive=True)
+    last = whole.rindex(b"\xff\xda")
+    return whole[:-2] + whole[last:-2] * 100 + whole[-2:]
+
+
 @pytest.mark.parametrize(
     ("source", "names"),
     [
@@ -139,11 +160,15 @@ def bomb() -> bytes:
         (b"<svg></svg>", "not a picture"),
         (lambda: encoded(picture(50, 50), "PNG")[:-300], "damaged"),
         (lambda: encoded(picture(50, 50), "JPEG")[:300], "damaged"),
-        (animation, "GIF with 2 frames"),
+        (animation, "GIF with several frames"),
+        (lambda: encoded(picture(8, 8), "TIFF", save_all=True, append_images=[picture(8, 8, 1)]), "TIFF with several"),
+        (scans, "JPEG of 1[0-9]+ scans.*at most 100 scans"),
         (bomb, "pixels"),
         (lambda: encoded(picture(1200, 900), "JPEG", quality=1), "1200 x 900 pixels"),
         (bytes(200_001), "200001 bytes"),
         (Image.new("F", (5, 5)), "floating-point"),
+        (Image.new("La", (5, 5)), "mode La.: cannot be read"),
+        (lambda: Image.open(BytesIO(encoded(picture(50, 50), "PNG")[:-300])), "mode RGB.: cannot be read: .*truncated"),
         (np.zeros((4, 4), dtype=np.uint8), "height, width"),
         ("http://example.com/a.png", "a file, a data: URL"),
         ("/no/such/file.png", "cannot be read"),

@@ -48,11 +48,13 @@ def test_without_images_nothing_changes() -> None:
         ([S, P, E], [[1, 0, 2]], "multiples of 2"),
         ([S, P, E], [1, 2, 2], "images, 3"),
         ([S, P, E], [[1.0, 2.0, 2.0]], "images, 3"),
+        ([S, P, E], [[1, 2, 2], [1]], "images, 3"),
+        ([S, P, E], [[1, 2**20, 2**20]], "274877906944 tokens, at most 4194304"),
     ],
 )
 def test_a_mismatch_is_refused_by_name(input_ids: list[int], grids: Any, names: str) -> None:
     with pytest.raises(InvalidParameterError, match=names):
-        expand_vision_placeholders(input_ids, np.array(grids), TOWER)
+        expand_vision_placeholders(input_ids, grids, TOWER)
 
 
 def test_without_marks_each_placeholder_is_an_image() -> None:

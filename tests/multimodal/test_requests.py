@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from octavo import LLM, SamplingParams
 from octavo.cli.inspect import app
 from octavo.errors import InvalidParameterError, PromptTooLongError
+from octavo.multimodal.messages import Source
 
 IMAGE = {"type": "image", "image": picture(8, 8)}
 
@@ -28,6 +29,12 @@ IMAGE = {"type": "image", "image": picture(8, 8)}
         ({"prompt": PLACE}, "another one"),
         ({"prompt": PLACE, "images": [picture(1, 300)]}, r"images\[0\].*200 times"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"messages\[0\].content\[0\]"),
+        ({"messages": None}, "messages='NoneType': a list of objects"),
+        ({"messages": ["What?"]}, "messages='list': a list of objects"),
+        (
+            {"messages": [{"role": "user", "content": [{**IMAGE, "detail": "huge"}]}]},
+            r"content\[0\].detail='huge': one of None, auto, low, high",
+        ),
         (
             {"messages": [{"role": "user", "content": [IMAGE, {"type": "audio", "audio": "AAAA"}]}]},
             r"content\[1\]=.'type': 'audio'.: \"text\"",
@@ -48,6 +55,13 @@ def test_limits_on_tokens(open_llm: OpenLLM) -> None:
         llm.generate_multimodal([{"prompt": PLACE, "images": [picture(64, 40)]}], use_tqdm=False)
     with pytest.raises(PromptTooLongError, match="maximum context length is 64"):
         llm.generate_multimodal([{"prompt": PLACE * 4, "images": [picture(32, 40)] * 4}], use_tqdm=False)
+
+
+def test_low_detail_takes_fewer_tokens(open_llm: OpenLLM) -> None:
+    reader = open_llm("qwen2-vl").engine.front.inputs.multimodal._reader
+    for detail, width in (("low", 512), ("high", 1024), (None, 1024)):
+        source = Source(name="image", content=picture(1024, 8), detail=detail)
+        assert reader.picture(source).width == width
 
 
 def test_a_model_of_text_takes_no_images() -> None:

@@ -12,6 +12,7 @@ from tests.multimodal.tiny import VIDEO_PLACE, picture
 
 from octavo import SamplingParams
 from octavo.errors import InvalidParameterError
+from octavo.multimodal.native_size import NativeSizeProcessor
 from octavo.multimodal.pictures import PictureLimits
 from octavo.multimodal.sampling import FrameSampling
 from octavo.multimodal.video_files import read_video_file
@@ -47,6 +48,10 @@ def film(container: str, codec: str = "mpeg4") -> bytes:
     return buffer.getvalue()
 
 
+def as_it_is(image: Image.Image, num_frames: int) -> Any:
+    return np.asarray(image)
+
+
 FILES = [lambda kind=kind: animation(kind) for kind in ("GIF", "WEBP", "PNG")]
 FILES += [lambda container=container: film(container) for container in ("mp4", "mov", "avi", "matroska")]
 
@@ -59,11 +64,11 @@ def test_wanted_frames_of_a_file(make: Any) -> None:
         asked.append((total, rate))
         return [0, 3, 3, 11]
 
-    found = read_video_file(make(), "video", LIMITS, choose)
+    found = read_video_file(make(), "video", LIMITS, choose, as_it_is)
     [(total, rate)] = asked
     assert total == NUM_FRAMES
     assert rate == pytest.approx(10.0)
-    shades = [int(np.asarray(each)[4, 4, 0]) for each in found.pictures]
+    shades = [int(each[4, 4, 0]) for each in found.frames]
     assert shades == pytest.approx([0, 60, 60, 220], abs=6)
     assert found.times_s == pytest.approx([0.0, 0.3, 0.3, 1.1])
     assert found.fps == pytest.approx(4 / 12 * 10)
@@ -95,7 +100,7 @@ def test_the_limits_of_qwen3_are_those_of_the_whole_video(open_llm: OpenLLM) -> 
     reader = open_llm("qwen3-vl").engine.front.inputs.multimodal._reader
     assert reader.videos is not None
     frames: Any = reader.videos.frames
-    assert frames.target_size(32, 16, 4) == (32, 16)
+    assert frames.target_size(32, 16, 4) == frames.target_size(32, 16, 1) == (32, 16)
     assert frames.target_size(32, 16, 5) == (32, 16)  # 4 x 512 pixels
     assert frames.target_size(32, 16, 40) == (8, 8)  # sides by the root of 20,480 / 2,560: at least a square
     assert frames.target_size(64, 32, 2) == (48, 24)  # sides by the root of 4,096 / 2,560
@@ -109,6 +114,8 @@ def test_a_file_is_its_frames(open_llm: OpenLLM) -> None:
         frames = [shade(index) for index in wanted]
         part = {"type": "video", "video": frames, "fps": 10 * 4 / 12}
         file = {"type": "video", "video": animation("PNG")}
+        url = {"url": "data:image/png;base64," + b64encode(animation("PNG")).decode(), "num_frames": 2}
+        fewer = llm.chat([{"role": "user", "content": [{"type": "video_url", "video_url": url}]}], GREEDY)[0]
         by_url = {
             "type": "video_url",
             "video_url": {"url": "data:image/png;base64," + b64encode(animation("PNG")).decode()},
@@ -119,7 +126,14 @@ def test_a_file_is_its_frames(open_llm: OpenLLM) -> None:
             assert [f"<{time} seconds>" in text for time in ("0.2", "0.9")] == [True, True]
             answers = answers[1:]
         assert len({tuple(answer.prompt_token_ids) for answer in answers}) == 1
+        assert len(fewer.prompt_token_ids) < len(answers[0].prompt_token_ids)
         assert len({tuple(answer.outputs[0].token_ids) for answer in answers}) == 1
+
+
+def long_animation() -> bytes:
+    """Return a GIF of very many frames of one pixel."""
+    head = b"GIF89a" + bytes([1, 0, 1, 0, 0x80, 0, 0]) + bytes(6)
+    return head + (b"," + bytes([0, 0, 0, 0, 1, 0, 1, 0, 0]) + b"\x02\x02D\x01\x00") * 20_001 + b";"
 
 
 @pytest.mark.parametrize(
@@ -133,9 +147,11 @@ def test_a_file_is_its_frames(open_llm: OpenLLM) -> None:
         (animation("PNG"), {"num_frames": 0}, "num_frames=0: an integer"),
         (animation("PNG"), {"num_frames": 4, "fps": 1}, "either fps or num_frames"),
         ("http://example.com/a.mp4", {}, "a file, a data: URL"),
+        (long_animation, {}, "an animation of 20001 frames': at most 20000"),
     ],
 )
 def test_what_is_no_video_is_refused(source: Any, options: dict[str, Any], names: str, open_llm: OpenLLM) -> None:
+    source = source() if callable(source) else source
     with pytest.raises(InvalidParameterError, match=names):
         open_llm("qwen2-vl").chat(
             [{"role": "user", "content": [{"type": "video", "video": source, **options}]}], GREEDY
@@ -144,9 +160,28 @@ def test_what_is_no_video_is_refused(source: Any, options: dict[str, Any], names
 
 def test_sizes_are_checked_before_frames_are_decoded() -> None:
     with pytest.raises(InvalidParameterError, match=r"32 x 24 pixels.*1 to 700"):
-        read_video_file(animation("GIF"), "video", PictureLimits(max_pixels=700), lambda *_: [0])
+        read_video_file(animation("GIF"), "video", PictureLimits(max_pixels=700), lambda *_: [0], as_it_is)
     with pytest.raises(InvalidParameterError, match="at most 100 bytes"):
-        read_video_file(animation("GIF"), "video", PictureLimits(max_bytes=100), lambda *_: [0])
+        read_video_file(animation("GIF"), "video", PictureLimits(max_bytes=100), lambda *_: [0], as_it_is)
+
+
+def test_frames_are_resized_one_by_one_and_too_many_tokens_refused_at_the_first(
+    open_llm: OpenLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All frames at their own size, before any is resized, took gigabytes for a file of kilobytes."""
+    llm = open_llm("qwen2-vl", encoder_cache_tokens=50)
+    seen: list[int] = []
+    resized = NativeSizeProcessor.resized
+
+    def counted(self: NativeSizeProcessor, picture: Image.Image, name: str, num_frames: int) -> Any:
+        seen.append(num_frames)
+        return resized(self, picture, name, num_frames)
+
+    monkeypatch.setattr(NativeSizeProcessor, "resized", counted)
+    part = {"type": "video", "video": animation("PNG"), "num_frames": 12}
+    with pytest.raises(InvalidParameterError, match=r"content\[0\]='72 tokens': at most 50 .encoder_cache_tokens"):
+        llm.chat([{"role": "user", "content": [part]}], GREEDY)
+    assert seen == [12]
 
 
 def test_frame_groups_need_a_place_in_the_prompt(open_llm: OpenLLM) -> None:

@@ -102,6 +102,11 @@ def test_precomputed_embeddings_take_the_place_of_an_image(name: str, seeing: Ge
         ),
         (
             "qwen2-vl",
+            {"type": "image", "image": {"image_embeds": [[1.0], []], "image_grid_thw": [1, 2, 2]}},
+            "finite floats",
+        ),
+        (
+            "qwen2-vl",
             {"type": "image", "image": {"image_embeds": np.full((1, 36), np.nan), "image_grid_thw": [1, 2, 2]}},
             "finite",
         ),

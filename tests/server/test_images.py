@@ -16,6 +16,11 @@ from tests.server.http_server import HttpServer
 
 from octavo import LLM, SamplingParams
 from octavo.errors import InvalidParameterError
+from octavo.multimodal.pictures import PictureFile
+from octavo.server.args import ServerArgs
+from octavo.server.errors import ApiError
+from octavo.server.openai.content_parts import MediaReader
+from octavo.server.openai.protocol import ChatMessage, ContentPart
 from octavo.server.remote_media import RemoteMedia, is_public
 
 OPTIONS = ("--dtype", "float32", "--block-size", "4", "--num-kv-blocks", "256")
@@ -100,14 +105,18 @@ class Media(http.server.BaseHTTPRequestHandler):
             "/large": (200, {"Content-Type": "image/png"}, bytes(10_001)),
             "/slow": (200, {"Content-Type": "image/png", "Content-Length": "9000"}, b"x"),
             "/short": (200, {"Content-Type": "image/png", "Content-Length": "9000"}, b"x"),
+            "/open": (200, {"Content-Type": "image/png", "Connection": "close"}, b"x"),
+            "/%C3%BC.png?a=%20": (200, {"Content-Type": "image/png"}, png(9, 9)),
         }
         status, headers, body = replies.get(self.path, (404, {}, b""))
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        # A body without a length ends with the connection, which at the deadline is not its end.
+        length = {} if self.path == "/open" else {"Content-Length": str(len(body))}
+        for name, value in {**length, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
-        if self.path == "/slow":
+        if self.path in ("/slow", "/open"):
             STOP.wait(30)
 
     def log_message(self, *_: Any) -> None:
@@ -133,6 +142,23 @@ def near() -> RemoteMedia:
 
 def test_media_are_fetched_over_redirects(media: str) -> None:
     assert near().fetch(f"{media}/moved", "image") == png(8, 8)
+    assert near().fetch(f"{media}/\N{LATIN SMALL LETTER U WITH DIAERESIS}.png?a=%20", "image") == png(9, 9)
+
+
+def test_parts_that_are_elsewhere_are_fetched_before_requests_are_prepared(media: str) -> None:
+    """So the threads that prepare requests, few as they are, never wait for another server."""
+    reader = replace(MediaReader.of(ServerArgs(max_images=2)), remote_images=near())
+    parts = [ContentPart(type="image_url", image_url=url) for url in (data_url(png(8, 8)), f"{media}/moved")]
+    message = ChatMessage(role="user", content=parts)
+    fetched = {path: fetch() for path, fetch in reader.remote_parts([message])}
+    assert fetched == {"messages[0].content[1].image_url": png(8, 8)}
+    files = [
+        replace(reader, fetched=fetched).read(part, f"messages[0].content[{at}]")["image"]
+        for at, part in enumerate(parts)
+    ]
+    assert [isinstance(file, PictureFile) and file.data for file in files] == [png(8, 8)] * 2
+    with pytest.raises(ApiError, match="3 images: at most 2"):
+        next(reader.remote_parts([ChatMessage(role="user", content=parts[:1] * 3)]))
 
 
 @pytest.mark.parametrize(
@@ -152,9 +178,10 @@ def test_hostile_media_are_refused(path: str, names: str, media: str) -> None:
         near().fetch(media + path, "image")
 
 
-def test_a_server_that_never_ends_is_left(media: str) -> None:
+@pytest.mark.parametrize("path", ["/slow", "/open"])
+def test_a_server_that_never_ends_is_left(path: str, media: str) -> None:
     with pytest.raises(InvalidParameterError, match=r"not within 0.2 s"):
-        replace(near(), timeout_s=0.2).fetch(f"{media}/slow", "image")
+        replace(near(), timeout_s=0.2).fetch(f"{media}{path}", "image")
 
 
 @pytest.mark.parametrize(

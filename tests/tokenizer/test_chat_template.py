@@ -178,6 +178,22 @@ def test_system_messages_that_are_not_first_are_merged_into_the_first(source: st
     assert not ChatTemplate(CHATML).must_merge(late)
 
 
+def test_templates_that_read_parts_only_lose_no_text() -> None:
+    """LLaVA's, shortened: of a string it would write the parts, which it does not have."""
+    source = (
+        "{% for message in messages %}{{ message['role'].upper() }}: "
+        "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}<image>{% endfor %}"
+        "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }} {% endfor %}"
+        "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+    )
+    seen = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}, ANSWER]
+    asked = {"role": "user", "content": [{"type": "text", "text": "And "}, {"type": "text", "text": "now?"}]}
+    text = ChatTemplate(source).render([*seen, asked])
+    assert text == f"USER: <image>What? ASSISTANT: {ANSWER['content']} USER: And now? ASSISTANT:"
+    going_on = ChatTemplate(source).render(seen, continue_final_message=True)
+    assert going_on == f"USER: <image>What? ASSISTANT: {ANSWER['content']}"
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.config.vision import VisionConfig
 from octavo.errors import InvalidParameterError
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _MAX_VIDEO_BYTES = 1 << 30
+_LOW_DETAIL = 512  # pixels of the longer side
+DETAILS = (None, "auto", "low", "high")
 _EMBEDDING_KEYS = {"image_embeds", "image_grid_thw"}
 
 
@@ -35,13 +38,13 @@ class MediaReader:
     limits: PictureLimits
 
     @classmethod
-    def of(cls, folder: Path, vision: VisionConfig) -> Self:
-        """Read the settings of the checkpoint in `folder`.
+    def of(cls, folder: Path, vision: VisionConfig, max_tokens: int) -> Self:
+        """Read the settings of the checkpoint in `folder`; no image or video may have more than `max_tokens`.
 
         Raises:
             CheckpointError, UnsupportedModelError: see `read_image_processor`.
         """
-        videos = None if vision.video_token_id is None else _video_reader(folder, vision)
+        videos = None if vision.video_token_id is None else _video_reader(folder, vision, max_tokens)
         return cls(vision=vision, images=read_image_processor(folder, vision), videos=videos, limits=PictureLimits())
 
     def video(self, source: Source) -> Video:
@@ -62,7 +65,14 @@ class MediaReader:
 
     def picture(self, source: Source) -> "Image":
         """Return an image as RGB. Raises as `image`."""
-        return open_picture(source.content, source.name, self.limits)
+        if source.detail not in DETAILS:
+            known = ", ".join(map(str, DETAILS))
+            raise InvalidParameterError(f"{source.name}.detail", source.detail, f"one of {known} is expected")
+        picture = open_picture(source.content, source.name, self.limits)
+        if source.detail == "low":
+            picture = picture.copy()
+            picture.thumbnail((_LOW_DETAIL, _LOW_DETAIL))
+        return picture
 
     def _embeddings(self, source: Source) -> Embeddings:
         """Check precomputed embeddings, `{"image_embeds": [tokens, hidden size], "image_grid_thw": [3]}`."""
@@ -73,7 +83,7 @@ class MediaReader:
             limit = "image_embeds and image_grid_thw are expected"
             raise InvalidParameterError(source.name, sorted(map(str, given)), limit)
         [grid] = checked_grids([given.get("image_grid_thw", fixed)], self.vision)
-        values = np.asarray(given["image_embeds"])
+        values = _as_array(given["image_embeds"])
         wanted = (self.vision.num_tokens(grid), self.vision.out_hidden_size)
         if values.shape != wanted or not np.issubdtype(values.dtype, np.floating) or not np.isfinite(values).all():
             what = f"{values.dtype} {list(values.shape)}"
@@ -83,11 +93,19 @@ class MediaReader:
         return Embeddings(values.astype(np.float32), grid)
 
 
-def _video_reader(folder: Path, vision: VisionConfig) -> VideoReader:
+def _as_array(values: object) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors on a GPU or in bfloat16
+        return np.empty(0, dtype=object)
+
+
+def _video_reader(folder: Path, vision: VisionConfig, max_tokens: int) -> VideoReader:
     fields = read_video_fields(folder)
     return VideoReader(
         vision=vision,
         frames=frame_processor(fields, vision),
         sampling=FrameSampling.read(fields, vision),
         limits=PictureLimits(max_bytes=_MAX_VIDEO_BYTES),
+        max_tokens=max_tokens,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from octavo.errors import InvalidParameterError
 
 _KINDS = {"image": "image", "image_url": "image", "video": "video", "video_url": "video"}  # of parts, by their type
+_IMAGE_OPTIONS, _VIDEO_OPTIONS = ("detail",), ("fps", "num_frames")
 DEFAULT_FPS = 2.0  # of frames without a file
 
 Messages = Sequence[Mapping[str, object]]
@@ -20,6 +21,7 @@ class Source:
     is_video: bool = False
     fps: object = None  # of the frames of a video, per second; of a file, how many are seen; None: by default
     num_frames: object = None  # of a file, how many are seen, in place of `fps`
+    detail: object = None  # of an image: "low" makes it small
 
 
 def has_images(messages: object) -> bool:
@@ -30,12 +32,15 @@ def has_images(messages: object) -> bool:
     return any(_kind(part) is not None for content in contents if isinstance(content, list) for part in content)
 
 
-def take_images(messages: Messages) -> tuple[list[dict[str, object]], list[Source]]:
+def take_images(messages: object) -> tuple[list[dict[str, object]], list[Source]]:
     """Return messages with `{"type": "image"}` or `{"type": "video"}` in place of these, and the sources, in order.
 
     Raises:
-        InvalidParameterError: a part without its image.
+        InvalidParameterError: not a list of objects, or a part without its image.
     """
+    if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
+        limit = "a list of objects is expected, each with role and content"
+        raise InvalidParameterError("messages", type(messages).__name__, limit)
     sources: list[Source] = []
     marked = [dict(message) for message in messages]
     for index, message in enumerate(marked):
@@ -54,15 +59,14 @@ def _marked(part: object, name: str, sources: list[Source]) -> object:
     if kind is None:
         return part
     assert isinstance(part, Mapping)
+    url = part.get(f"{kind}_url")
+    options = {**part, **url} if isinstance(url, Mapping) else part  # of the URL in HTTP's parts, else beside it
     content = part.get(kind)
     if content is None:
-        url = part.get(f"{kind}_url")
-        content = url.get("url") if isinstance(url, Mapping) else url
+        content = options.get("url") if isinstance(url, Mapping) else url
     if content is None:
         limit = f"content is expected under {kind!r} or '{kind}_url'"
         raise InvalidParameterError(name, sorted(map(str, part)), limit)
-    is_video = kind == "video"
-    sources.append(
-        Source(name=name, content=content, is_video=is_video, fps=part.get("fps"), num_frames=part.get("num_frames"))
-    )
+    chosen = {key: options.get(key) for key in (_VIDEO_OPTIONS if kind == "video" else _IMAGE_OPTIONS)}
+    sources.append(Source(name=name, content=content, is_video=kind == "video", **chosen))
     return {"type": kind}

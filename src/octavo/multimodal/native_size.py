@@ -63,6 +63,9 @@ class NativeSizeProcessor(ImageProcessor):
             width, height = int(width * scale), int(height * scale)
         new_height, new_width = (round(side / unit) * unit for side in (height, width))
         group = self.temporal_patch_size if self.limits_whole_video else 1
+        num_frames = max(
+            num_frames, group
+        )  # a lone frame is repeated; as none at all, it would shrink to the least size
         num_pixels = round(num_frames / group) * group * new_height * new_width
         if num_pixels > self.max_pixels:
             factor = math.sqrt((num_frames * height * width) / self.max_pixels)

@@ -87,9 +87,12 @@ class ImageProcessor(ABC):
         Raises:
             InvalidParameterError: the picture is of a shape that the model does not take.
         """
-        arrays = [self.resized(frame, name, len(frames)) for frame in frames]
-        arrays += [arrays[-1]] * (-len(arrays) % self.temporal_patch_size)  # the last frame is repeated
-        values, grid = self.cut(np.stack(arrays))
+        return self.patches([self.resized(frame, name, len(frames)) for frame in frames])
+
+    def patches(self, frames: Sequence[NDArray[np.uint8]]) -> Patches:
+        """Cut frames [height, width, C] of the tower's size into patches; the last one fills its group."""
+        missing = -len(frames) % self.temporal_patch_size
+        values, grid = self.cut(np.stack([*frames, *[frames[-1]] * missing]))
         return Patches(values, grid, levels=self.normalization.levels())
 
     @abstractmethod

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _MANY_FRAMES = ("PNG", "WEBP", "GIF", "TIFF")  # a JPEG with several is one photograph in several versions
+# Each pass over a progressive JPEG touches all pixels, however few bytes it has; encoders write about ten.
+_START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 100
 _SHOWN = 60  # characters of a source in messages
 
 
@@ -32,8 +34,22 @@ class PictureLimits:
     max_pixels: int = 64_000_000
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureFile:
+    """A file's contents, with limits of their own: as a server gets them from strangers.
+
+    It is decoded when its turn comes: a request may have many pictures, each of which takes a thousand times its size.
+    """
+
+    data: bytes
+    name: str  # where in the request it is, for errors
+    limits: PictureLimits
+
+
 def open_picture(source: object, name: str, limits: PictureLimits) -> "Image":
     """Return a picture of any kind as RGB: a PIL image, an array [height, width, 3] uint8, a file, or a `data:` URL.
+
+    A `PictureFile` is read under its own name and limits.
 
     Raises:
         InvalidParameterError: names the part of the request `name`, and what is wrong with the picture.
@@ -41,11 +57,13 @@ def open_picture(source: object, name: str, limits: PictureLimits) -> "Image":
     from PIL import Image
 
     if isinstance(source, Image.Image):
-        return as_rgb(source, name, limits)
+        return _from_image(source, name, limits)
     if isinstance(source, np.ndarray):
         return _from_array(source, name, limits)
     if isinstance(source, bytes):
         return decode_picture(source, name, limits)
+    if isinstance(source, PictureFile):
+        return decode_picture(source.data, source.name, source.limits)
     if isinstance(source, str) and source.startswith("data:"):
         return decode_picture(read_data_url(source, name, limits), name, limits)
     if isinstance(source, str) and "://" in source and not source.startswith("file://"):
@@ -86,10 +104,12 @@ def decode_picture(data: bytes, name: str, limits: PictureLimits) -> "Image":
     try:
         with Image.open(BytesIO(data), formats=_FORMATS) as opened:
             _check_size(opened.size, name, limits)
-            num_frames = getattr(opened, "n_frames", 1)
-            if num_frames > 1 and opened.format in _MANY_FRAMES:
+            # Not counted: a small file may have hundreds of thousands.
+            if getattr(opened, "is_animated", False) and opened.format in _MANY_FRAMES:
                 limit = "a single picture is expected; send the frames of an animation as a video"
-                raise InvalidParameterError(name, f"{opened.format} with {num_frames} frames", limit)
+                raise InvalidParameterError(name, f"{opened.format} with several frames", limit)
+            if opened.format in ("JPEG", "MPO") and (num_scans := data.count(_START_OF_SCAN)) > _MAX_SCANS:
+                raise InvalidParameterError(name, f"JPEG of {num_scans} scans", f"at most {_MAX_SCANS} scans")
             opened.load()
             return as_rgb(opened, name, limits)
     except InvalidParameterError:
@@ -123,6 +143,16 @@ def as_rgb(image: "Image", name: str, limits: PictureLimits) -> "Image":
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, image).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _from_image(image: "Image", name: str, limits: PictureLimits) -> "Image":
+    """Convert a PIL image, which may be a file that has not been decoded yet."""
+    try:
+        return as_rgb(image, name, limits)
+    except InvalidParameterError:
+        raise
+    except Exception as error:  # as in `decode_picture`; and modes without a conversion
+        raise InvalidParameterError(name, f"a PIL image of mode {image.mode}", f"cannot be read: {error}") from error
 
 
 def _from_array(array: NDArray[Any], name: str, limits: PictureLimits) -> "Image":

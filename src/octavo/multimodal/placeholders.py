@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from octavo.config.vision import VisionConfig
 from octavo.errors import InvalidParameterError
 
+_MAX_TOKENS = 1 << 22  # of an image: more than any context; placeholders are made before they meet that limit
+
 Grid = tuple[int, int, int]  # (pairs of) frames, rows and columns of patches
 
 
@@ -73,7 +75,10 @@ def checked_grids(grid_thw: object, vision: VisionConfig) -> list[Grid]:
     Raises:
         InvalidParameterError: not [images, 3], or rows and columns that are not whole merged squares.
     """
-    grids: NDArray[Any] = np.zeros((0, 3), dtype=np.int64) if grid_thw is None else np.asarray(grid_thw)
+    try:
+        grids: NDArray[Any] = np.zeros((0, 3), dtype=np.int64) if grid_thw is None else np.asarray(grid_thw)
+    except ValueError:  # lists of different lengths
+        grids = np.empty(0, dtype=object)
     if grids.ndim != 2 or grids.shape[1] != 3 or not np.issubdtype(grids.dtype, np.integer):
         what = f"{grids.dtype} {list(grids.shape)}"
         raise InvalidParameterError("image_grid_thw", what, "integers [images, 3] are expected: frames, rows, columns")
@@ -81,6 +86,9 @@ def checked_grids(grid_thw: object, vision: VisionConfig) -> list[Grid]:
     for frames, rows, columns in grids.tolist():
         if frames < 1 or min(rows, columns) < merge or rows % merge or columns % merge:
             limit = f"at least one frame is expected, and rows and columns that are multiples of {merge}"
+            raise InvalidParameterError("image_grid_thw", [frames, rows, columns], limit)
+        if (num_tokens := vision.num_tokens((frames, rows, columns))) > _MAX_TOKENS:
+            limit = f"{num_tokens} tokens, at most {_MAX_TOKENS} are expected"
             raise InvalidParameterError("image_grid_thw", [frames, rows, columns], limit)
         if vision.fixed_grid is not None and (frames, rows, columns) != vision.fixed_grid:
             limit = f"{list(vision.fixed_grid)} is expected: all images of this model have one size"

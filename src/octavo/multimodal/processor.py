@@ -90,11 +90,13 @@ class MultiModalProcessor:
         images, videos = by_kind.get(False, []), by_kind.get(True, [])
         grids = ([medium.grid for medium in kind] or None for kind in (images, videos))
         expanded = expand_vision_placeholders(token_ids, next(grids), self._vision, next(grids))
-        for index, place in enumerate(expanded.ranges):
+        num_seen = {False: 0, True: 0}
+        for place in expanded.ranges:
             if place.num_tokens > self._max_image_tokens:
                 limit = f"at most {self._max_image_tokens} (encoder_cache_tokens)"
-                kind = "videos" if place.is_video else "images"
-                raise InvalidParameterError(f"{kind}[{index}]", f"{place.num_tokens} tokens", limit)
+                name = f"{'videos' if place.is_video else 'images'}[{num_seen[place.is_video]}]"
+                raise InvalidParameterError(name, f"{place.num_tokens} tokens", limit)
+            num_seen[place.is_video] += 1
         left = {False: iter(images), True: iter(videos)}
         in_order = [next(left[place.is_video]) for place in expanded.ranges]
         return MultiModalPrompt.of(text, expanded, in_order, self._vision)
@@ -105,7 +107,7 @@ class MultiModalProcessor:
 
     @cached_property
     def _reader(self) -> MediaReader:
-        return MediaReader.of(self._path, self._vision)
+        return MediaReader.of(self._path, self._vision, self._max_image_tokens)
 
 
 def _is_known(keys: set[object]) -> bool:

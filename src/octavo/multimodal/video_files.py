@@ -1,7 +1,8 @@
 """Frames of video files: animated GIF, WebP and PNG by Pillow; MP4, MOV, WebM, Matroska and AVI by PyAV, if installed.
 
 Videos are untrusted. The first bytes determine the format, so that FFmpeg does not try others, such as playlists that
-refer to other files; sizes are checked before frames are decoded; only requested frames are converted to pictures.
+refer to other files; sizes are checked before frames are decoded; only requested frames are converted to pictures, one
+at a time, as all of them at their own size may exceed the memory.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,9 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from octavo.errors import InvalidParameterError
 from octavo.multimodal.pictures import PictureLimits, as_rgb
 
@@ -17,24 +21,27 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _ANIMATIONS = ("GIF", "WEBP", "PNG")
+_MAX_ANIMATION = 20_000  # frames: each takes time, be it a single pixel
 _SLOWEST_S = 0.01  # of an animation's frame without duration; browsers show such ones for 0.1 s
 _DEFAULT_S = 0.1
 _MAX_DECODED_PIXELS = 10**11  # frames up to the last wanted one: 13 minutes of 1080p at 60 frames a second
 
 Choose = Callable[[int, float], list[int]]  # from the number of frames, and frames per second, to the wanted ones
+Frame = NDArray[np.uint8]  # [height, width, 3]
+Resize = Callable[["Image", int], Frame]  # an RGB picture, one of so many that are wanted, to its final size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledFrames:
     """Some frames of a video."""
 
-    pictures: Sequence["Image"]  # RGB, of one size
+    frames: Sequence[Frame]  # of one size
     times_s: Sequence[float]  # when each is shown
     fps: float  # of these frames
 
 
-def read_video_file(data: bytes, name: str, limits: PictureLimits, choose: Choose) -> SampledFrames:
-    """Decode the frames that `choose` selects, in ascending order.
+def read_video_file(data: bytes, name: str, limits: PictureLimits, choose: Choose, resize: Resize) -> SampledFrames:
+    """Decode the frames that `choose` selects, in ascending order, and resize each.
 
     Raises:
         InvalidParameterError: not a video, of a format that is not read, damaged, or too large; or PyAV is missing.
@@ -44,9 +51,9 @@ def read_video_file(data: bytes, name: str, limits: PictureLimits, choose: Choos
     container = _container_of(data)
     with _decoding_errors(name, f"a file of {len(data)} bytes"):
         return (
-            _by_pillow(data, name, limits, choose)
+            _by_pillow(data, name, limits, choose, resize)
             if container is None
-            else _by_av(data, container, name, limits, choose)
+            else _by_av(data, container, name, limits, choose, resize)
         )
 
 
@@ -69,7 +76,7 @@ def _decoding_errors(name: str, what: str) -> Iterator[None]:
         raise InvalidParameterError(name, what, f"damaged: {error}") from error
 
 
-def _by_pillow(data: bytes, name: str, limits: PictureLimits, choose: Choose) -> SampledFrames:
+def _by_pillow(data: bytes, name: str, limits: PictureLimits, choose: Choose, resize: Resize) -> SampledFrames:
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -79,6 +86,8 @@ def _by_pillow(data: bytes, name: str, limits: PictureLimits, choose: Choose) ->
         raise InvalidParameterError(name, f"a file of {len(data)} bytes", f"a video is expected: {known}") from error
     with opened:
         total = int(getattr(opened, "n_frames", 1))
+        if total > _MAX_ANIMATION:
+            raise InvalidParameterError(name, f"an animation of {total} frames", f"at most {_MAX_ANIMATION} frames")
         _check_decoded(opened.size, total, name, limits)
         ends: list[float] = []
         for index in range(total):
@@ -87,14 +96,16 @@ def _by_pillow(data: bytes, name: str, limits: PictureLimits, choose: Choose) ->
             ends.append((ends[-1] if ends else 0.0) + (shown_s if shown_s >= _SLOWEST_S else _DEFAULT_S))
         rate = total / ends[-1]
         wanted = choose(total, rate)
-        pictures = []
+        frames = []
         for index in wanted:
             opened.seek(index)
-            pictures.append(as_rgb(opened.copy(), name, limits))
-    return SampledFrames(pictures=pictures, times_s=_times(wanted, rate), fps=len(wanted) / total * rate)
+            frames.append(resize(as_rgb(opened.copy(), name, limits), len(wanted)))
+    return SampledFrames(frames=frames, times_s=_times(wanted, rate), fps=len(wanted) / total * rate)
 
 
-def _by_av(data: bytes, container: str, name: str, limits: PictureLimits, choose: Choose) -> SampledFrames:
+def _by_av(
+    data: bytes, container: str, name: str, limits: PictureLimits, choose: Choose, resize: Resize
+) -> SampledFrames:
     try:
         import av
     except ImportError as error:
@@ -112,23 +123,27 @@ def _by_av(data: bytes, container: str, name: str, limits: PictureLimits, choose
         wanted = choose(total, rate)
         _check_decoded((stream.width, stream.height), wanted[-1] + 1, name, limits)
         opened.seek(0)
-        pictures = _decoded(opened.decode(stream), wanted)
-    if len(pictures) < len(wanted):
-        limit = f"damaged: frame {wanted[len(pictures)]} of {total} cannot be decoded"
+        frames = _decoded(opened.decode(stream), wanted, name, limits, resize)
+    if len(frames) < len(wanted):
+        limit = f"damaged: frame {wanted[len(frames)]} of {total} cannot be decoded"
         raise InvalidParameterError(name, f"a video ({container})", limit)
-    return SampledFrames(pictures=pictures, times_s=_times(wanted, rate), fps=len(wanted) / total * rate)
+    return SampledFrames(frames=frames, times_s=_times(wanted, rate), fps=len(wanted) / total * rate)
 
 
-def _decoded(frames: Iterator[Any], wanted: Sequence[int]) -> list["Image"]:
+def _decoded(
+    decoded: Iterator[Any], wanted: Sequence[int], name: str, limits: PictureLimits, resize: Resize
+) -> list[Frame]:
     """Return the frames at `wanted` [.], ascending, turned as the file says."""
-    pictures: list[Image] = []
-    for index, frame in enumerate(frames):
-        while len(pictures) < len(wanted) and wanted[len(pictures)] == index:
+    frames: list[Frame] = []
+    for index, frame in enumerate(decoded):
+        while len(frames) < len(wanted) and wanted[len(frames)] == index:
+            _check_decoded((frame.width, frame.height), 1, name, limits)  # streams may change it
             picture = frame.to_image()
-            pictures.append(picture.rotate(frame.rotation, expand=True) if frame.rotation else picture)
-        if len(pictures) == len(wanted):
+            turned = picture.rotate(frame.rotation, expand=True) if frame.rotation else picture
+            frames.append(resize(turned, len(wanted)))
+        if len(frames) == len(wanted):
             break
-    return pictures
+    return frames
 
 
 def _check_decoded(size: tuple[int, int], num_frames: int, name: str, limits: PictureLimits) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +15,10 @@ from octavo.multimodal.messages import DEFAULT_FPS, Source
 from octavo.multimodal.patches import ImageProcessor, Patches
 from octavo.multimodal.pictures import PictureLimits, open_picture, read_data_url, read_file
 from octavo.multimodal.sampling import FrameSampling
-from octavo.multimodal.video_files import SampledFrames, read_video_file
+from octavo.multimodal.video_files import Frame, SampledFrames, read_video_file
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _MAX_FRAMES = 768
 _SHOWN = 60  # characters of a source in messages
@@ -44,6 +48,7 @@ class VideoReader:
     frames: ImageProcessor
     sampling: FrameSampling
     limits: PictureLimits
+    max_tokens: int  # of a video that is whole
 
     def read(self, source: Source) -> Video:
         """Return the patches of a video.
@@ -52,7 +57,7 @@ class VideoReader:
             InvalidParameterError: it cannot be read, or is of a kind or size that the model does not take.
         """
         sampled = self._frames_of(source)
-        whole = self.frames.process(sampled.pictures, source.name)
+        whole = self.frames.patches(sampled.frames)
         group = self.vision.temporal_patch_size
         if not self.vision.has_frame_times:
             rate = self.vision.tokens_per_second
@@ -77,8 +82,8 @@ class VideoReader:
             )
         return self._listed(content, source)
 
-    def _listed(self, frames: Sequence[object], source: Source) -> SampledFrames:
-        pictures = [open_picture(frame, f"{source.name}.frames[{at}]", self.limits) for at, frame in enumerate(frames)]
+    def _listed(self, given: Sequence[object], source: Source) -> SampledFrames:
+        pictures = [open_picture(frame, f"{source.name}.frames[{at}]", self.limits) for at, frame in enumerate(given)]
         for at, picture in enumerate(pictures):
             if picture.size != pictures[0].size:
                 limit = f"all frames must have the size of the first, {pictures[0].size}"
@@ -87,7 +92,8 @@ class VideoReader:
             limit = "frames are sampled from files only; send the frames themselves"
             raise InvalidParameterError(f"{source.name}.num_frames", source.num_frames, limit)
         fps = DEFAULT_FPS if source.fps is None else _checked_fps(source)
-        return SampledFrames(pictures=pictures, times_s=[at / fps for at in range(len(pictures))], fps=fps)
+        frames = [self._resized(picture, len(pictures), source.name) for picture in pictures]
+        return SampledFrames(frames=frames, times_s=[at / fps for at in range(len(pictures))], fps=fps)
 
     def _from_file(self, file: VideoFile, source: Source) -> SampledFrames:
         fps = None if source.fps is None else _checked_fps(source)
@@ -97,7 +103,19 @@ class VideoReader:
         if fps is not None and count is not None:
             raise InvalidParameterError(f"{source.name}.num_frames", count, "either fps or num_frames is expected")
         choose = partial(self.sampling.indices, name=source.name, fps=fps, num_frames=count)
-        return read_video_file(file.data, source.name, file.limits, choose)
+        return read_video_file(file.data, source.name, file.limits, choose, partial(self._resized, name=source.name))
+
+    def _resized(self, picture: "Image", num_frames: int, name: str) -> Frame:
+        """Return a frame, one of so many, at the tower's size. Refuses what is too large before all are decoded."""
+        frame = self.frames.resized(picture, name, num_frames)
+        group = self.vision.temporal_patch_size
+        if not self.vision.has_frame_times:  # else each group of frames is an image of its own
+            sides = (side // self.vision.patch_size for side in frame.shape[:2])
+            num_tokens = self.vision.num_tokens((math.ceil(num_frames / group), *sides))
+            if num_tokens > self.max_tokens:
+                limit = f"at most {self.max_tokens} (encoder_cache_tokens); send fewer frames"
+                raise InvalidParameterError(name, f"{num_tokens} tokens", limit)
+        return frame
 
     def _bytes_of(self, content: str | bytes | Path, name: str) -> bytes:
         if isinstance(content, bytes):

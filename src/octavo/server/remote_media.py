@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from octavo.errors import InvalidParameterError
 
@@ -22,6 +22,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CHUNK_BYTES = 1 << 16
 _PORTS = {"http": 80, "https": 443}
 _SHOWN = 60  # characters of a URL in messages
+_KEPT = "/%:@!$&'()*+,;=~?"  # of a URL: the rest of what is no ASCII letter, digit or mark is percent-encoded
 _UNTOLD = ("application/octet-stream", "binary/octet-stream")
 IMAGE_TYPES = ("image/", *_UNTOLD)  # beginnings of Content-Type
 VIDEO_TYPES = ("video/", "image/", *_UNTOLD)  # animations are images
@@ -62,7 +63,9 @@ class RemoteMedia:
             for _ in range(_MAX_REDIRECTS + 1):
                 with self._opened(where, name, deadline_s) as response:
                     if response.status not in _REDIRECTS:
-                        return self._read(response, where, name)
+                        data = self._read(response, where, name)
+                        _left(deadline_s)  # at the deadline, what came before it looks like all there is
+                        return data
                     where = urljoin(where, response.headers.get("Location", ""))
         except InvalidParameterError:
             raise
@@ -94,7 +97,8 @@ class RemoteMedia:
                     connection.sock.do_handshake()
                 headers = {"Host": parts.netloc, "Accept": self._accept, "Accept-Encoding": "identity"}
                 connection.request("GET", _target(parts), headers=headers)
-                yield connection.getresponse()
+                with contextlib.closing(connection.getresponse()) as response:  # it may be the socket's owner by now
+                    yield response
 
     def _address_of(self, host: str, port: int, name: str, url: str) -> Address:
         """Resolve a host; every address that it has must be allowed."""
@@ -152,7 +156,8 @@ def _secured(raw: socket.socket, host: str) -> ssl.SSLSocket:
 
 
 def _target(parts: SplitResult) -> str:
-    return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    path, query = (quote(part, safe=_KEPT) for part in (parts.path or "/", parts.query))
+    return path + (f"?{query}" if query else "")
 
 
 def _refusal(name: str, url: str, limit: str) -> InvalidParameterError:

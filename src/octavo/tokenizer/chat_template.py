@@ -85,7 +85,7 @@ class ChatTemplate:
             add_generation_prompt = False
         context = {
             **self._special_tokens,
-            "messages": plain,
+            "messages": self._as_read(plain),
             "tools": None if tools is None else [dict(tool) for tool in tools],
             "add_generation_prompt": add_generation_prompt,
             **variables,
@@ -109,16 +109,39 @@ class ChatTemplate:
         """Whether the template writes a system message that is not the first; many reject or drop it."""
         roles = ("user", "assistant", "system", "user")
         messages = [{"role": role, "content": _PROBE if role == "system" else "x"} for role in roles]
-        context = {**self._special_tokens, "messages": messages, "tools": None, "add_generation_prompt": True}
-        try:
-            takes = _PROBE in self._render(context)
-        except _TEMPLATE_ERRORS:
-            takes = False
+        takes = self._writes_probe(self._as_read(messages))
         if not takes:
             logger.warning(
                 "the chat template has no place for system messages after the first: they are merged into it"
             )
         return takes
+
+    def _as_read(self, messages: Sequence[Mapping[str, object]]) -> Sequence[Mapping[str, object]]:
+        """Return messages with text in the form that the template reads."""
+        if not self._reads_parts_only:
+            return messages
+        return [
+            {**message, "content": [{"type": "text", "text": content}]}
+            if isinstance(content := message.get("content"), str)
+            else message
+            for message in messages
+        ]
+
+    @cached_property
+    def _reads_parts_only(self) -> bool:
+        """Whether the template writes the text of a list of parts, and drops that of a string, as LLaVA's do."""
+        if "type" not in self.source:
+            return False
+        parts = [{"type": "text", "text": _PROBE}]
+        by_string, by_parts = (self._writes_probe([{"role": "user", "content": each}]) for each in (_PROBE, parts))
+        return by_parts and not by_string
+
+    def _writes_probe(self, messages: Sequence[Mapping[str, object]]) -> bool:
+        context = {**self._special_tokens, "messages": messages, "tools": None, "add_generation_prompt": True}
+        try:
+            return _PROBE in self._render(context)
+        except _TEMPLATE_ERRORS:
+            return False
 
     def check(self) -> None:
         """Compile the template now rather than on first use.

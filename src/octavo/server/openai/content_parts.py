@@ -1,13 +1,15 @@
 """Images and videos in the messages of a request: read from `data:` URLs, or fetched if the server allows it."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Self
 
 from octavo.errors import InvalidParameterError
 from octavo.inputs import TokensPrompt
-from octavo.multimodal.pictures import PictureLimits, decode_picture, read_data_url
+from octavo.multimodal.media import DETAILS
+from octavo.multimodal.pictures import PictureFile, PictureLimits, read_data_url
 from octavo.multimodal.prompt import MultiModalPrompt
 from octavo.multimodal.videos import VideoFile
 from octavo.server.args import ServerArgs
@@ -16,12 +18,8 @@ from octavo.server.openai.params import truncated
 from octavo.server.openai.protocol import ChatMessage, ContentPart, ImageUrl, VideoUrl
 from octavo.server.remote_media import IMAGE_TYPES, VIDEO_TYPES, RemoteMedia
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-_LOW_DETAIL = 512  # pixels of the longer side
-_DETAILS = ("auto", "low", "high")
 _KINDS = ("image_url", "video_url")
+_REMOTE = ("http://", "https://")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +31,7 @@ class MediaReader:
     videos: PictureLimits  # of a file, and of its frames
     remote_images: RemoteMedia | None  # None: only what is in the request itself
     remote_videos: RemoteMedia | None
+    fetched: Mapping[str, bytes] = field(default_factory=dict)  # by place in the request; see `remote_parts`
 
     @classmethod
     def of(cls, args: ServerArgs) -> Self:
@@ -65,12 +64,28 @@ class MediaReader:
                     f"{counts[kind]} {names}: at most {most} per request.", "messages", f"too_many_{names}"
                 )
 
+    def remote_parts(self, messages: Sequence[ChatMessage]) -> Iterator[tuple[str, Callable[[], bytes]]]:
+        """Yield the place of each part that is elsewhere, and a call that fetches it: many may wait at once.
+
+        Raises:
+            ApiError: 400; too many parts.
+        """
+        self.check_number(messages)
+        for at, message in enumerate(messages):
+            for index, part in enumerate(parts_of(message)):
+                remote = self.remote_videos if part.type == "video_url" else self.remote_images
+                given = part.image_url if part.type == "image_url" else part.video_url
+                url = given if given is None or isinstance(given, str) else given.url
+                if is_media(part) and remote is not None and url is not None and url.startswith(_REMOTE):
+                    path = f"messages[{at}].content[{index}].{part.type}"
+                    yield path, partial(remote.fetch, url, path)
+
     def read(self, part: ContentPart, path: str) -> Mapping[str, object]:
-        """Return a part with the image or video itself.
+        """Return a part with the file of its image or video, which is decoded later, one after the other.
 
         Raises:
             ApiError: 400; no URL, or an unknown level of detail.
-            InvalidParameterError: it cannot be read, or not from there.
+            InvalidParameterError: it cannot be had, or not from there.
         """
         path = f"{path}.{part.type}"
         return self._image(part, path) if part.type == "image_url" else self._video(part, path)
@@ -80,29 +95,29 @@ class MediaReader:
             raise bad_request(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
         given = ImageUrl(url=part.image_url) if isinstance(part.image_url, str) else part.image_url
         url, detail = given.url, given.detail
-        if (detail or "auto") not in _DETAILS:
-            raise bad_request(f"Unknown detail {detail!r}: one of {', '.join(_DETAILS)}.", f"{path}.detail")
-        image = decode_picture(_bytes_at(url, path, self.images, self.remote_images), path, self.images)
-        return {"type": "image", "image": _reduced(image) if detail == "low" else image}
+        if detail not in DETAILS:
+            known = ", ".join(each for each in DETAILS if each is not None)
+            raise bad_request(f"Unknown detail {detail!r}: one of {known}.", f"{path}.detail")
+        data = self._bytes_at(url, path, self.images)
+        return {"type": "image", "image": PictureFile(data=data, name=path, limits=self.images), "detail": detail}
 
     def _video(self, part: ContentPart, path: str) -> Mapping[str, object]:
         if part.video_url is None:
             raise bad_request(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
         given = VideoUrl(url=part.video_url) if isinstance(part.video_url, str) else part.video_url
-        data = _bytes_at(given.url, path, self.videos, self.remote_videos)
+        data = self._bytes_at(given.url, path, self.videos)
         file = VideoFile(data=data, limits=self.videos)
         return {"type": "video", "video": file, "fps": given.fps, "num_frames": given.num_frames}
 
-
-def _bytes_at(url: str, path: str, limits: PictureLimits, remote: RemoteMedia | None) -> bytes:
-    if url.startswith("data:"):
-        return read_data_url(url, path, limits)
-    if not url.startswith(("http://", "https://")):
-        raise InvalidParameterError(path, url[:60], "a data: URL is expected, such as data:image/png;base64,...")
-    if remote is None:
+    def _bytes_at(self, url: str, path: str, limits: PictureLimits) -> bytes:
+        if path in self.fetched:
+            return self.fetched[path]
+        if url.startswith("data:"):
+            return read_data_url(url, path, limits)
+        if not url.startswith(_REMOTE):
+            raise InvalidParameterError(path, url[:60], "a data: URL is expected, such as data:image/png;base64,...")
         limit = "this server reads nothing from elsewhere (--allow-remote-media); send a data: URL"
         raise InvalidParameterError(path, url[:60], limit)
-    return remote.fetch(url, path)
 
 
 def token_ids_of(prompt: TokensPrompt | MultiModalPrompt) -> list[int]:
@@ -136,9 +151,3 @@ def is_media(part: ContentPart) -> bool:
 def parts_of(message: ChatMessage) -> Sequence[ContentPart]:
     """Return the parts of a message; none if its content is text."""
     return message.content if isinstance(message.content, list) else ()
-
-
-def _reduced(image: "Image") -> "Image":
-    small = image.copy()
-    small.thumbnail((_LOW_DETAIL, _LOW_DETAIL))
-    return small

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -37,6 +39,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MANY_PROMPTS = 16
+_MAX_FETCHES = 32  # of images and videos from elsewhere, at once
 _MAX_ID_CHARACTERS = 128
 
 
@@ -54,6 +57,8 @@ class OpenAICompatibleService:
         self._engine = engine
         self._args = args
         self._media_reader = MediaReader.of(args)
+        # Of their own: threads that wait for other servers must not keep requests from being prepared.
+        self._fetchers = ThreadPoolExecutor(_MAX_FETCHES, thread_name_prefix="fetch")
         self._fingerprint = f"octavo-{__version__}-{engine.front.client.profile}"
         self._formats = AnswerFormats(
             engine.front.tokenizer,
@@ -61,22 +66,31 @@ class OpenAICompatibleService:
             reasoning_parser_name=args.reasoning_parser,
         )
 
-    @property
-    def _media(self) -> MediaReader | None:
-        return self._media_reader if self._engine.front.config.model.vision is not None else None
+    async def _media(self, request: ChatCompletionRequest | TokenizeRequest) -> MediaReader | None:
+        """Return what reads the request's images and videos, those from elsewhere fetched; None: the model sees not."""
+        if self._engine.front.config.model.vision is None:
+            return None
+        loop, reader = asyncio.get_running_loop(), self._media_reader
+        try:
+            parts = list(reader.remote_parts(request.messages or ()))
+            data = await asyncio.gather(*(loop.run_in_executor(self._fetchers, fetch) for _, fetch in parts))
+        except UserError as error:
+            raise as_api_error(error, {}) from error
+        return replace(reader, fetched={path: one for (path, _), one in zip(parts, data, strict=True)})
 
     async def chat_completions(
         self, request: ChatCompletionRequest, *, warn: Warn = logger.warning, is_large: bool = False
     ) -> ChatCompletion | ChatStream:
         """Complete a conversation: a complete reply, or a stream that has not started."""
         head = self._begin(request, "chatcmpl")
+        media = await self._media(request)
         work = partial(
             plan_chat,
             request,
             head,
             self._engine.front,
             self._formats,
-            self._media,
+            media,
             warn,
             self.models.adapter(request.model),
         )
@@ -108,7 +122,8 @@ class OpenAICompatibleService:
     ) -> TokenizeReply:
         """Return the token ids of a text or of a conversation."""
         self.models.find(request.model)
-        return await _settle(partial(tokenize, request, self._engine.front, self._media, warn), request, is_large)
+        media = await self._media(request)
+        return await _settle(partial(tokenize, request, self._engine.front, media, warn), request, is_large)
 
     async def detokenize(
         self, request: DetokenizeRequest, *, warn: Warn = logger.warning, is_large: bool = False
