@@ -19,7 +19,7 @@ from tests.models.tiny import TINY_MODELS
 
 from octavo import LLM
 from octavo.demo import demo_model_path
-from octavo.errors import InvalidParameterError, UnsupportedModelError
+from octavo.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
 from octavo.inputs import Prompt
 from octavo.kernels.native_level import native_kernels
 from octavo.outputs import RequestOutput
@@ -225,6 +225,8 @@ def test_models_that_do_not_fit_together(make_llm: MakeLLM, checkpoint: GetCheck
     with pytest.raises(InvalidParameterError, match=r"not the same tokenizer: .* tokens differ; id") as caught:
         LLM("demo", speculative_config={"model": "smollm2"})
     assert caught.value.field == "speculative_config"
+    with pytest.raises(ModelNotFoundError, match="speculative_config: model: '/nowhere': there is no such folder"):
+        LLM("demo", speculative_config={"model": "/nowhere"})
     with pytest.raises(InvalidParameterError, match="it has no tokenizer, and a vocabulary of 97 tokens, but demo has"):
         LLM("demo", speculative_config={"model": str(checkpoint("llama").folder)})
     with pytest.raises(UnsupportedModelError, match="attends to 64 tokens, but the model keeps only sliding windows"):
