@@ -123,12 +123,14 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True, seed=1, speculative=False)
     [plain] = llm.generate(random_prompt(23, seed=9), params, use_tqdm=False)
     assert plain.metrics.num_drafts == 0
+    assert plain.tokens_per_step == 1.0
     longer: Prompt = {"prompt_token_ids": plain.prompt_token_ids + plain.outputs[0].token_ids}
     [late] = llm.generate(longer, params.replace(speculative=True), use_tqdm=False)
     assert late.metrics.num_cached_tokens > 20
     assert late.metrics.num_drafts > 4
     if name == "llama":  # elsewhere, what the draft model has missed is behind the windows now
         assert late.metrics.num_accepted_drafts == late.metrics.num_drafts
+        assert late.tokens_per_step == 9 / 3  # 1, 5 and 3
 
 
 def test_adaptive_drafts(make_llm: MakeLLM, draft: str, model: tuple[str, dict[str, Any]], alone: list[Any]) -> None:
