@@ -18,7 +18,7 @@ _LOOKUP_KEYS = ("prompt_lookup_min", "prompt_lookup_max")
 _DEFAULT_NUM_TOKENS = 8
 _DEFAULT_NUM_COPIED = 16  # of ngram: they cost nothing to propose, and long copies are common
 _MAX_NUM_TOKENS = 64
-_DEFAULT_MIN_MATCH, _DEFAULT_MAX_MATCH = 2, 16
+_DEFAULT_MIN_MATCH, _DEFAULT_MAX_MATCH = 1, 16
 _MAX_MATCH = 128
 
 
@@ -64,8 +64,8 @@ class SpeculativeConfig:
                 if getattr(self, key) is not None:
                     limit = f"only for methods {' and '.join(_MODEL_METHODS)}, not {self.method}"
                     raise _error(key, getattr(self, key), limit)
-        if self.revision is not None and (not isinstance(self.revision, str) or not self.revision):
-            raise _error("revision", self.revision, "a branch, tag or commit of the Hub")
+        if self.revision is not None:
+            _check_text("revision", self.revision, "a branch, tag or commit of the Hub")
         if self.quantization is not None and self.quantization not in get_args(QuantizationName):
             raise _error("quantization", self.quantization, f"one of {', '.join(get_args(QuantizationName))}")
         if self.draft_tensor_parallel_size != 1:
@@ -140,6 +140,11 @@ def named_by_key() -> Iterator[None]:
         yield
     except InvalidParameterError as error:
         raise _error(error.field, error.value, error.limit) from error
+
+
+def _check_text(key: str, value: object, what: str) -> None:
+    if not isinstance(value, str) or not value:
+        raise _error(key, value, what)
 
 
 def _check_integer(key: str, value: object, low: int, high: int) -> None:
