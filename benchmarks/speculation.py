@@ -2,8 +2,10 @@
 
     python -m benchmarks.speculation [--model smollm2] [--dtype bfloat16] [--repeats 3] [--cost-geometry] [--out FILE]
 
-Tasks are chats that repeat their prompt, or do not. Engines take turns, task by task; tokens per second are those after
-the first token, medians of the repeats. Every answer is compared with that of plain decoding: it must be the same.
+Tasks are chats that ask to repeat their prompt, or do not. Engines take turns, task by task; tokens per second are
+those after the first token, medians of the repeats. Every answer is compared with that of plain decoding: it must be
+the same. What a model makes of a task differs from machine to machine, and a small one asked for a copy may write
+something else. So the share of an answer's tokens that are in runs of eight from its prompt is shown, too.
 
 `--cost-geometry` measures, with random weights of Qwen3-0.6B's geometry in int8, how long a step takes that verifies k
 right drafts, and the tokens per second that this gives: the speed-up at full acceptance. The theory beside it is k + 1
@@ -43,7 +45,15 @@ from octavo.outputs import RequestOutput
 from octavo.speculative.rank_drafter import RankDrafter
 
 SOURCE = (Path(__file__).parents[1] / "src/octavo/scheduler/budget.py").read_text()
+ARTICLE = (
+    "The city council met on Tuesday to discuss the new bridge over the river. The bridge, which will cost forty "
+    "million dollars, is planned to open in the spring of next year. Mayor Helen Ortiz said that the bridge will cut "
+    "the time of the daily commute by twenty minutes. Several residents complained about the noise of the "
+    "construction. The council agreed to limit the work to the hours between eight in the morning and six in the "
+    "evening."
+)
 TASKS = {
+    "copy text": f"Repeat the following text word for word:\n{ARTICLE}",
     "copy code": f"Repeat this file exactly:\n```python\n{SOURCE}```",
     "edit code": f"Rename the variable `granted` to `given` and print the whole file:\n```python\n{SOURCE}```",
     "summarize": f"Summarize what this file does, quoting its docstrings:\n```python\n{SOURCE}```",
@@ -56,6 +66,7 @@ WAYS: dict[str, dict[str, Any] | None] = {
     "ngram, always": {"method": "ngram", "adaptive": False},
 }
 MAX_TOKENS = 256
+RUN = 8  # tokens in a row that count as copied
 DRAFT_COUNTS = (0, 1, 2, 3, 5, 7, 11, 15)
 BATCHES = (1, 8)
 NUM_IN, NUM_OUT = 128, 49
@@ -93,12 +104,25 @@ def tasks(model: str, dtype: str, repeats: int) -> dict[str, dict[str, dict[str,
                 "num_tokens": len(output.outputs[0].token_ids),
                 "num_drafts": output.metrics.num_drafts,
                 "num_accepted": output.metrics.num_accepted_drafts,
+                "share_copied": share_copied(output.prompt_token_ids, output.outputs[0].token_ids),
             }
             for way, output in outputs.items()
         }
     for llm in llms.values():
         llm.exit()
     return table
+
+
+def share_copied(prompt: list[int], answer: list[int]) -> float:
+    """Return the share of an answer's tokens that are in runs of `RUN` which occur in its prompt."""
+    runs = {tuple(prompt[at : at + RUN]) for at in range(len(prompt) - RUN + 1)}
+    copied = {
+        place
+        for at in range(len(answer) - RUN + 1)
+        if tuple(answer[at : at + RUN]) in runs
+        for place in range(at, at + RUN)
+    }
+    return len(copied) / len(answer)
 
 
 def decode_speed(output: RequestOutput) -> float:
@@ -271,7 +295,7 @@ def show(report: dict[str, Any]) -> None:
         for way, cell in ways.items():
             print(
                 f"{task:10} {way:14} {cell['tokens_per_s']:7.1f} tok/s {cell['tokens_per_s'] / plain:5.2f}x "
-                f"{cell['num_accepted']:4} of {cell['num_drafts']:4} drafts"
+                f"{cell['num_accepted']:4} of {cell['num_drafts']:4} drafts, {cell['share_copied']:.0%} copied"
             )
     for row in report.get("costs", []):
         print(

@@ -66,3 +66,10 @@ class RequestOutput:
     def text(self) -> str:
         """The first sample's text."""
         return self.outputs[0].text
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Mean tokens that a sample got in a step in which it got any: more than 1 by drafts. None before the end."""
+        num_tokens = sum(len(sample.token_ids) for sample in self.outputs)
+        num_steps = num_tokens - self.metrics.num_accepted_drafts  # each has one token that is no draft
+        return num_tokens / num_steps if self.finished and num_steps else None

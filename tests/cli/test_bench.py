@@ -24,7 +24,11 @@ def reports(*arguments: str) -> list[dict[str, Any]]:
 
 
 def test_throughput_adds_up() -> None:
-    [report] = reports("throughput", "--num-prompts", "3")
+    drafting = '{"model": "demo", "num_speculative_tokens": 2, "adaptive": false}'  # for itself: it is always right
+    [report] = reports("throughput", "--num-prompts", "3", "--speculative-config", drafting)
+    assert report["num_drafts"] == 3 * 2
+    assert report["tokens_per_step"] == 2.0  # one by the prompt's step, and three by another
+    assert [report[f"draft_acceptance{at}"] for at in ("", "_at_0", "_at_1")] == [1.0] * 3
     assert report["requests_per_s"] == pytest.approx(3 / report["elapsed_s"])
     assert report["output_tokens_per_s"] == pytest.approx(12 / report["elapsed_s"])
     assert report["total_tokens_per_s"] == pytest.approx(27 / report["elapsed_s"])

@@ -19,7 +19,7 @@ from tests.models.tiny import TINY_MODELS
 
 from octavo import LLM
 from octavo.demo import demo_model_path
-from octavo.errors import InvalidParameterError, UnsupportedModelError
+from octavo.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
 from octavo.inputs import Prompt
 from octavo.kernels.native_level import native_kernels
 from octavo.outputs import RequestOutput
@@ -123,12 +123,14 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True, seed=1, speculative=False)
     [plain] = llm.generate(random_prompt(23, seed=9), params, use_tqdm=False)
     assert plain.metrics.num_drafts == 0
+    assert plain.tokens_per_step == 1.0
     longer: Prompt = {"prompt_token_ids": plain.prompt_token_ids + plain.outputs[0].token_ids}
     [late] = llm.generate(longer, params.replace(speculative=True), use_tqdm=False)
     assert late.metrics.num_cached_tokens > 20
     assert late.metrics.num_drafts > 4
     if name == "llama":  # elsewhere, what the draft model has missed is behind the windows now
         assert late.metrics.num_accepted_drafts == late.metrics.num_drafts
+        assert late.tokens_per_step == 9 / 3  # 1, 5 and 3
 
 
 def test_adaptive_drafts(make_llm: MakeLLM, draft: str, model: tuple[str, dict[str, Any]], alone: list[Any]) -> None:
@@ -225,6 +227,8 @@ def test_models_that_do_not_fit_together(make_llm: MakeLLM, checkpoint: GetCheck
     with pytest.raises(InvalidParameterError, match=r"not the same tokenizer: .* tokens differ; id") as caught:
         LLM("demo", speculative_config={"model": "smollm2"})
     assert caught.value.field == "speculative_config"
+    with pytest.raises(ModelNotFoundError, match="speculative_config: model: '/nowhere': there is no such folder"):
+        LLM("demo", speculative_config={"model": "/nowhere"})
     with pytest.raises(InvalidParameterError, match="it has no tokenizer, and a vocabulary of 97 tokens, but demo has"):
         LLM("demo", speculative_config={"model": str(checkpoint("llama").folder)})
     with pytest.raises(UnsupportedModelError, match="attends to 64 tokens, but the model keeps only sliding windows"):

@@ -30,7 +30,9 @@ def test_counts_of_all_replicas() -> None:
         assert table[f"{prefix}spec_decode_num_accepted_tokens_per_pos_total[0]"] == 6
         assert table[f"{prefix}spec_decode_num_accepted_tokens_per_pos_total[1]"] == 1
     assert table["octavo_spec_decode_draft_seconds_total"] == 1.75
-    assert len(table) == 2 * 5 + 1
+    assert table["octavo_spec_decode_num_draft_tokens_per_pos_total[0]"] == 12
+    assert table["octavo_spec_decode_num_draft_tokens_per_pos_total[1]"] == 6
+    assert len(table) == 2 * 5 + 1 + 2
 
 
 def test_engines_without_a_drafter_have_none() -> None:

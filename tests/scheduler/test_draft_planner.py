@@ -76,12 +76,29 @@ def test_drafts_go_to_the_rows_that_accept_them() -> None:
 def test_a_row_is_judged_by_what_it_guessed_without_getting_drafts() -> None:
     rows = Rows(free_up_to_16)
     rows.guess([7, 8], rights=[False] * NUM_ROWS)
-    low = rows.planner.acceptance(rows.rows)
+    low = rows.planner.acceptance(rows.rows, 1)
     rows.guess([7, 8], rights=[True, False, False, False], times=8)
-    now = rows.planner.acceptance(rows.rows)
+    now = rows.planner.acceptance(rows.rows, 1)
     assert low.max() < 0.1
     assert now[0] > 0.5
     assert now[1:].max() < 0.1
+
+
+def test_a_right_guess_makes_the_next_more_likely_where_rights_come_in_runs() -> None:
+    """Between the copied parts of a text, guesses are mostly wrong, and inside them right."""
+    rows = Rows(free_up_to_16)
+    for _ in range(8):
+        rows.guess([7, 8], rights=[True] * NUM_ROWS, times=6)
+        inside = rows.planner.acceptance(rows.rows, 4)
+        rows.guess([7, 8], rights=[False] * NUM_ROWS, times=6)
+    rows.planner.observe(rows.rows.tolist(), [()] * NUM_ROWS)
+    between = rows.planner.acceptance(rows.rows, 4)
+    assert inside[0, 0] > 0.7
+    assert between[0, 0] < 0.3
+    assert np.all(np.diff(inside) <= 0)
+    rows.running.num_known[rows.rows] += 1
+    rows.planner.observe(rows.rows.tolist(), [()] * NUM_ROWS)  # to have nothing to propose is no reason to forget
+    assert rows.planner.acceptance(rows.rows, 4).tolist() == between.tolist()
 
 
 def test_a_new_request_in_a_row_begins_anew() -> None:
@@ -100,15 +117,24 @@ def test_costs_between_and_beyond_measurements() -> None:
     assert costs.seconds(np.array([1])) is None
     costs.record(4, 1.0)
     costs.record(8, 3.0)
-    costs.record(10, 2.0)  # noise: a longer step is never taken to be faster
+    costs.record(10, 2.0)  # noise: a longer step is never taken to be faster; the truth is between both
     times = costs.seconds(np.array([1, 4, 6, 8, 10, 500]))
     assert times is not None
-    assert times.tolist() == [1.0, 1.0, 2.0, 3.0, 3.0, 3.0]
+    assert times.tolist() == [1.0, 1.0, 1.75, 2.5, 2.5, 2.5]
     for _ in range(2000):
         costs.record(4, 2.0)
     times = costs.seconds(np.array([4, 10]))
     assert times is not None
     assert times.tolist() == pytest.approx([2.0, 2.0])
+
+
+def test_one_disturbed_step_does_not_make_all_longer_ones_expensive() -> None:
+    costs = StepCosts()
+    for num_tokens, seconds in ((1, 1.0), (3, 9.0), (5, 1.1), (9, 1.2)):
+        costs.record(num_tokens, seconds)
+    times = costs.seconds(np.array([9]))
+    assert times is not None
+    assert times[0] < 6.0
 
 
 def test_long_steps_are_measured_in_buckets() -> None:

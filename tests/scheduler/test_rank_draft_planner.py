@@ -69,7 +69,7 @@ def test_a_new_request_begins_with_the_mean() -> None:
     rows.accept(0, 0, 0, 0, times=200)
     rows.running.generation[rows.rows[0]] += 1
     assert not rows.plan().any()
-    assert rows.planner.acceptance(rows.rows)[0] < 0.2
+    assert rows.planner.acceptance(rows.rows, 1)[:, 0][0] < 0.2
     assert first.any()
 
 
@@ -104,7 +104,7 @@ def test_only_the_first_wrong_draft_is_judged(num_drafts: int) -> None:
     """The later ones followed a wrong token."""
     rows = Rows(pass_s=0.1)
     rows.plan()
-    before = rows.planner.acceptance(rows.rows)
+    before = rows.planner.acceptance(rows.rows, 1)[:, 0]
     rows.planner.learn(int(rows.rows[0]), num_drafts, 0)
-    after = rows.planner.acceptance(rows.rows)
+    after = rows.planner.acceptance(rows.rows, 1)[:, 0]
     assert after[0] == pytest.approx(4 * before[1] / 5, rel=0.02)

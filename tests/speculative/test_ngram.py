@@ -39,14 +39,15 @@ def longest_match(context: list[int], shortest: int, longest: int) -> int | None
     return None
 
 
-def test_the_longest_match_wherever_a_context_grows() -> None:
+@pytest.mark.parametrize(("shortest", "longest"), [(2, 5), (1, 5), (1, 1), (3, 3)])
+def test_the_longest_match_wherever_a_context_grows(shortest: int, longest: int) -> None:
     random.seed(0)
-    drafter = NgramDrafter(1, 2, 5)
+    drafter = NgramDrafter(1, shortest, longest)
     for name in ("a", "b", "c"):
         context = random.choices(range(12), k=random.randrange(1, 40))
         for _ in range(60):
             (proposal,) = drafter.propose([name], [np.array(context, dtype=np.int32)])
-            end = longest_match(context, 2, 5)
+            end = longest_match(context, shortest, longest)
             assert list(proposal) == ([] if end is None else [context[end]])
             context += random.choices(range(12), k=random.randrange(1, 6))
         drafter.forget(name)

@@ -20,6 +20,7 @@ from octavo.cli.bench_prompts import Prompts, RandomPictures, RandomPrompts, Run
 from octavo.cli.load.command import serve
 from octavo.cli.options import TYPER_SETTINGS, EngineOptions, with_derived_flags
 from octavo.cli.report import Report, print_reports, spread
+from octavo.contracts.stats import SpecDecodeStats
 from octavo.errors import RequestError
 
 if TYPE_CHECKING:
@@ -71,9 +72,10 @@ def throughput(
     """Tokens per second, and images, when many requests are submitted at once."""
     with _prompts(engine, input_len, num_images, image_size, num_adapters, adapter_rank) as prompts:
         _timed(prompts.take(num_prompts), min(output_len, WARM_UP_TOKENS))
-        before = step_times(prompts.llm)
+        before, drafts_before = step_times(prompts.llm), drafts_by_position(prompts.llm)
         outputs, elapsed_s = _timed(prompts.take(num_prompts), output_len)
         share = compute_share(before, step_times(prompts.llm))
+        by_position = draft_acceptance(drafts_before, drafts_by_position(prompts.llm))
     num_output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     num_tokens = num_output_tokens + sum(len(output.prompt_token_ids) for output in outputs)
     report: Report = {
@@ -89,6 +91,7 @@ def throughput(
         **request_times(outputs),
         **share,
         **drafts(outputs),
+        **by_position,
     }
     print_reports([report], as_json=json)
 
@@ -121,7 +124,7 @@ def latency(
 def _latency(prompts: Prompts, size: int, output_len: int, num_iters: int, num_warmup: int) -> Report:
     for _ in range(num_warmup):
         _timed(prompts.take(size), output_len)
-    before = step_times(prompts.llm)
+    before, drafts_before = step_times(prompts.llm), drafts_by_position(prompts.llm)
     runs = [_timed(prompts.take(size), output_len) for _ in range(num_iters)]
     outputs = [output for batch, _ in runs for output in batch]
     elapsed_s = [seconds for _, seconds in runs]
@@ -137,6 +140,7 @@ def _latency(prompts: Prompts, size: int, output_len: int, num_iters: int, num_w
         **request_times(outputs),
         **compute_share(before, step_times(prompts.llm)),
         **drafts(outputs),
+        **draft_acceptance(drafts_before, drafts_by_position(prompts.llm)),
     }
 
 
@@ -171,10 +175,37 @@ def request_times(outputs: "Sequence[RequestOutput]") -> Report:
 
 
 def drafts(outputs: "Sequence[RequestOutput]") -> Report:
-    """Return how many drafts were verified, and the share of them that was accepted; nothing if there were none."""
+    """Return how many drafts were verified, the share of them that was accepted, and the tokens that a request got in
+    a step because of them; nothing if there were none."""
     num_drafts = sum(output.metrics.num_drafts for output in outputs)
     num_accepted = sum(output.metrics.num_accepted_drafts for output in outputs)
-    return {"num_drafts": num_drafts, "draft_acceptance": num_accepted / num_drafts} if num_drafts else {}
+    num_tokens = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
+    if not num_drafts:
+        return {}
+    return {
+        "num_drafts": num_drafts,
+        "draft_acceptance": num_accepted / num_drafts,
+        "tokens_per_step": num_tokens / (num_tokens - num_accepted),
+    }
+
+
+def drafts_by_position(llm: "LLM") -> list[tuple[int, int]]:
+    """Return the drafts verified and accepted so far, by position in the draft; nothing without a drafter."""
+    parts = list(llm.engine.front.outputs.metrics.spec_decode_by_replica.values())
+    if not parts:
+        return []
+    total = SpecDecodeStats.sum(parts)
+    return list(zip(total.proposed, total.accepted, strict=True))
+
+
+def draft_acceptance(before: "Sequence[tuple[int, int]]", after: "Sequence[tuple[int, int]]") -> Report:
+    """Return the share of accepted drafts between two `drafts_by_position`, of each position that had any."""
+    report: Report = {}
+    for position, (verified, accepted) in enumerate(after):
+        old_verified, old_accepted = before[position] if before else (0, 0)
+        if verified > old_verified:
+            report[f"draft_acceptance_at_{position}"] = (accepted - old_accepted) / (verified - old_verified)
+    return report
 
 
 def _open(engine: dict[str, Any]) -> "LLM":

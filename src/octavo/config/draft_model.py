@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from octavo.config.hf import read_model_config
 from octavo.config.hf_quantization import resolve_quantization
 from octavo.config.hub import resolve_model
 from octavo.config.model import ModelConfig
-from octavo.config.speculative import DraftModelConfig, SpeculativeConfig
+from octavo.config.speculative import DraftModelConfig, SpeculativeConfig, named_by_key
 from octavo.contracts.kv_cache import KVGroup
-from octavo.errors import UnsupportedModelError
+from octavo.errors import ModelNotFoundError, UnsupportedModelError
 
 
 def resolve_draft_model(options: SpeculativeConfig, model: ModelConfig, *, with_weights: bool) -> DraftModelConfig:
@@ -19,21 +20,35 @@ def resolve_draft_model(options: SpeculativeConfig, model: ModelConfig, *, with_
         ModelNotFoundError, CheckpointError, UnsupportedModelError: about the draft model.
         InvalidParameterError: a quantization that does not fit it.
     """
+    path = resolve_drafting(options, with_weights=with_weights)
     assert options.model is not None, "checked by SpeculativeConfig"
-    path = resolve_model(options.model, options.revision, with_weights=with_weights)
     draft = read_model_config(path, model=options.model, dtype=model.dtype)
     draft = replace(draft, max_model_len=min(draft.max_model_len, model.max_model_len))
     if draft.recurrent is not None:
         raise UnsupportedModelError(
             f"speculative_config: {draft.model}: its recurrent states cannot roll back drafts that were rejected"
         )
-    quantization, draft = resolve_quantization(options.quantization, draft, path)
+    with named_by_key():
+        quantization, draft = resolve_quantization(options.quantization, draft, path)
     return DraftModelConfig(
         model=draft,
         quantization=quantization,
         tokenizer_path=str(path),
         kv_groups=kv_groups_for(draft, model),
     )
+
+
+def resolve_drafting(options: SpeculativeConfig, *, with_weights: bool) -> Path:
+    """Return where the draft model or head is.
+
+    Raises:
+        ModelNotFoundError: it is nowhere; the message names the option.
+    """
+    assert options.model is not None, "checked by SpeculativeConfig"
+    try:
+        return resolve_model(options.model, options.revision, with_weights=with_weights)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(f"speculative_config: model: {error}") from error
 
 
 def kv_groups_for(draft: ModelConfig, model: ModelConfig) -> tuple[int, ...]:

@@ -9,13 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from octavo.config.draft_model import kv_groups_for
+from octavo.config.draft_model import kv_groups_for, resolve_drafting
 from octavo.config.hf import model_config_of
 from octavo.config.hf_quantization import resolve_quantization
-from octavo.config.hub import resolve_model
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import ModelConfig
-from octavo.config.speculative import DraftModelConfig, EagleConfig, SpeculativeConfig
+from octavo.config.speculative import DraftModelConfig, EagleConfig, SpeculativeConfig, named_by_key
 from octavo.errors import InvalidParameterError, UnsupportedModelError
 
 _ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
@@ -33,12 +32,13 @@ def resolve_eagle_head(options: SpeculativeConfig, model: ModelConfig, *, with_w
     """
     assert options.model is not None, "checked by SpeculativeConfig"
     _check_model(options.model, model)
-    path = resolve_model(options.model, options.revision, with_weights=with_weights)
+    path = resolve_drafting(options, with_weights=with_weights)
     fields = _head_fields(options.model, path)
     head = model_config_of(fields, path, model=options.model, dtype=model.dtype)
     head = replace(head, max_model_len=min(head.max_model_len, model.max_model_len), tie_word_embeddings=False)
     eagle = _read_eagle(fields, head, model)
-    quantization, head = resolve_quantization(options.quantization, head, path)
+    with named_by_key():
+        quantization, head = resolve_quantization(options.quantization, head, path)
     return DraftModelConfig(
         model=head,
         quantization=quantization,

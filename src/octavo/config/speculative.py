@@ -1,7 +1,8 @@
 """Speculative decoding, as configured by `speculative_config`. Keys have vLLM's names."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_args
 
@@ -12,10 +13,12 @@ SpeculativeMethod = Literal["ngram", "draft_model", "eagle3"]
 _MODEL_METHODS = ("draft_model", "eagle3")
 _OPTION = "speculative_config"
 _LATER_METHODS = ("eagle", "medusa", "mtp", "mlp_speculator", "suffix")  # of other engines
+_MTP_SUFFIX = "_mtp"  # vLLM's names of the heads of a family, such as deepseek_mtp
+_LOOKUP_KEYS = ("prompt_lookup_min", "prompt_lookup_max")
 _DEFAULT_NUM_TOKENS = 8
 _DEFAULT_NUM_COPIED = 16  # of ngram: they cost nothing to propose, and long copies are common
 _MAX_NUM_TOKENS = 64
-_DEFAULT_MIN_MATCH, _DEFAULT_MAX_MATCH = 2, 16
+_DEFAULT_MIN_MATCH, _DEFAULT_MAX_MATCH = 1, 16
 _MAX_MATCH = 128
 
 
@@ -39,7 +42,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         if self.method not in get_args(SpeculativeMethod):
-            is_later = self.method in _LATER_METHODS
+            is_later = self.method in _LATER_METHODS or str(self.method).endswith(_MTP_SUFFIX)
             what = "not supported by this version yet; " if is_later else ""
             raise _error("method", self.method, f"{what}one of {', '.join(get_args(SpeculativeMethod))}")
         _check_integer("num_speculative_tokens", self.num_speculative_tokens, 1, _MAX_NUM_TOKENS)
@@ -61,6 +64,8 @@ class SpeculativeConfig:
                 if getattr(self, key) is not None:
                     limit = f"only for methods {' and '.join(_MODEL_METHODS)}, not {self.method}"
                     raise _error(key, getattr(self, key), limit)
+        if self.revision is not None:
+            _check_text("revision", self.revision, "a branch, tag or commit of the Hub")
         if self.quantization is not None and self.quantization not in get_args(QuantizationName):
             raise _error("quantization", self.quantization, f"one of {', '.join(get_args(QuantizationName))}")
         if self.draft_tensor_parallel_size != 1:
@@ -80,15 +85,19 @@ class SpeculativeConfig:
         for key in options:
             if key not in known:
                 raise InvalidParameterError(_OPTION, dict(options), f"unknown key {key!r}; one of {', '.join(known)}")
-        lengths = {key: options[key] for key in ("prompt_lookup_min", "prompt_lookup_max") if key in options}
+        lengths = {key: options[key] for key in _LOOKUP_KEYS if key in options}
         if "method" not in options and not lengths and "model" not in options:
             raise InvalidParameterError(
                 _OPTION, dict(options), f"method: one of {', '.join(get_args(SpeculativeMethod))}"
             )
-        if len(lengths) == 1:
-            (length,) = lengths.values()
-            lengths = {"prompt_lookup_min": length, "prompt_lookup_max": length}
         method = options.get("method", "draft_model" if "model" in options else "ngram")
+        if method in _MODEL_METHODS and lengths:
+            key, length = next(iter(lengths.items()))
+            raise _error(key, length, f"only for method ngram, not {method}")
+        if len(lengths) == 1:
+            ((key, length),) = lengths.items()
+            _check_integer(key, length, 1, _MAX_MATCH)
+            lengths = dict.fromkeys(_LOOKUP_KEYS, length)
         count = _DEFAULT_NUM_COPIED if method == "ngram" else _DEFAULT_NUM_TOKENS
         return cls(**{"method": method, "num_speculative_tokens": count, **options, **lengths})
 
@@ -117,11 +126,25 @@ class DraftModelConfig:
 def _decode(text: str) -> Mapping[str, Any]:
     try:
         options = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidParameterError(_OPTION, text, f"not valid JSON: {error}") from error
     if not isinstance(options, dict):
         raise InvalidParameterError(_OPTION, text, 'must be a JSON object, such as {"method": "ngram"}')
     return options
+
+
+@contextmanager
+def named_by_key() -> Iterator[None]:
+    """Let errors about a draft model's settings name the key of `speculative_config` rather than the model's option."""
+    try:
+        yield
+    except InvalidParameterError as error:
+        raise _error(error.field, error.value, error.limit) from error
+
+
+def _check_text(key: str, value: object, what: str) -> None:
+    if not isinstance(value, str) or not value:
+        raise _error(key, value, what)
 
 
 def _check_integer(key: str, value: object, low: int, high: int) -> None:

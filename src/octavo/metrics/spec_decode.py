@@ -27,11 +27,13 @@ def about_drafts(parts: Sequence[SpecDecodeStats], prefix: str, labels: Mapping[
         )
         seconds.add_metric(values, total.draft_s)
         yield seconds
-    by_position = CounterMetricFamily(
-        f"{prefix}spec_decode_num_accepted_tokens_per_pos",
-        "Draft tokens accepted, by position in the draft.",
-        labels=[*names, "position"],
-    )
-    for position, count in enumerate(total.accepted):
-        by_position.add_metric([*values, str(position)], count)
-    yield by_position
+        # The number of drafts adapts, so that later positions are verified less often than there are drafts.
+        yield _by_position(f"{prefix}spec_decode_num_draft_tokens_per_pos", "verified", total.proposed, labels)
+    yield _by_position(f"{prefix}spec_decode_num_accepted_tokens_per_pos", "accepted", total.accepted, labels)
+
+
+def _by_position(name: str, what: str, counts: Sequence[int], labels: Mapping[str, str]) -> Metric:
+    family = CounterMetricFamily(name, f"Draft tokens {what}, by position in the draft.", labels=[*labels, "position"])
+    for position, count in enumerate(counts):
+        family.add_metric([*labels.values(), str(position)], count)
+    return family

@@ -31,7 +31,8 @@ class RankDraftPlanner(DraftPlanner):
     def __init__(self, running: RunningRows, costs: StepCosts, passes: StepCosts) -> None:
         super().__init__(running, costs)
         self._passes = passes
-        self._generations = np.full(len(running.requests), -1, dtype=np.int64)
+        self._num_accepted = np.zeros(len(running.requests))  # by row, of those that could tell: `_num_told`
+        self._num_told = np.zeros(len(running.requests))
         self._mean = _FIRST_MEAN
         self._num_idle = np.zeros(len(running.requests), dtype=np.int64)  # steps of a row since its last drafts
         self._waits = np.full(len(running.requests), _FIRST_WAIT)  # how many of them before a trial
@@ -41,24 +42,23 @@ class RankDraftPlanner(DraftPlanner):
         at = np.array(rows, dtype=np.intp)
         new = at[self._generations[at] != self._running.generation[at]]
         self._generations[new] = self._running.generation[new]
-        self._num_right[new] = self._num_guesses[new] = 0.0
+        self._num_accepted[new] = self._num_told[new] = 0.0
         self._num_idle[new], self._waits[new] = 0, _FIRST_WAIT
 
     def learn(self, row: int, num_drafts: int, num_accepted: int) -> None:
         """Count a row's verified drafts: the accepted ones, and the first that was not."""
         for index in range(min(num_drafts, num_accepted + 1)):
             is_right = float(index < num_accepted)
-            self._num_right[row] = _FORGET * self._num_right[row] + is_right
-            self._num_guesses[row] = _FORGET * self._num_guesses[row] + 1.0
+            self._num_accepted[row] = _FORGET * self._num_accepted[row] + is_right
+            self._num_told[row] = _FORGET * self._num_told[row] + 1.0
             self._mean += (1.0 - _FORGET) * (is_right - self._mean) / _PRIOR_DRAFTS
         if num_accepted == num_drafts:
             self._waits[row] = _FIRST_WAIT
 
-    def acceptance(self, rows: RowIndices) -> Float64Array:
-        """See `DraftPlanner.acceptance`."""
-        right, guesses = self._num_right[rows], self._num_guesses[rows]
-        rates: Float64Array = (right + _PRIOR_DRAFTS * self._mean) / (guesses + _PRIOR_DRAFTS)
-        return rates
+    def acceptance(self, rows: RowIndices, num_drafts: int) -> Float64Array:
+        """See `DraftPlanner.acceptance`. Every draft of a row is as likely as the one before it."""
+        accepted, told = self._num_accepted[rows], self._num_told[rows]
+        return _powers((accepted + _PRIOR_DRAFTS * self._mean) / (told + _PRIOR_DRAFTS), num_drafts)
 
     def plan(self, rows: RowIndices, lengths: Int32Array, num_tokens: int, num_sampling: int) -> Int32Array:
         """See `DraftPlanner.plan`."""
@@ -75,7 +75,8 @@ class RankDraftPlanner(DraftPlanner):
         """Give the row `rows[at]` a few drafts, unless they could not pay off even if most were accepted."""
         row = rows[at]
         self._num_idle[row], self._waits[row] = 0, min(2 * self._waits[row], _LONGEST_WAIT)
-        hoped_for = self.best_for(np.full(len(rows), _HOPED_FOR), lengths, num_tokens, num_sampling)
+        hopes = _powers(np.full(len(rows), _HOPED_FOR), int(lengths.max()))
+        hoped_for = self.best_for(hopes, lengths, num_tokens, num_sampling)
         chosen[at] = min(int(hoped_for[at]), _TRIAL_DRAFTS)
 
     def _drafting_seconds(self, best_first: NDArray[np.intp], num_offsets: int) -> Float64Array | None:
@@ -94,3 +95,9 @@ class RankDraftPlanner(DraftPlanner):
             return None
         by_size = np.concatenate(([0.0], costs))
         return np.concatenate(([0.0], np.cumsum(by_size[before + 1] - by_size[before])))
+
+
+def _powers(rates: Float64Array, count: int) -> Float64Array:
+    """Return a, a^2, ... for each of some rates a [P, K]."""
+    powers: Float64Array = rates[:, None] ** np.arange(1, count + 1)
+    return powers

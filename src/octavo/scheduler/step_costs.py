@@ -54,11 +54,22 @@ class StepCosts:
             return None
         if self._curve is None:
             counts = sorted(self._measured)
-            times = np.maximum.accumulate([self._measured[count].seconds for count in counts])
+            times = _without_falls(np.array([self._measured[count].seconds for count in counts]))
             if self._falls_to_zero:
                 counts, times = [0, *counts], np.concatenate(([0.0], times))
             self._curve = np.array(counts, dtype=np.float64), times
         return np.interp(num_tokens, *self._curve)
+
+
+def _without_falls(seconds: Float64Array) -> Float64Array:
+    """Return the times of steps of more and more tokens [N] without noise that makes a longer one take less time.
+
+    Where one does, the truth is between the longest time of all shorter steps and the shortest of all longer ones. The
+    former alone would let one disturbed step make all longer ones look expensive, which then are not measured again.
+    """
+    longest, shortest = np.maximum.accumulate(seconds), np.minimum.accumulate(seconds[::-1])[::-1]
+    middle: Float64Array = (longest + shortest) / 2
+    return middle
 
 
 def _bucket(num_tokens: int) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from octavo.contracts.schedule import Int32Array
 
+_SHORTEST_RUN = 2  # tokens of a run that has a chain
 _MAX_CANDIDATES = 24  # earlier occurrences compared per lookup, latest first
 
 
@@ -44,23 +45,36 @@ def _continuation(context: Int32Array, start: int, count: int) -> list[int]:
 
 
 class _Occurrences:
-    """Where each run of `size` tokens has occurred in one growing context, as hash chains (RFC 1951, section 4).
+    """Where each run of some tokens has occurred in one growing context, as hash chains (RFC 1951, section 4).
 
     Of a chain, only the latest end is in the table; each end links to the one before. A token costs one lookup, one
     store and 4 bytes, and an entry per distinct run: less than a suffix automaton in Python, whose longest match it
-    finds unless the run has occurred very often.
+    finds unless the run has occurred very often. Single tokens do that, so they have no chains: where no run of two
+    matches, the token's latest occurrence is as good as any.
     """
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, min_match: int) -> None:
+        self._size = max(min_match, _SHORTEST_RUN)
         self._latest: dict[bytes, int] = {}  # run of tokens -> its latest end
-        self._before = array("i", [0] * size)  # by end: the same run's end before it; 0: none
+        self._before = array("i", [0] * self._size)  # by end: the same run's end before it; 0: none
+        self._latest_of_token: dict[int, int] | None = {} if min_match < _SHORTEST_RUN else None
+        self._num_indexed = 0  # tokens in it
 
     def longest_match(self, context: "memoryview[int]", max_match: int) -> int | None:
         """Return the end of the longest earlier match with the context's end, the latest of several; None without any.
 
         `context` [L] extends the one of the last call. Matches are compared up to `max_match` tokens.
         """
+        run_end = self._longest_run(context, max_match) if max_match >= self._size else None
+        if run_end is not None or self._latest_of_token is None:
+            return run_end
+        first, end = self._num_indexed, len(context) - 1
+        self._latest_of_token.update(zip(context[first:end], range(first + 1, end + 1), strict=True))
+        self._num_indexed = end
+        return self._latest_of_token.get(context[end])
+
+    def _longest_run(self, context: "memoryview[int]", max_match: int) -> int | None:
+        """Do so among matches of at least the indexed size."""
         length, latest = len(context), self._latest
         for end in range(len(self._before), length):
             run = context[end - self._size : end].tobytes()

@@ -8,7 +8,7 @@ import torch
 from octavo.attention.metadata import LayerCache, LayerKVCache
 from octavo.config.engine import EngineConfig, LoadFormat
 from octavo.config.parallel import RankPlace, Stage
-from octavo.config.speculative import DraftModelConfig
+from octavo.config.speculative import DraftModelConfig, named_by_key
 from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.device.manager import DeviceManager
 from octavo.distributed.groups import Group
@@ -41,12 +41,13 @@ class DraftBuilder:
     ) -> None:
         self._config, self._draft, self._place = config, draft, place
         self._devices, self._dtype = devices, dtype
-        self._schemes, self._kernels = resolve_schemes(
-            draft.model.quantization,
-            draft.quantization,
-            lambda forms: devices.kernels(dtype, forms, deterministic=config.deterministic),
-            f"{devices.device.type} with {str(dtype).removeprefix('torch.')}",
-        )
+        with named_by_key():
+            self._schemes, self._kernels = resolve_schemes(
+                draft.model.quantization,
+                draft.quantization,
+                lambda forms: devices.kernels(dtype, forms, deterministic=config.deterministic),
+                f"{devices.device.type} with {str(dtype).removeprefix('torch.')}",
+            )
         self._attention = devices.attention(dtype, kv_cache_dtype=config.cache.kv_cache_dtype)
         layout = self._attention.kv_layout(draft.model.head_dim)
         self._spec = make_kv_cache_spec(draft.model, range(draft.model.num_layers), config.cache.block_size, layout)
