@@ -9,6 +9,7 @@ import torch
 from benchmarks.quality import Subject, compare, log_probabilities
 from benchmarks.quality_texts import demo_answers
 from safetensors.torch import load_file
+from tests.breadth import pick
 from tests.convert.test_convert import save
 from tests.distributed.ranks import run_ranks
 from tests.gguf.files import convert as write_gguf
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 from octavo import LLM, SamplingParams
 from octavo.calibration.plan import BitsPlan
 from octavo.calibration.quantize import quantize
-from octavo.calibration.text import passages_of
+from octavo.calibration.text import passages_of, read_text
 from octavo.cli.convert import app
 from octavo.config.hub import resolve_model
 from octavo.convert.run import convert
@@ -44,8 +45,11 @@ def logits_of(path: Path, dtype: str = "float32", groups: ParallelGroups | None 
 
 @pytest.fixture(scope="module")
 def demo_int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("demo") / "int4"
-    arguments = ["demo", str(out), "--quantize", "int4", "--bits-for", "v_proj=8"]
+    """Made with a quarter of the text: it takes as long as there are tokens."""
+    folder = tmp_path_factory.mktemp("demo")
+    out, text = folder / "int4", folder / "text.txt"
+    text.write_text(read_text(None)[: pick(4000, None)], encoding="utf-8")
+    arguments = ["demo", str(out), "--quantize", "int4", "--bits-for", "v_proj=8", "--calibration-text", str(text)]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert "4.92 bits per quantized weight" in done.output
     return out

@@ -7,13 +7,13 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from tests.fakes import OCTAVO
 
 from octavo.cli.chat import ChatSession, Conversation
 from octavo.cli.chat_models import stream_response
@@ -143,7 +143,7 @@ class Terminal:
 
     def __init__(self, *arguments: str) -> None:
         self._master, slave = pty.openpty()
-        command = [sys.executable, "-m", "octavo.cli.main", *arguments]
+        command = [*OCTAVO, *arguments]
         self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
         os.close(slave)
         self.text = ""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.fakes import OCTAVO
 from typer.testing import CliRunner
 
 from octavo.cli.generate import collect_prompts, follow_all, raise_first_error
@@ -101,7 +102,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: tuple[str, ...], compl
 
 
 def test_ctrl_c_prints_what_there_is() -> None:
-    command = [sys.executable, "-m", "octavo.cli.main", "generate", "--prompt", "Hello", "--max-tokens", "2000"]
+    command = [*OCTAVO, "generate", "--prompt", "Hello", "--max-tokens", "2000"]
     command += ["--ignore-eos", "--temperature", "0"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None

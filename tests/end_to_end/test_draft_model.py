@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.breadth import pick
+from tests.breadth import RUNS_ALL, pick
 from tests.end_to_end.conftest import BLOCK_SIZE, MAX_LEN, GetCheckpoint, MakeLLM, open_llm
 from tests.end_to_end.support import answers, random_prompt
 from tests.end_to_end.test_pipeline import ranks  # noqa: F401 - threads
@@ -28,7 +28,7 @@ from octavo.structured_output import StructuredOutput
 
 GetDraft = Callable[[str], str]
 NAMES = ["llama", "qwen3-mixed-windows"]
-MODELS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in NAMES]
+MODELS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in NAMES[pick(1, 0) :]]
 if native_kernels() is not None:
     MODELS += pick([], [("llama in bfloat16", {})])
     MODELS += [("demo in bfloat16", {"quantization": "int8"})]
@@ -106,7 +106,8 @@ def test_answers_are_those_without_drafts(
     again = llm.generate(PROMPTS, PARAMS, use_tqdm=False)  # prefixes are in the cache, for the draft model too
     assert answers(again) == alone
     assert sum(output.metrics.num_cached_tokens for output in again) > 0 or "num_kv_blocks" in options
-    assert one_by_one(llm) == alone
+    if RUNS_ALL or not options:
+        assert one_by_one(llm) == alone
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -32,9 +32,9 @@ from octavo.testing import KnownDrafter
 Sequences = list[list[int]]
 DraftFrom = Callable[[Sequences], KnownDrafter]
 
-MODELS: list[tuple[str, dict[str, Any]]] = [("llama", {}), ("qwen3-mixed-windows", {}), ("mixtral", {})]
+MODELS: list[tuple[str, dict[str, Any]]] = [("qwen3-mixed-windows", {}), *pick([], [("llama", {}), ("mixtral", {})])]
 if native_kernels() is not None:
-    MODELS += [("qwen3-mixed-windows in bfloat16", {}), ("demo in bfloat16", {"quantization": "int8"})]
+    MODELS += [*pick([], [("qwen3-mixed-windows in bfloat16", {})]), ("demo in bfloat16", {"quantization": "int8"})]
 
 
 def sequences(llm: LLM, prompts: Sequence[Prompt] = PROMPTS, params: Sequence[SamplingParams] = PARAMS) -> Sequences:
@@ -124,7 +124,7 @@ def test_constraints(
     assert drafter.num_proposed > drafter.num_accepted > 30
 
 
-@pytest.mark.parametrize(("seed", "num_stages"), pick([(3, 1), (1, 2)], [(0, 1), (3, 1), (1, 2)]))
+@pytest.mark.parametrize(("seed", "num_stages"), pick([(1, 2)], [(0, 1), (3, 1), (1, 2)]))
 def test_a_storm(
     seed: int, num_stages: int, checkpoint: GetCheckpoint, draft_from: DraftFrom, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,7 +120,7 @@ def test_drafts_are_those_of_a_plain_implementation(
     for _ in range(2):
         llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert len(drafted) > 80
-    check_drafts(drafted[:: pick(5, 1)], head, tensors, checkpoint(name).reference, layers)
+    check_drafts(drafted[:: pick(11, 1)], head, tensors, checkpoint(name).reference, layers)
 
 
 def test_hits_that_continue_in_another_way(
@@ -203,7 +203,7 @@ def test_answers_are_those_without_drafts(pair: Pair, options: dict[str, Any], m
     num_drafts, num_accepted = drafts_of(first)
     assert num_drafts > num_accepted > num_drafts // 16, (num_drafts, num_accepted)
     assert answers(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == pair.alone  # prefixes are in the cache
-    if RUNS_ALL or not options:
+    if RUNS_ALL or (not options and pair.name == FLOAT32):
         assert one_by_one(llm) == pair.alone
 
 

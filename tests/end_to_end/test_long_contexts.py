@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.breadth import pick
 from tests.end_to_end.support import answers, random_prompt, random_tokens
 from tests.models.tiny import TinyModel
 
@@ -36,7 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=pick(["full and sliding"], MODELS))
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
     """Return a checkpoint's folder and transformers' model of it."""
     options = MODELS[request.param]

@@ -7,7 +7,7 @@ from tests.end_to_end.conftest import BLOCK_SIZE, MAX_LEN, GetCheckpoint, MakeLL
 from tests.end_to_end.support import answers, random_tokens
 from tests.end_to_end.test_same_bytes import PARAMS, PROMPTS
 
-from octavo import AsyncLLM, SamplingParams
+from octavo import SamplingParams
 from octavo.errors import InvalidParameterError
 from octavo.inputs import Prompt
 
@@ -36,19 +36,6 @@ def test_answers_and_metrics(name: str, checkpoint: GetCheckpoint, make_llm: Mak
         (declined,) = llm.generate(REPEATED[:1], GREEDY.replace(speculative=False), use_tqdm=False)
         assert answers([declined]) == expected[:1]
         assert declined.metrics.num_drafts == 0
-
-
-async def test_in_a_core_of_its_own(checkpoint: GetCheckpoint) -> None:
-    """The option as JSON text crosses to the engine's process, and the counts come back."""
-    model = str(checkpoint("llama").folder)
-    options: dict[str, Any] = {"tokenizer": "demo", "dtype": "float32", "max_model_len": MAX_LEN, "num_kv_blocks": 64}
-    text = '{"method": "ngram", "prompt_lookup_max": 2}'
-    async with AsyncLLM(model, speculative_config=text, engine_process=True, **options) as llm:
-        output = await llm.generate(REPEATED[0], GREEDY)
-        counts = (await llm.engine()).metrics.spec_decode_by_replica[0]
-    assert output.metrics.num_accepted_drafts == sum(counts.accepted) > 0
-    assert output.metrics.num_drafts == sum(counts.proposed) >= counts.num_drafts
-    assert len(counts.proposed) == 16  # the default, per request and step
 
 
 @pytest.mark.parametrize(

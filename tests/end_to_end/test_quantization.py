@@ -46,8 +46,9 @@ def alone(name: str, in_integers: dict[str, Any], checkpoint: GetCheckpoint) -> 
     "options",
     [
         pytest.param({}, id="batched"),
-        pytest.param({"max_num_batched_tokens": 14}, id="chunked"),
-        pytest.param({"num_kv_blocks": 17}, id="preempted"),
+        pytest.param({"max_num_batched_tokens": 14}, id="chunked", marks=pytest.mark.full),
+        pytest.param({"num_kv_blocks": 17}, id="preempted", marks=pytest.mark.full),
+        pytest.param({"max_num_batched_tokens": 14, "num_kv_blocks": 17}, id="chunked and preempted"),
     ],
 )
 def test_same_bytes(

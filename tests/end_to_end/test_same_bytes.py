@@ -16,8 +16,8 @@ from octavo.inputs import Prompt
 from octavo.kernels.native_level import native_kernels
 from octavo.sampling_params import RequestPriority, SamplingParams
 
-MODELS = ["mistral-window", "qwen3-mixed-windows", "qwen2-moe-windows"]
-MODELS += pick([], ["llama", "qwen2-yarn", "mixtral", "demo"])
+MODELS = ["qwen3-mixed-windows", "qwen2-moe-windows"]
+MODELS += pick([], ["mistral-window", "llama", "qwen2-yarn", "mixtral", "demo"])
 if native_kernels() is not None:
     MODELS += [f"{name} in bfloat16" for name in ("qwen3-mixed-windows", "qwen2-moe", "demo")]
     MODELS += pick([], ["mistral-window in bfloat16"])

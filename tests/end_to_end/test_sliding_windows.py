@@ -15,9 +15,9 @@ from octavo import LLM
 from octavo.errors import InsufficientMemoryError
 from octavo.sampling_params import SamplingParams
 
-WINDOW, CHUNK, CONTEXT = 1024, 512, 16_384
+WINDOW, CHUNK, CONTEXT = 256, 128, 4096
 NUM_TOKENS = 40
-PEAK = (WINDOW + 64 + CHUNK + 8) // 16 + 2  # blocks of 16 tokens: 1,632 tokens' worth
+PEAK = (WINDOW + 64 + CHUNK + 8) // 16 + 2  # blocks of 16 tokens: 480 tokens' worth
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,9 @@ def load(saved: tuple[Path, Any], num_kv_blocks: int, **options: Any) -> LLM:
     )
 
 
-def test_a_context_of_16k_is_served_in_a_window_and_a_chunk(saved: tuple[Path, Any]) -> None:
-    """102 blocks, 1,632 tokens, where the whole context takes 1,024 blocks; and the tokens are right."""
-    assert PEAK == 102
+def test_a_long_context_is_served_in_a_window_and_a_chunk(saved: tuple[Path, Any]) -> None:
+    """30 blocks, 480 tokens, where the whole context takes 256 blocks; and the tokens are right."""
+    assert PEAK == 30
     prompt = random_tokens(CONTEXT - NUM_TOKENS, seed=5)
     with load(saved, PEAK) as llm:
         [output] = llm.generate(
@@ -59,14 +59,14 @@ def test_a_context_of_16k_is_served_in_a_window_and_a_chunk(saved: tuple[Path, A
 
 
 def test_less_is_refused_with_the_way_out(saved: tuple[Path, Any]) -> None:
-    with pytest.raises(InsufficientMemoryError, match=r"needs 102 blocks of 16 tokens.* max_model_len to at most 1616"):
+    with pytest.raises(InsufficientMemoryError, match=r"needs 30 blocks of 16 tokens.* max_model_len to at most 464"):
         load(saved, PEAK - 1)
 
 
 def test_prefixes_are_found_whose_last_window_is_left(saved: tuple[Path, Any]) -> None:
-    prompt, params = random_tokens(3000, seed=6), SamplingParams(temperature=1.0, seed=3, max_tokens=8, logprobs=2)
+    prompt, params = random_tokens(1000, seed=6), SamplingParams(temperature=1.0, seed=3, max_tokens=8, logprobs=2)
     with load(saved, 400) as llm:
         outputs = [llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)[0] for _ in range(2)]
-    assert [output.metrics.num_cached_tokens for output in outputs] == [0, 2992]
+    assert [output.metrics.num_cached_tokens for output in outputs] == [0, 992]
     first, again = (output.outputs[0] for output in outputs)
     assert (first.token_ids, first.cumulative_logprob) == (again.token_ids, again.cumulative_logprob)

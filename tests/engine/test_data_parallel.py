@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.executor.processes import are_gone
 
 from octavo.async_llm import AsyncLLM
 from octavo.engine.data_parallel_client import DataParallelClient
@@ -70,6 +71,16 @@ def test_calls_and_aborts_reach_every_replica(engine: LLMEngine) -> None:
     assert {out.outputs[0].finish_reason for out in ended.values()} == {"abort"}
     engine.reset_prefix_cache()
     engine.check_integrity()
+
+
+def test_nothing_is_left_at_exit(engine: LLMEngine) -> None:
+    """The last test with this engine."""
+    replicas = client_of(engine)
+    folders = [replica._folder for replica in replicas._replicas]
+    assert all(folder.exists() for folder in folders)
+    engine.exit()
+    assert are_gone(replicas.pids)
+    assert not any(folder.exists() for folder in folders)
 
 
 @pytest.mark.full  # by default tests/server/test_data_parallel.py kills replicas

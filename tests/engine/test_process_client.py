@@ -15,9 +15,11 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+from tests import fakes
 from tests.marks import needs_populate
 
 from octavo.async_llm import AsyncLLM
+from octavo.config.args import EngineArgs
 from octavo.engine.front import read_tokenizer
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.process_client import ProcessClient
@@ -26,13 +28,28 @@ from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, logprobs=2, logit_bias={5: 1.0}, stop=["zzz"])
+LOOKUP = '{"method": "ngram", "prompt_lookup_max": 2}'
 OPTIONS: dict[str, Any] = {"num_kv_blocks": 256, "max_num_seqs": 8}
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[LLMEngine]:
+def children_while_reading() -> list[int]:
+    """The processes that were there when the tokenizer of `engine` was read."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def engine(children_while_reading: list[int]) -> Iterator[LLMEngine]:
     """With more memory than its warm-up touches."""
-    engine = LLMEngine("demo", engine_process=True, max_num_seqs=8, num_kv_blocks=1024, block_size=32)
+
+    def read(path: str, chat_template: str | None) -> Tokenizer:
+        children_while_reading.extend(child.pid for child in psutil.Process().children())
+        return read_tokenizer(path, chat_template)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("octavo.engine.front.read_tokenizer", read)
+        options: dict[str, Any] = {"max_num_seqs": 8, "num_kv_blocks": 1024, "block_size": 32}
+        engine = LLMEngine("demo", engine_process=True, speculative_config=LOOKUP, **options)
     yield engine
     engine.exit()
 
@@ -41,6 +58,11 @@ def client_of(engine: LLMEngine) -> ProcessClient:
     client = engine.front.client
     assert isinstance(client, ProcessClient)
     return client
+
+
+@pytest.fixture
+def _fake_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessClient, "command", fakes.CORE)
 
 
 def wait_until_gone(pid: int, within_s: float) -> bool:
@@ -73,6 +95,17 @@ def test_answers_are_those_of_a_core_in_this_process(engine: LLMEngine) -> None:
     inproc.exit()
 
 
+def test_drafts_are_counted_and_the_counts_come_back(engine: LLMEngine) -> None:
+    """The option crossed to the core as JSON text."""
+    by_replica = engine.front.outputs.metrics.spec_decode_by_replica
+    before = sum(by_replica[0].accepted) if by_replica else 0
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, allowed_token_ids=[300])
+    [output] = engine.generate({"prompt_token_ids": [300] * 8}, params)  # so that drafts are right
+    assert output.metrics.num_accepted_drafts == sum(by_replica[0].accepted) - before > 0
+    assert output.metrics.num_drafts >= output.metrics.num_accepted_drafts
+    assert len(by_replica[0].proposed) == 16  # the default, per request and step
+
+
 def test_calls_run_between_steps(engine: LLMEngine) -> None:
     engine.check_integrity()
     engine.reset_prefix_cache()
@@ -88,23 +121,8 @@ def test_a_front_that_fails_lets_its_core_go() -> None:
     assert {child.pid for child in psutil.Process().children()} <= before
 
 
-def test_a_core_loads_while_the_tokenizer_is_read_and_leaves_nothing_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[int] = []
-
-    def read(path: str, chat_template: str | None) -> Tokenizer:
-        begun.extend(child.pid for child in psutil.Process().children() if "octavo.engine.core_proc" in child.cmdline())
-        return read_tokenizer(path, chat_template)
-
-    before = {child.pid for child in psutil.Process().children()}
-    monkeypatch.setattr("octavo.engine.front.read_tokenizer", read)
-    engine = LLMEngine("demo", engine_process=True, **OPTIONS)
-    client = client_of(engine)
-    assert client.pid in set(begun) - before
-    folder = Path(client._folder)
-    assert folder.exists()
-    engine.exit()
-    assert wait_until_gone(client.pid, within_s=0.5)
-    assert not folder.exists()
+def test_a_core_loads_while_the_tokenizer_is_read(engine: LLMEngine, children_while_reading: list[int]) -> None:
+    assert client_of(engine).pid in children_while_reading
 
 
 @pytest.mark.full  # by default tests/server/test_start.py says so, with a server around it
@@ -117,6 +135,7 @@ def test_the_front_never_imports_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.usefixtures("_fake_core")
 def test_a_core_that_cannot_start_raises_its_own_error() -> None:
     with pytest.raises(InsufficientMemoryError, match="max_model_len"):
         LLMEngine("demo", engine_process=True, num_kv_blocks=1)
@@ -124,7 +143,8 @@ def test_a_core_that_cannot_start_raises_its_own_error() -> None:
 
 def test_the_core_leaves_with_its_parent(tmp_path: Path) -> None:
     code = (
-        "import time; from octavo import LLMEngine; e = LLMEngine('demo', engine_process=True, num_kv_blocks=64);"
+        "import time; from octavo import LLMEngine; from octavo.engine.process_client import ProcessClient;"
+        f"ProcessClient.command = {fakes.CORE}; e = LLMEngine('demo', engine_process=True, num_kv_blocks=64);"
         "print(e.front.client.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
@@ -135,6 +155,7 @@ def test_the_core_leaves_with_its_parent(tmp_path: Path) -> None:
     assert wait_until_gone(core_pid, within_s=10.0)
 
 
+@pytest.mark.usefixtures("_fake_core")
 async def test_async_llm_snippet_of_the_readme_and_a_core_that_is_killed(caplog: pytest.LogCaptureFixture) -> None:
     """Without a model it is the demo, and says so; a stream grows to the whole; everyone who waits is told."""
     caplog.set_level(logging.INFO, logger="octavo")
@@ -144,8 +165,9 @@ async def test_async_llm_snippet_of_the_readme_and_a_core_that_is_killed(caplog:
         assert any(
             "no model given" in record.getMessage() and "demo" in record.getMessage() for record in caplog.records
         )
-        chunks = [output async for output in llm.chat_stream([{"role": "user", "content": "Hello"}], PARAMS)]
-        answer = await llm.chat([{"role": "user", "content": "Hello"}], PARAMS)
+        params = PARAMS.replace(logprobs=None, seed=1)
+        chunks = [output async for output in llm.chat_stream([{"role": "user", "content": "Hello"}], params)]
+        answer = await llm.chat([{"role": "user", "content": "Hello"}], params)
         assert result.finished
         assert [output.prompt for output in results] == ["Hello", "World"]
         assert all(later.text.startswith(earlier.text) for earlier, later in itertools.pairwise(chunks))
@@ -171,6 +193,13 @@ def test_a_process_that_cannot_be_started_leaves_nothing_behind(
     with pytest.raises(EngineDeadError, match=r"the engine process could not be started: .*missing"):
         LLMEngine("demo", engine_process=True, **OPTIONS)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_core_that_is_still_loading_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessClient, "command", [sys.executable, "-c", "import sys; sys.stdin.read()"])
+    client = ProcessClient(EngineArgs(model_name="demo").resolve())
+    client.close()
+    assert client._child.returncode == -signal.SIGKILL
 
 
 def test_a_process_that_ends_before_it_reads_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

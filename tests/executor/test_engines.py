@@ -11,6 +11,7 @@ import httpx2 as httpx
 import pytest
 from tests.executor.conftest import possessions
 from tests.executor.processes import are_gone, descendants, ranks_below, wait_until
+from tests.fakes import CORE
 from tests.server.http_server import HttpServer
 
 from octavo import LLM, SamplingParams
@@ -42,7 +43,8 @@ def test_an_engine_in_this_process_names_the_dead_rank() -> None:
         llm.exit()
 
 
-def test_an_engine_in_a_child_process_leaves_nothing_when_that_is_killed() -> None:
+def test_an_engine_in_a_child_process_leaves_nothing_when_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessClient, "command", CORE)
     with nothing_left():
         llm = LLM("demo", engine_process=True, **TWO_RANKS)
         client = llm.engine.front.client

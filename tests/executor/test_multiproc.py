@@ -95,7 +95,7 @@ def test_long_scheduler_and_model_outputs_pass(make_executor: MakeExecutor) -> N
     executor = make_executor(max_num_batched_tokens=8_000_000)
     executor.start()
     scheduler = make_scheduler(num_blocks=64)
-    for turn in range(3):
+    for turn in range(2):
         request = make_request(f"r{turn}", [turn, 1], max_tokens=1, bad_words=("x",))
         scheduler.add_request(request)
         scheduler_output = scheduler.schedule()

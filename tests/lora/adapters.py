@@ -4,7 +4,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
 
 from octavo.contracts.lora import AdapterRef
@@ -17,6 +16,8 @@ ATTENTION = ["q_proj", "v_proj"]
 
 def save_adapter(model: Any, folder: Path, *, seed: int = 0, **settings: Any) -> Any:
     """Put an adapter into transformers' model, as large as its weights, save it and return PEFT's model."""
+    import peft  # half a second, which processes that have no such test need not spend
+
     config = peft.LoraConfig(**{"r": 4, "lora_alpha": 6, "target_modules": ALL_LINEAR, **settings})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about embeddings

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.breadth import pick
 from tests.sampling import reference
 from tests.sampling.support import sample, sample_one, sample_rows
 
@@ -71,7 +72,7 @@ def run(requests: list[Request], rows_of: list[int]) -> list[tuple[int, TokenLog
     return [(token_id, result.logprobs.get(at)) for at, token_id in enumerate(result.token_ids.tolist())]
 
 
-@settings(max_examples=60)
+@settings(max_examples=pick(30, 60))
 @given(st.lists(REQUESTS, min_size=2, max_size=9), st.randoms(use_true_random=False))
 def test_a_row_alone_is_that_row_in_any_batch(requests: list[Request], random: Random) -> None:
     rows_of = random.sample(range(64), len(requests))

@@ -12,12 +12,15 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx2 as httpx
+from tests.fakes import OCTAVO
 
 START_S = 60.0
 
 
 class HttpServer:
     """`octavo serve` on a free port, ended with the block.
+
+    Without a model a fake one answers (`tests/fakes`), and the server starts sooner.
 
     What it says goes to a file: a pipe that nobody empties would stop it after so many lines of its log.
     """
@@ -27,10 +30,12 @@ class HttpServer:
         *flags: str,
         model: str = "demo",
         python: str = sys.executable,
+        has_model: bool = True,
         environ: Mapping[str, str] | None = None,
         **client_options: Any,
     ) -> None:
-        command = [python, "-m", "octavo.cli.main", "serve", model, "--port", "0", *flags]
+        octavo = (python, "-m", "octavo.cli.main") if has_model else OCTAVO
+        command = [*octavo, "serve", model, "--port", "0", *flags]
         self._log = tempfile.TemporaryFile("ab")  # noqa: SIM115  # lives as long as the server
         self.process = subprocess.Popen(command, stderr=self._log, env={**os.environ, **(environ or {})})
         try:

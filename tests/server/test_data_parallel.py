@@ -13,7 +13,7 @@ from tests.server.http_server import HttpServer
 CHAT = "/v1/chat/completions"
 LONG: dict[str, Any] = {
     "messages": [{"role": "user", "content": "What is a block?"}],
-    "max_tokens": 1000,
+    "max_tokens": 400,
     "ignore_eos": True,
     "stream": True,
 }
@@ -45,7 +45,8 @@ def running(server: HttpServer) -> float:
 
 
 def test_the_server_goes_on_with_the_replicas_that_are_left() -> None:
-    with HttpServer("--data-parallel-size", "2", "--num-kv-blocks", "256") as server, ThreadPoolExecutor() as threads:
+    flags = ("--data-parallel-size", "2", "--num-kv-blocks", "256")
+    with HttpServer(*flags, has_model=False) as server, ThreadPoolExecutor() as threads:
         assert server.client.get("/health").json() == {"status": "ok"}
         streams = [threads.submit(read_to_end, server) for _ in range(2)]
         while running(server) < 2:

@@ -50,7 +50,7 @@ def run_octavo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_parsers_that_are_off_and_sigterm_lets_a_stream_finish() -> None:
     """And the exit code is 0."""
-    with HttpServer("--reasoning-parser", "none", "--tool-call-parser", "none") as server:
+    with HttpServer("--reasoning-parser", "none", "--tool-call-parser", "none", has_model=False) as server:
         asked: dict[str, Any] = {
             "thinking_token_budget": 5,
             "tools": [{"type": "function", "function": {"name": "now"}}],
@@ -156,7 +156,7 @@ def test_a_unix_socket_and_settings_from_flag_environment_and_file(tmp_path: Pat
     flags = ("--config", str(file), "--served-model-name", "a", "--served-model-name", "b",
              "--chat-template", str(template), "--stats-interval-s", "1e-6", "--uds", str(socket))  # fmt: skip
     client: dict[str, Any] = {"base_url": "http://octavo", "transport": httpx.HTTPTransport(uds=str(socket))}
-    with HttpServer(*flags, environ=environ, headers={"x-api-key": "sesame"}, **client) as server:
+    with HttpServer(*flags, has_model=False, environ=environ, headers={"x-api-key": "sesame"}, **client) as server:
         assert server.url == f"unix:{socket}"
         assert run_octavo("serve", "--uds", str(socket)).returncode == 2  # somebody is there
         cards = server.client.get("/v1/models").json()["data"]

@@ -7,38 +7,38 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.server.conftest import Start
 from tests.server.http_server import HttpServer
 
 
-def test_http_answers_while_the_model_is_loading() -> None:
+def test_http_answers_while_the_model_is_loading(start: Start) -> None:
     """Requests are asked to come back."""
-    running = HttpServer()
-    health = running.client.get("/health")
-    response = running.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
-    with running:
-        if health.status_code == 503:  # so it is but on the slowest of machines
-            assert health.json()["status"] == "loading"
-            assert health.json()["error"]["code"] == "loading"
-            assert "retry-after" in health.headers
-        assert running.client.get("/health").json() == {"status": "ok"}
-        assert running.client.get("/ready").status_code == 200
-        if health.status_code == 503:
-            assert "(" in health.json()["error"]["message"] or "starting" in health.json()["error"]["message"]
-            assert "s so far" in health.json()["error"]["message"]
-        summary = r"^octavo: demo is ready after [\d.]+ s; KV cache: ([\d,]+) tokens, .*; (http\S+)$"
-        ready = re.findall(summary, running.log, re.MULTILINE)
-        assert [url for _, url in ready] == [running.url]
-        info = running.client.get("/server_info").json()
-        assert f"{info['kv_cache_tokens']:,}" == ready[0][0]
-        port = running.url.rpartition(":")[2]
-        command = [sys.executable, "-m", "octavo.cli.main", "serve", "demo", "--port", port]
-        taken = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
-        assert taken.returncode == 2
-        assert "--port" in taken.stderr.splitlines()[-1]
-        if response.status_code != 200:
-            assert response.status_code == 503
-            assert response.json()["error"].keys() == {"message", "type", "param", "code"}
-            assert "retry-after" in response.headers
+    running, health, response = start.server, start.health, start.reply
+    if health.status_code == 503:  # so it is but on the slowest of machines
+        assert health.json()["status"] == "loading"
+        assert health.json()["error"]["code"] == "loading"
+        assert "retry-after" in health.headers
+        assert "(" in health.json()["error"]["message"] or "starting" in health.json()["error"]["message"]
+        assert "s so far" in health.json()["error"]["message"]
+    if response.status_code != 200:
+        assert response.status_code == 503
+        assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+        assert "retry-after" in response.headers
+    assert running.client.get("/health").json() == {"status": "ok"}
+    assert running.client.get("/ready").status_code == 200
+    summary = r"^octavo: demo is ready after [\d.]+ s; KV cache: ([\d,]+) tokens, .*; (http\S+)$"
+    ready = re.findall(summary, running.log, re.MULTILINE)
+    assert [url for _, url in ready] == [running.url]
+    info = running.client.get("/server_info").json()
+    assert f"{info['kv_cache_tokens']:,}" == ready[0][0]
+
+
+def test_a_port_that_is_taken_is_told(server: HttpServer) -> None:
+    port = server.url.rpartition(":")[2]
+    command = [sys.executable, "-m", "octavo.cli.main", "serve", "demo", "--port", port]
+    taken = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert taken.returncode == 2
+    assert "--port" in taken.stderr.splitlines()[-1]
 
 
 def test_a_model_that_is_not_there_ends_the_program(tmp_path: Path) -> None:

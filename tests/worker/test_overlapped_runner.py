@@ -5,7 +5,8 @@ The device is a test double that records ops (`testing_device`); kernels are tor
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,57 +65,104 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
+Answer = tuple[Any, ...]
+Answers = dict[tuple[int, str, bool], Answer]  # by kind, prompt and whether others were in the batch
+NUM_TOKENS = 9
+
+
 def model_outputs(
     place: Place,
     queue: DeviceQueue | None,
-    kinds: list[dict[str, Any]],
+    kinds: Iterable[int],
     known: list[list[int]] | None = None,
-    num_tokens: int = pick(6, 9),
+    num_tokens: int = NUM_TOKENS,
     **options: Any,
-) -> list[Any]:
+) -> Answers:
     """Run prompts with each kind of sampling, then all kinds together; `known` gets what the requests say."""
-    place.queue = queue
+    place.queue, kinds = queue, list(kinds)
     llm = LLM("demo", **{**OPTIONS, **options})
-    params = [
-        SamplingParams.from_options({"seed": 7, "max_tokens": num_tokens, "ignore_eos": True, **kind}) for kind in kinds
-    ]
-    outputs = [output for kind in params for output in llm.generate(PROMPTS[:NUM_ALIKE], kind, use_tqdm=False)]
-    for start in range(0, len(kinds), len(PROMPTS)):
-        mixture = params[start : start + len(PROMPTS)]
-        outputs += llm.generate(PROMPTS[: len(mixture)], mixture, use_tqdm=False)
-    if known is not None:
-        known += [output.prompt_token_ids + output.outputs[0].token_ids for output in outputs]
-    found = [(output.outputs[0].token_ids, output.outputs[0].logprobs, output.prompt_logprobs) for output in outputs]
+    common: dict[str, Any] = {"seed": 7, "max_tokens": num_tokens, "ignore_eos": True}
+    batches = [[(kind, prompt, False) for prompt in PROMPTS[:NUM_ALIKE]] for kind in kinds]
+    together = [(kind, PROMPTS[kind % len(PROMPTS)], True) for kind in kinds]
+    batches += [together[start : start + len(PROMPTS)] for start in range(0, len(kinds), len(PROMPTS))]
+    found: Answers = {}
+    for batch in batches:
+        params = [SamplingParams.from_options({**common, **KINDS[kind]}) for kind, *_ in batch]
+        outputs = llm.generate([prompt for _, prompt, _ in batch], params, use_tqdm=False)
+        for key, output in zip(batch, outputs, strict=True):
+            found[key] = (output.outputs[0].token_ids, output.outputs[0].logprobs, output.prompt_logprobs)
+            if known is not None:
+                known.append(output.prompt_token_ids + output.outputs[0].token_ids)
     llm.exit()
     return found
 
 
-def test_graphs_and_steps_in_flight_change_nothing(place: Place) -> None:
-    queue = RecordedQueue()
-    plain = model_outputs(place, None, KINDS)
-    assert model_outputs(place, queue, KINDS) == plain
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plain:
+    """What all kinds answer op by op and one step at a time, and those requests in tokens."""
+
+    found: Answers
+    known: list[list[int]]
+
+    def has(self, some: Answers, num_tokens: int = NUM_TOKENS) -> bool:
+        """Tell whether answers of so many tokens are how these begin."""
+        begun = {key: (ids[:num_tokens], logprobs and logprobs[:num_tokens], of_prompt)
+                 for key, (ids, logprobs, of_prompt) in self.found.items()}  # fmt: skip
+        return bool(some) and all(begun[key] == answer for key, answer in some.items())
+
+
+@pytest.fixture(scope="module")
+def made() -> list[Plain]:
+    return []
+
+
+@pytest.fixture
+def plain(place: Place, made: list[Plain]) -> Plain:
+    """Made once: it is the same in any company."""
+    if not made:
+        known: list[list[int]] = []
+        made.append(Plain(found=model_outputs(place, None, range(len(KINDS)), known), known=known))
+    return made[0]
+
+
+def test_graphs_and_steps_in_flight_change_nothing(
+    place: Place, plain: Plain, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Graphs contain only what their steps use, and no option but two makes a step run without a graph."""
+    without = [at for at, kind in enumerate(KINDS) if {"prompt_logprobs", "bad_words"} & kind.keys()]
+    count, queue = pick(5, NUM_TOKENS), RecordedQueue()
+    assert plain.has(model_outputs(place, queue, {*range(len(KINDS))}.difference(without), num_tokens=count), count)
     assert queue.captures >= 3
     assert len(queue.replays) > 20
     assert queue.num_waits > 20
-    eager, some = RecordedQueue(), KINDS[: pick(3, len(KINDS))]
-    num_alike = NUM_ALIKE * len(some)
-    assert model_outputs(place, eager, some, enforce_eager=True)[:num_alike] == plain[:num_alike]
+    assert "no graph" not in caplog.text
+    [file] = (Path(os.environ["OCTAVO_CACHE"]) / "graphs").iterdir()
+    endings = {tuple(ending) for _, _, ending, _ in json.loads(file.read_text())}
+    parts = [("is_filtered",), ("has_processors",), ("is_rated",), ("has_processors", "is_filtered", "is_rated")]
+    assert {("argmax",), ("drawn",), *(("drawn", *some) for some in parts)} <= endings
+
+    # The next start captures at warm-up.
+    place.queue = again = RecordedQueue()
+    llm = LLM("demo", **OPTIONS)
+    assert again.captures >= 2
+    llm.exit()
+    assert plain.has(model_outputs(place, RecordedQueue(), without, num_tokens=count), count)
+    eager, some = RecordedQueue(), range(pick(3, len(KINDS)))
+    assert plain.has(model_outputs(place, eager, some, num_tokens=count, enforce_eager=True), count)
     assert eager.captures == 0
 
 
-def test_drafts_change_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_change_nothing(place: Place, plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps with drafts are computed op by op, those without by graphs."""
-    known: list[list[int]] = []
-    plain = model_outputs(place, None, KINDS[4:], known, num_tokens=9)
-    drafter = KnownDrafter.of_sequences(known, vocab_size=max(map(max, known)) + 1)
+    drafter = KnownDrafter.of_sequences(plain.known, vocab_size=max(map(max, plain.known)) + 1)
     monkeypatch.setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=drafter))
     queue = RecordedQueue()
-    assert model_outputs(place, queue, KINDS[4:], num_tokens=9) == plain
+    assert plain.has(model_outputs(place, queue, range(4, len(KINDS))))
     assert drafter.num_proposed > drafter.num_accepted > 20
     assert queue.replays
 
 
-def test_a_draft_model_changes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_model_changes_nothing(place: Place, plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for its drafts within the step; here it is the model itself, so that most are right."""
     several: list[int] = []
     record = Speculation.record
@@ -124,30 +172,10 @@ def test_a_draft_model_changes_nothing(place: Place, monkeypatch: pytest.MonkeyP
         several.extend([] if update.several is None else update.several.counts.tolist())
 
     monkeypatch.setattr(Speculation, "record", note)
-    kinds = KINDS[: pick(8, len(KINDS))]
-    expected = model_outputs(place, None, kinds, num_tokens=9)
     config = {"model": "demo", "num_speculative_tokens": 3, "adaptive": False}
-    assert model_outputs(place, RecordedQueue(), kinds, num_tokens=9, speculative_config=config) == expected
+    some = model_outputs(place, RecordedQueue(), range(pick(8, len(KINDS))), speculative_config=config)
+    assert plain.has(some)
     assert several.count(4) > 20
-
-
-def test_the_next_start_captures_at_warm_up(place: Place) -> None:
-    model_outputs(place, RecordedQueue(), KINDS[:2])
-    place.queue = queue = RecordedQueue()
-    llm = LLM("demo", **OPTIONS)
-    assert queue.captures >= 2
-    llm.exit()
-
-
-def test_every_part_of_a_draw_is_in_a_graph(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """Graphs contain only what their steps use, and no option makes a step run without a graph."""
-    queue = RecordedQueue()
-    model_outputs(place, queue, [kind for kind in KINDS if "prompt_logprobs" not in kind and "bad_words" not in kind])
-    assert "no graph" not in caplog.text
-    [file] = (Path(os.environ["OCTAVO_CACHE"]) / "graphs").iterdir()
-    endings = {tuple(ending) for _, _, ending, _ in json.loads(file.read_text())}
-    parts = [("is_filtered",), ("has_processors",), ("is_rated",), ("has_processors", "is_filtered", "is_rated")]
-    assert {("argmax",), ("drawn",), *(("drawn", *some) for some in parts)} <= endings
 
 
 def test_blocks_freed_behind_a_window_are_no_reason_to_go_without_a_graph(place: Place, tmp_path: Path) -> None:

@@ -124,6 +124,8 @@ class ProcessClient:
         if self._is_closing:
             return
         self._is_closing = True
+        if not self._ready.done():  # it would hear of it when the model is loaded, and holds nothing for anyone
+            self._child.kill()
         with contextlib.suppress(OctavoError):  # already dead
             self._send(Shutdown())
         assert self._child.stdin is not None
