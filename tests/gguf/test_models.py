@@ -68,6 +68,13 @@ def test_factors_of_llama_3_1_are_recognized(tmp_path: Path) -> None:
         read_model_config(write_llama3(tmp_path, factor=8.0, wrong=True), model="m")
 
 
+@pytest.mark.parametrize("key", ["llama__rope__scaling__factor", "llama__rope__scale_linear"])
+def test_a_factor_without_a_kind_is_linear(key: str, tmp_path: Path) -> None:
+    tiny("llama").save(tmp_path)
+    rope = read_model_config(convert(tmp_path, tmp_path / "model.gguf", **{key: 4.0}), model="m").rope
+    assert (rope.kind, rope.factor) == ("linear", 4.0)
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -78,6 +85,15 @@ def test_factors_of_llama_3_1_are_recognized(tmp_path: Path) -> None:
         ),
         ({"llama__attention__value_length": 4}, UnsupportedModelError, "llama.attention.value_length=4 is not supp"),
         ({"llama__rope__dimension_count": 4}, UnsupportedModelError, "llama.rope.dimension_count=4 is not supported"),
+        (
+            {
+                "llama__rope__scaling__type": "yarn",
+                "llama__rope__scaling__factor": 4.0,
+                "llama__rope__scaling__yarn_log_multiplier": 0.1,
+            },
+            UnsupportedModelError,
+            r"yarn_log_multiplier=0\.1\d* is not supported: only 0 is",
+        ),
         ({"llama__block_count": "three"}, CheckpointError, "num_hidden_layers='three': an integer is expected"),
     ],
 )

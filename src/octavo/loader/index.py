@@ -19,7 +19,16 @@ def names_by_shard(index: Path) -> dict[str, list[str]]:
     shards: dict[str, list[str]] = {}
     for name in weight_map.values:
         file_name = weight_map.text(name)
-        if Path(file_name).name != file_name or "\0" in file_name or len(file_name.encode()) > _MAX_NAME_BYTES:
+        if not _is_name(file_name):
             raise weight_map.fail(name, "the name of a file in the same folder is expected")
         shards.setdefault(file_name, []).append(name)
     return shards
+
+
+def _is_name(text: str) -> bool:
+    """Return whether a text can be the name of a file in a folder; JSON may hold text that cannot be encoded."""
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        return False
+    return Path(text).name == text and text != ".." and "\0" not in text and num_bytes <= _MAX_NAME_BYTES

@@ -152,7 +152,7 @@ class _Fields:
         return _OTHER_NAMES.get(found, found) if isinstance(found, str) else None
 
     def merges(self) -> list[tuple[str, str]]:
-        pairs = [] if self.get("merges") == [] else [tuple(line.split(" ")) for line in self._list("merges", str)]
+        pairs = [tuple(line.split(" ")) for line in self._list("merges", str)]
         if any(len(pair) != 2 for pair in pairs):
             raise self.fail("merges", "two tokens with a space between them are expected in each")
         return pairs
