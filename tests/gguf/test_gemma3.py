@@ -11,7 +11,6 @@ from octavo.config.hf import read_model_config
 from octavo.config.model import ModelConfig
 from octavo.errors import CheckpointError, UnsupportedModelError
 
-
 TOKENS = ("<pad>", "<eos>", "<bos>", "<end_of_turn>")
 
 

@@ -1,5 +1,5 @@
-"""What tensors a checkpoint has, from the headers of its files: nothing is loaded, and torch is not imported but for its
-own format."""
+"""What tensors a checkpoint has, from the headers of its files: nothing is loaded, and torch is not imported unless files
+are in its own format."""
 
 import json
 from collections.abc import Iterator
