@@ -1,5 +1,4 @@
-"""What tensors a checkpoint has, from the headers of its files: nothing is loaded, and torch is not imported unless files
-are in its own format."""
+"""What tensors a checkpoint has, from the headers of its files: nothing is loaded, and only files of torch import torch."""
 
 import json
 from collections.abc import Iterator
