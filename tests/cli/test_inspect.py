@@ -111,3 +111,7 @@ def test_only_what_would_be_loaded_counts(folder: Path, tmp_path: Path) -> None:
     next((tmp_path / "out").glob("model-00002*")).unlink()
     with pytest.raises(CheckpointError, match=r"model-00002-of-\d+\.safetensors: no such file"):
         list(stored_tensors(tmp_path / "out"))
+    for file in (tmp_path / "out").iterdir():
+        file.unlink()
+    with pytest.raises(CheckpointError, match=r"no weights: none of model\.safetensors, .*; there are no files"):
+        list(stored_tensors(tmp_path / "out"))

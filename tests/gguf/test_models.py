@@ -9,8 +9,10 @@ from tests.gguf.files import convert, round_matrices
 from tests.models.paged import PagedRunner, load
 from tests.models.tiny import TINY_MODELS, TinyModel
 
+from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
-from octavo.errors import CheckpointError, UnsupportedModelError
+from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
+from octavo.loader.base import get_model_loader
 
 TOKENS = [5, 9, 33, 60, 4, 17, 80]
 NAMES = [
@@ -103,3 +105,11 @@ def test_what_would_change_the_result_is_refused(
     tiny("llama").save(tmp_path)
     with pytest.raises(error, match=message):
         read_model_config(convert(tmp_path, tmp_path / "model.gguf", **changes), model="m")
+
+
+def test_formats_of_folders_do_not_read_files(tmp_path: Path) -> None:
+    tiny("llama").save(tmp_path)
+    file = convert(tmp_path, tmp_path / "model.gguf")
+    model = load(file)
+    with pytest.raises(InvalidParameterError, match=r"load_format='pt': auto or gguf: .*model\.gguf is a GGUF file"):
+        get_model_loader(LoadConfig(load_format="pt", seed=0)).load(model)

@@ -9,7 +9,7 @@ from torch import Tensor
 from octavo.config.engine import LoadFormat
 from octavo.errors import CheckpointError
 from octavo.loader.base import ModelLoader, get_model_loader
-from octavo.loader.index import names_by_shard
+from octavo.loader.index import names_by_shard, no_weights
 from octavo.loader.safetensors import FILES as SAFETENSORS_FILES
 from octavo.loader.safetensors import names_in_file
 from octavo.loader.sharded_state import FILES as SHARDED_FILES
@@ -54,13 +54,19 @@ def tensor_names(folder: Path) -> frozenset[str]:
 
 
 def _format(path: Path) -> LoadFormat:
-    """Return the format of what is at a path. Safetensors come first where there are several."""
+    """Return the format of what is at a path. Safetensors come first where there are several.
+
+    Raises:
+        CheckpointError: there are no weights.
+    """
     if path.is_file():
         return "gguf"
-    if any(path.glob(SHARDED_FILES)) and not any((path / name).is_file() for name in SAFETENSORS_FILES):
-        return "sharded_state"
-    if any(path.glob("*.safetensors")):
+    if any((path / name).is_file() for name in SAFETENSORS_FILES):
         return "safetensors"
+    if any(path.glob(SHARDED_FILES)):
+        return "sharded_state"
     if any((path / name).is_file() for name in (*SINGLE_FILES, INDEX_FILE)):
         return "pt"
-    return "tensorizer" if (path / TENSORIZER_FILE).is_file() else "safetensors"
+    if (path / TENSORIZER_FILE).is_file():
+        return "tensorizer"
+    raise no_weights(path)

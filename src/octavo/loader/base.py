@@ -5,6 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -31,6 +32,7 @@ _LOADERS = {
     "sharded_state": ("octavo.loader.sharded_state", "ShardedStateLoader"),
     "dummy": ("octavo.loader.dummy", "DummyLoader"),
 }
+_OF_FOLDERS = ("safetensors", "pt", "sharded_state")
 
 
 class ModelLoader(ABC):
@@ -55,8 +57,15 @@ class ModelLoader(ABC):
         return self.load(initialize_model(model_config, context))
 
     def load(self, model: CausalLM) -> CausalLM:
-        """Load the weights of an empty model."""
+        """Load the weights of an empty model.
+
+        Raises:
+            InvalidParameterError: a format of folders, and the model is a GGUF file.
+        """
         start, model_config = time.monotonic(), model.config
+        if self.load_config.load_format in _OF_FOLDERS and Path(model_config.path).is_file():
+            limit = f"auto or gguf: {model_config.path} is a GGUF file"
+            raise InvalidParameterError("load_format", self.load_config.load_format, limit)
         packed = PackedModel.of(model, self.load_config) if self.reads_files else None
         is_restored = packed is not None and packed.restore()
         if not is_restored:

@@ -1,4 +1,4 @@
-"""What tensors a checkpoint has, from the headers of its files: nothing is loaded, and only files of torch import torch."""
+"""What tensors a checkpoint has, from the headers of its files: nothing is loaded, and torch is imported for its own."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.errors import CheckpointError
 from octavo.gguf.file import GgufFile
-from octavo.loader.index import names_by_shard
+from octavo.loader.index import names_by_shard, no_weights
 from octavo.loader.tensorizer_index import read_index
 
 _SINGLE_FILE, _INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
@@ -59,8 +59,10 @@ def stored_tensors(path: Path) -> Iterator[StoredTensor]:
             yield from _of_header(file)
     elif (path / _TENSORIZER_FILE).is_file() and not any(any(path.glob(pattern)) for pattern in _TORCH_FILES):
         yield from _of_tensorizer(path / _TENSORIZER_FILE)
-    else:
+    elif any(any(path.glob(pattern)) for pattern in _TORCH_FILES):
         yield from _of_torch(path)
+    else:
+        raise no_weights(path)
 
 
 def _of_index(folder: Path) -> Iterator[StoredTensor]:
