@@ -1,4 +1,4 @@
-"""What tensors a checkpoint has, from the headers of its files: nothing is loaded, and torch is imported for its own."""
+"""What tensors a checkpoint has, from the headers of its files: nothing is loaded. Files of torch need torch for it."""
 
 import json
 from collections.abc import Iterator
