@@ -14,6 +14,8 @@ from octavo.cli.inspect import app
 from octavo.convert.run import convert as write_checkpoint
 from octavo.convert.source import Checkpoint
 from octavo.convert.target_options import TargetOptions
+from octavo.errors import CheckpointError
+from octavo.loader.stored_tensors import stored_tensors
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +82,36 @@ def test_shards_of_torch_say_the_same(folder: Path, tmp_path: Path) -> None:
     ours, theirs = facts(str(folder), "--tensors"), facts(str(tmp_path / "out"), "--tensors")
     assert ours["weights"] == theirs["weights"]
     assert sorted(each[:2] for each in ours["tensors"]) == sorted(each[:2] for each in theirs["tensors"])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"dtype": "F32", "shape": ["a", "b"], "data_offsets": [0, 8]}, "tensor 'x' cannot be"),
+        ({"dtype": ["F32"], "shape": [2], "data_offsets": [0, 8]}, "tensor 'x' cannot be"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 16]}, "tensor 'x' cannot be"),
+        ({"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}, "tensor 'x' of shape .3. in F32 has 8 bytes"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "its tensors are not the 8 bytes that follow"),
+        (5, "tensor 'x' cannot be"),
+    ],
+)
+def test_headers_are_checked_like_those_that_are_loaded(entry: object, message: str, tmp_path: Path) -> None:
+    header = json.dumps({"x": entry}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: .*{message}"):
+        list(stored_tensors(tmp_path))
+
+
+def test_only_what_would_be_loaded_counts(folder: Path, tmp_path: Path) -> None:
+    write_checkpoint(
+        Checkpoint.open(str(folder)), tmp_path / "out", "safetensors", TargetOptions(max_shard_bytes=20_000)
+    )
+    (tmp_path / "out" / "consolidated.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    assert facts(str(tmp_path / "out"))["weights"] == facts(str(folder))["weights"]
+    next((tmp_path / "out").glob("model-00002*")).unlink()
+    with pytest.raises(CheckpointError, match=r"model-00002-of-\d+\.safetensors: no such file"):
+        list(stored_tensors(tmp_path / "out"))
+    for file in (tmp_path / "out").iterdir():
+        file.unlink()
+    with pytest.raises(CheckpointError, match=r"no weights: none of model\.safetensors, .*; there are no files"):
+        list(stored_tensors(tmp_path / "out"))

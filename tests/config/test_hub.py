@@ -98,6 +98,8 @@ def test_errors_of_the_hub_say_what_was_tried(hub: HubServer, tmp_path: Path) ->
     assert "no revision 'v9'" in resolve_in_process(hub.endpoint, home, MODEL_ID, "v9")["error"]
     offline = resolve_in_process(hub.endpoint, home, MODEL_ID, HF_HUB_OFFLINE="1")["error"]
     assert offline.endswith("because HF_HUB_OFFLINE is set, and it is not in the local cache")
+    misspelled = resolve_in_process(hub.endpoint, home, "smolm2", HF_HUB_OFFLINE="1")["error"]
+    assert misspelled.endswith("not in the local cache. Did you mean 'smollm2'?")
     unreachable = resolve_in_process("http://127.0.0.1:9", home, MODEL_ID)["error"]
     assert unreachable.endswith("nor is it in the local cache; check the network, or name a local folder")
 

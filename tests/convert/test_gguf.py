@@ -32,9 +32,18 @@ LLAMA3: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*NAMES[:: pick(4, 1)], "llama-3.1"])
+YARN: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0,
+        "attention_factor": 1.5, "beta_fast": 12.0, "beta_slow": 2.0,
+    }
+}  # fmt: skip
+SCALED = {"llama-3.1": LLAMA3, "llama-yarn-said": YARN}
+
+
+@pytest.mark.parametrize("name", [*NAMES[:: pick(4, 1)], *SCALED])
 def test_it_is_the_same_model(name: str, tmp_path: Path) -> None:
-    tiny(name, **(LLAMA3 if name == "llama-3.1" else {})).save(tmp_path / "source")
+    tiny(name if name not in SCALED else "llama", **SCALED.get(name, {})).save(tmp_path / "source")
     source = tmp_path / "source"
     out = converted(source, tmp_path / "model.gguf", "--to", "gguf")
     assert torch.equal(logits_of(out), logits_of(source))

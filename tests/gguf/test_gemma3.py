@@ -11,8 +11,10 @@ from octavo.config.hf import read_model_config
 from octavo.config.model import ModelConfig
 from octavo.errors import CheckpointError, UnsupportedModelError
 
+TOKENS = ("<pad>", "<eos>", "<bos>", "<end_of_turn>")
 
-def write(path: Path, architecture: str = "gemma3", **changes: Any) -> Path:
+
+def write(path: Path, architecture: str = "gemma3", tokens: tuple[str, ...] = TOKENS, **changes: Any) -> Path:
     """Write settings and an embedding, without layers; a `None` leaves a key out."""
     settings: dict[str, Any] = {
         "context_length": 131072, "embedding_length": 64, "feed_forward_length": 96, "block_count": 8,
@@ -24,7 +26,7 @@ def write(path: Path, architecture: str = "gemma3", **changes: Any) -> Path:
     for key, value in settings.items():
         if value is not None:
             writer.add_key_value(f"{architecture}.{key.replace('__', '.')}", value, gguf.GGUFValueType.get_type(value))
-    writer.add_token_list(["<pad>", "<eos>", "<bos>", "<end_of_turn>"])
+    writer.add_token_list(tokens)
     writer.add_eos_token_id(1)
     writer.add_tensor("token_embd.weight", np.zeros((4, 64), np.float32))
     writer.write_header_to_file()
@@ -46,6 +48,12 @@ def test_what_files_leave_out_is_that_of_the_published_models(tmp_path: Path) ->
     assert found.attention_scale == pytest.approx(32**-0.5)
     assert found.logits_soft_cap is None
     assert found.eos_token_ids == (1, 3)
+
+
+def test_tokens_that_end_answers_are_known_by_their_text(tmp_path: Path) -> None:
+    tokens = ("<|eot_id|>", "</s>", "<|im_end|>", "<|eom_id|>")
+    found = read_model_config(write(tmp_path / "model.gguf", "llama", tokens), model="m")
+    assert found.eos_token_ids == (1, 0, 2, 3)
 
 
 def test_what_they_say_holds(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from tests.gguf.files import convert, round_matrices
 from tests.models.paged import PagedRunner, load
 from tests.models.tiny import TINY_MODELS, TinyModel
 
+from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
-from octavo.errors import CheckpointError, UnsupportedModelError
+from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
+from octavo.loader.base import get_model_loader
 
 TOKENS = [5, 9, 33, 60, 4, 17, 80]
 NAMES = [
@@ -68,6 +70,13 @@ def test_factors_of_llama_3_1_are_recognized(tmp_path: Path) -> None:
         read_model_config(write_llama3(tmp_path, factor=8.0, wrong=True), model="m")
 
 
+@pytest.mark.parametrize("key", ["llama__rope__scaling__factor", "llama__rope__scale_linear"])
+def test_a_factor_without_a_kind_is_linear(key: str, tmp_path: Path) -> None:
+    tiny("llama").save(tmp_path)
+    rope = read_model_config(convert(tmp_path, tmp_path / "model.gguf", **{key: 4.0}), model="m").rope
+    assert (rope.kind, rope.factor) == ("linear", 4.0)
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -78,6 +87,15 @@ def test_factors_of_llama_3_1_are_recognized(tmp_path: Path) -> None:
         ),
         ({"llama__attention__value_length": 4}, UnsupportedModelError, "llama.attention.value_length=4 is not supp"),
         ({"llama__rope__dimension_count": 4}, UnsupportedModelError, "llama.rope.dimension_count=4 is not supported"),
+        (
+            {
+                "llama__rope__scaling__type": "yarn",
+                "llama__rope__scaling__factor": 4.0,
+                "llama__rope__scaling__yarn_log_multiplier": 0.1,
+            },
+            UnsupportedModelError,
+            r"yarn_log_multiplier=0\.1\d* is not supported: only 0 is",
+        ),
         ({"llama__block_count": "three"}, CheckpointError, "num_hidden_layers='three': an integer is expected"),
     ],
 )
@@ -87,3 +105,11 @@ def test_what_would_change_the_result_is_refused(
     tiny("llama").save(tmp_path)
     with pytest.raises(error, match=message):
         read_model_config(convert(tmp_path, tmp_path / "model.gguf", **changes), model="m")
+
+
+def test_formats_of_folders_do_not_read_files(tmp_path: Path) -> None:
+    tiny("llama").save(tmp_path)
+    file = convert(tmp_path, tmp_path / "model.gguf")
+    model = load(file)
+    with pytest.raises(InvalidParameterError, match=r"load_format='pt': auto or gguf: .*model\.gguf is a GGUF file"):
+        get_model_loader(LoadConfig(load_format="pt", seed=0)).load(model)

@@ -164,6 +164,8 @@ def test_shard_without_a_tensor_that_the_index_lists(folder: Path) -> None:
         ([], r"weight_map=\[\]: an object"),
         ({"lm_head.weight": 3}, "lm_head.weight=3: a string"),
         ({"lm_head.weight": "../model.safetensors"}, "the name of a file in the same folder"),
+        ({"lm_head.weight": ".."}, "the name of a file in the same folder"),
+        ({"lm_head.weight": "\ud800.safetensors"}, "the name of a file in the same folder"),
     ],
 )
 def test_bad_index(folder: Path, weight_map: object, message: str) -> None:
@@ -173,14 +175,16 @@ def test_bad_index(folder: Path, weight_map: object, message: str) -> None:
 
 
 def test_index_that_is_not_json(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"index\.json: not valid JSON"):
-        load(folder)
+    index = folder / "model.safetensors.index.json"
+    for text, message in (("{", ""), ('{"weight_map": {"a": "x", "a": "y"}}', ".*'a' is given twice: 'x' and 'y'")):
+        index.write_text(text)
+        with pytest.raises(CheckpointError, match=rf"index\.json: not valid JSON{message}"):
+            load(folder)
 
 
 def test_no_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"neither model.safetensors nor model.safetensors.index.json$"):
+    with pytest.raises(CheckpointError, match=r"no weights: none of model.safetensors, .*; there are config.json, "):
         load(folder)
 
 

@@ -122,3 +122,18 @@ def test_a_compressed_archive_is_refused(folder: Path) -> None:
         archive.writestr("archive/data.pkl", b"\0" * 2**20)
     with pytest.raises(CheckpointError, match=r"'archive/data\.pkl' in it is compressed"):
         logits_of(folder)
+
+
+@pytest.mark.parametrize("module", [b"builtins", b"__builtin__"])
+def test_a_file_that_asks_for_memory_is_refused(module: bytes, folder: Path) -> None:
+    """torch's unpickler would make a gigabyte of it."""
+    take_tensors(folder)
+    with ZipFile(folder / "pytorch_model.bin", "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02c" + module + b"\nbytearray\nJ\0\0\0\x40\x85R.")
+        archive.writestr("archive/version", "3\n")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: refused, it makes a bytearray"):
+        logits_of(folder)
+    with ZipFile(folder / "pytorch_model.bin", "w") as archive:
+        archive.writestr("archive/version", "3\n")
+    with pytest.raises(CheckpointError, match=r"one data\.pkl in it is expected, found 0"):
+        logits_of(folder)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import gguf
 import pytest
-from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
@@ -49,11 +49,20 @@ def plain() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
+def begins_with_bos(backend: Backend) -> Backend:
+    backend.post_processor = processors.TemplateProcessing(single=f"{SPECIAL[0]} $A", special_tokens=[(SPECIAL[0], 0)])
+    return backend
+
+
+# Their files say nothing about BOS; those of Llama 3 mean that it is added.
 FAMILIES = {
     "gpt-2": lambda: byte_level(plain()),
     "smollm": lambda: byte_level(pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain()])),
-    "llama-bpe": lambda: byte_level(split(LLAMA3)),
+    "llama-bpe": lambda: begins_with_bos(byte_level(split(LLAMA3))),
+    "llama-v3": lambda: begins_with_bos(byte_level(split(LLAMA3))),
+    "smaug-bpe": lambda: byte_level(split(LLAMA3)),
     "qwen2": lambda: byte_level(split(QWEN2), is_composed=True),
+    "deepseek-r1-qwen": lambda: byte_level(split(QWEN2), is_composed=True),
 }
 
 
@@ -99,9 +108,11 @@ def test_ends_and_templates(tmp_path: Path) -> None:
     assert found.render_chat([{"role": "user", "content": "hi"}]) == "hi<|im_end|>"
     assert (found.encode("hi")[0], found.encode("hi")[-1]) == (0, 2)
     assert found.encode("hi", add_special_tokens=False)[0] != 0
+    found = write(tmp_path / "model.gguf", FAMILIES["llama-bpe"](), "llama-bpe", **{"ggml.add_bos_token": False})
+    assert found.encode("hi")[0] != 0
 
 
-def sentencepiece(path: Path, **fields: object) -> Tokenizer:
+def sentencepiece(path: Path, *, has_ids: bool = True, **fields: object) -> Tokenizer:
     """Write a vocabulary whose scores prefer longer pieces, as training makes them."""
     letters = ["\u2581", *"helowrdax"]
     pieces = ["he", "ll", "hell", "hello", "\u2581w", "or", "\u2581wor", "ld", "\u2581world", "\u2581a"]
@@ -112,9 +123,10 @@ def sentencepiece(path: Path, **fields: object) -> Tokenizer:
     writer.add_token_list(tokens)
     writer.add_token_scores([0.0] * 259 + [-float(index) for index in range(len(tokens) - 259)])
     writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
+    if has_ids:
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_unk_token_id(0)
     for key, value in fields.items():
         writer.add_key_value(f"tokenizer.ggml.{key}", value, gguf.GGUFValueType.get_type(value))
     finish(writer)
@@ -132,6 +144,8 @@ def test_sentencepiece(tmp_path: Path) -> None:
     assert len(found.encode("\u00e9", add_special_tokens=False)) == 3  # the space, and two bytes
     found = sentencepiece(tmp_path / "other.gguf", add_bos_token=False, add_space_prefix=False)
     assert len(found.encode("hello world")) == 2
+    found = sentencepiece(tmp_path / "silent.gguf", has_ids=False)
+    assert (found.encode("")[0], found.bos_token_id, found.eos_token_id) == (1, 1, 2)
 
 
 def test_unknown_kinds_are_refused_with_a_way_out(tmp_path: Path) -> None:

@@ -3,10 +3,9 @@
 import json as json_codec
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,20 +16,11 @@ from octavo.config.hub import resolve_model
 from octavo.config.model import ModelConfig
 from octavo.config.vision import VisionConfig
 from octavo.errors import CheckpointError
+from octavo.loader.stored_tensors import StoredTensor, stored_tensors
 
 app = typer.Typer(**TYPER_SETTINGS)
 _GGUF_FLOATS = ("F32", "F16", "BF16")
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor as the file has it."""
-
-    name: str
-    shape: tuple[int, ...]
-    type: str
-    num_bytes: int
 
 
 @app.command()
@@ -97,68 +87,6 @@ def _images(vision: VisionConfig) -> str:
     return (
         f"{tower}; {vision.num_tokens(vision.fixed_grid)} tokens for {vision.image_size} x {vision.image_size} pixels"
     )
-
-
-def stored_tensors(path: Path) -> Iterator[StoredTensor]:
-    """Yield the tensors of a GGUF file, or of a folder with safetensors, a tensorizer file or torch's, from headers.
-
-    Raises:
-        CheckpointError: damaged, or none are there.
-    """
-    if path.is_file():
-        from octavo.gguf.file import GgufFile
-
-        for tensor in GgufFile.read(path).tensors.values():
-            yield StoredTensor(tensor.name, tensor.shape, tensor.type.name, tensor.data.nbytes)
-        return
-    if (tensorized := path / "model.tensors").is_file() and not any(path.glob("*.safetensors")):
-        yield from _tensorizer_index(tensorized)
-        return
-    files = sorted(path.glob("*.safetensors"))
-    for file in files:
-        yield from _header(file)
-    if not files:
-        yield from _pickled(path)
-
-
-def _pickled(path: Path) -> Iterator[StoredTensor]:
-    from octavo.loader.torch_pt import read_folder  # torch, which no other format needs here
-
-    for name, tensor in read_folder(path):
-        yield StoredTensor(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
-
-
-def _tensorizer_index(file: Path) -> Iterator[StoredTensor]:
-    from octavo.loader.tensorizer_index import read_index
-
-    with file.open("rb") as opened:
-        for entry in read_index(opened.read, file.stat().st_size, str(file)):
-            yield StoredTensor(entry.name, entry.shape, entry.dtype, entry.num_bytes)
-
-
-def _header(file: Path) -> Iterator[StoredTensor]:
-    """Yield the tensors of one safetensors file."""
-    try:
-        entries: dict[str, Any] = json_codec.loads(_header_text(file))
-        for name, entry in entries.items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                yield StoredTensor(name, tuple(entry["shape"]), entry["dtype"], end - begin)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{file}: malformed header: {error!r}") from error
-
-
-def _header_text(file: Path) -> bytes:
-    if not file.is_file():
-        raise CheckpointError(f"{file}: not a file")
-    try:
-        with file.open("rb") as opened:
-            size = int.from_bytes(opened.read(8), "little")
-            if size > file.stat().st_size:
-                raise CheckpointError(f"{file}: truncated, or not a safetensors file")
-            return opened.read(size)
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
 
 
 def _by_type(stored: list[StoredTensor]) -> Iterator[str]:

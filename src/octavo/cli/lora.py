@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from octavo.cli.inspect import size_text, stored_tensors
+from octavo.cli.inspect import size_text
 from octavo.cli.options import TYPER_SETTINGS
 from octavo.cli.report import print_table
 from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_adapter, resolve_model
+from octavo.loader.stored_tensors import stored_tensors
 from octavo.lora.adapter_config import AdapterConfig, read_adapter_config
 from octavo.lora.folder import SAFETENSORS_FILE, content_hash, weights_file
 from octavo.lora.names import AdapterTensorName

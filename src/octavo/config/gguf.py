@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.config.gguf_gemma3 import end_of_turn, gemma3_settings
+from octavo.config.gguf_gemma3 import gemma3_settings
 from octavo.config.hf_quantization import GGUF_TYPES
 from octavo.config.json_fields import JsonFields
 from octavo.errors import CheckpointError, UnsupportedModelError
@@ -32,6 +32,17 @@ _PROJECTOR = "clip"  # whatever the vision tower is
 _ROPE_TYPES = {"none": None, "linear": "linear", "yarn": "yarn"}
 # Llama 3.1 and 3.2: the file has only the factors derived from these; see `_llama3_scaling`.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
+# Further settings of YaRN, and the values that leave it as it is.
+_YARN_NEUTRAL = MappingProxyType(
+    {"rope.scaling.yarn_log_multiplier": 0.0, "rope.scaling.yarn_ext_factor": 1.0, "rope.scaling.yarn_attn_factor": 1.0}
+)
+# What ends an answer, by its text: files name one such token, and models have several.
+_ENDS = (
+    *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),  # Llama 3
+    *("<|im_end|>", "<|endoftext|>"),  # Qwen, SmolLM, and what others fine-tuned with ChatML
+    "<end_of_turn>",  # Gemma
+)
+_SENTENCEPIECE_END = 2  # of files that do not name it
 _TABLE, _HEAD = "model.embed_tokens", "lm_head"
 _FACTORS = "rope_freqs.weight"
 
@@ -123,9 +134,11 @@ class _Translation:
         return {frozenset({"F32"}): "float32", frozenset({"F16"}): "float16"}.get(frozenset(kinds), "bfloat16")
 
     def _end_ids(self) -> list[Any]:
-        found = [self._file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-        if self._file.architecture == "gemma3":
-            found.append(end_of_turn(self._file))
+        metadata = self._file.metadata
+        found = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+        if found[0] is None and metadata.get("tokenizer.ggml.model") == "llama":
+            found[0] = _SENTENCEPIECE_END
+        found += metadata.indices_of("tokenizer.ggml.tokens", _ENDS)
         return list(dict.fromkeys(each for each in found if each is not None))
 
     def _experts(self) -> dict[str, Any]:
@@ -157,7 +170,8 @@ class _Translation:
         theta = self._get("rope.freq_base", 10000.0)
         if _FACTORS in self._file.tensors:
             return {"rope_theta": theta, **self._llama3_scaling(theta, dimensions)}
-        name = self._get("rope.scaling.type", "none")
+        factor = self._get("rope.scaling.factor", self._get("rope.scale_linear", None))  # the older name
+        name = self._get("rope.scaling.type", "linear" if factor else "none")
         if name not in _ROPE_TYPES:
             raise self._unsupported("rope.scaling.type", "known: " + ", ".join(_ROPE_TYPES))
         if _ROPE_TYPES[name] is None:
@@ -165,11 +179,24 @@ class _Translation:
         scaling = {
             "rope_theta": theta,
             "rope_type": _ROPE_TYPES[name],
-            "factor": self._get("rope.scaling.factor"),
+            "factor": self._get("rope.scaling.factor") if factor is None else factor,
             "original_max_position_embeddings": self._get("rope.scaling.original_context_length", None),
-            "attention_factor": self._get("rope.scaling.attn_factor", None),
+            **(self._yarn(factor) if name == "yarn" else {}),
         }
         return {key: value for key, value in scaling.items() if value is not None}
+
+    def _yarn(self, factor: object) -> dict[str, Any]:
+        """Return what only YaRN has. Files multiply its own factor of attention, where checkpoints replace it."""
+        for key, neutral in _YARN_NEUTRAL.items():
+            if self._get(key, neutral) != neutral:
+                raise self._unsupported(key, f"only {neutral:g} is, which is what its absence means")
+        times = self._get("rope.scaling.attn_factor", 1.0)
+        is_scaled = isinstance(factor, float) and isinstance(times, float) and times != 1
+        return {
+            "attention_factor": _plain_float(times * yarn_attention_factor(factor)) if is_scaled else None,
+            "beta_fast": self._get("rope.scaling.yarn_beta_fast", None),
+            "beta_slow": self._get("rope.scaling.yarn_beta_slow", None),
+        }
 
     def _llama3_scaling(self, theta: float, dimensions: int) -> dict[str, Any]:
         """Recover the settings behind the per-frequency factors, and verify that they yield exactly these factors."""
@@ -188,6 +215,11 @@ class _Translation:
             "high_freq_factor": _LLAMA3_HIGH,
             "original_max_position_embeddings": _LLAMA3_ORIGINAL,
         }
+
+
+def yarn_attention_factor(factor: float) -> float:
+    """Return what YaRN multiplies queries and keys by, where a model does not say it (transformers' `yarn`)."""
+    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _llama3_factor(frequency: float, factor: float) -> float:

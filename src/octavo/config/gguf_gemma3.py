@@ -10,7 +10,6 @@ from octavo.gguf.file import GgufFile
 
 FULL_EVERY = 6  # layers: the last one of so many sees the whole context, unless the file says otherwise
 LOCAL_THETA = 10000.0
-END_OF_TURN = "<end_of_turn>"  # it ends answers, also where the file names the end of the text only
 _LAYERS_OF_27B = 62
 
 
@@ -44,12 +43,6 @@ def gemma3_settings(file: GgufFile, rope: dict[str, Any]) -> dict[str, Any]:
 def attention_divisor(num_layers: int, hidden_size: int, num_heads: int, head_dim: int) -> int:
     """Return the number whose square root divides scores: it is not in the file, and differs for the largest model."""
     return hidden_size // num_heads if num_layers == _LAYERS_OF_27B else head_dim
-
-
-def end_of_turn(file: GgufFile) -> int | None:
-    """Return the id of the token that ends a turn; None: the vocabulary has none."""
-    tokens = file.metadata.get("tokenizer.ggml.tokens")
-    return tokens.index(END_OF_TURN) if isinstance(tokens, list) and END_OF_TURN in tokens else None
 
 
 def _layer_types(fields: JsonFields, num_layers: int) -> list[str]:

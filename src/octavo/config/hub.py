@@ -9,6 +9,7 @@ Used by the frontend: nothing here imports torch, and the Hub's client is import
 import logging
 import re
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
@@ -130,7 +131,7 @@ def _download(name: str, revision: str | None, tag: str | None, *, with_weights:
                 return _download_gguf(fetch, name, revision, tag)
     except (OSError, HFValidationError) as error:  # errors of the Hub's client and of the network are OSErrors
         tried = f"{name!r}: there is no such folder, and on the hub ({constants.ENDPOINT}) "
-        raise ModelNotFoundError(tried + _why_not_downloaded(error, revision)) from error
+        raise ModelNotFoundError(tried + _why_not_downloaded(error, revision) + _meant(name)) from error
     logger.info("model %s is in %s", name, path)
     return path
 
@@ -153,6 +154,12 @@ def _download_gguf(fetch: Callable[[list[str]], Path], name: str, revision: str 
     if not chosen and tag is not None:
         raise ModelNotFoundError(f"{name!r} has no GGUF files of which {tag!r} could be one")
     return fetch(chosen) / chosen[0] if chosen else folder
+
+
+def _meant(name: str) -> str:
+    """Return a question that ends an error, where a bundled model has nearly this name."""
+    close = get_close_matches(name, (DEMO_MODEL, DEMO_VL_MODEL, SMOLLM2), n=1)
+    return f". Did you mean {close[0]!r}?" if close else ""
 
 
 def _why_not_downloaded(error: Exception, revision: str | None) -> str:

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+from octavo.config.gguf import yarn_attention_factor
 from octavo.config.model import ModelConfig
 from octavo.convert.gguf_gemma3 import write_gemma3_settings
 from octavo.convert.gguf_scores import has_space_prefix, token_scores
@@ -16,6 +17,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _NO_SCORE = -10000.0  # of what no merge makes
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _ROPE_TYPES = ("linear", "yarn")
+_YARN_BETA_FAST, _YARN_BETA_SLOW = 32.0, 1.0  # what readers take where a file has none
 
 
 def write_settings(writer: Any, library: Any, model: ModelConfig) -> None:
@@ -70,8 +72,13 @@ def _write_rope(writer: Any, library: Any, model: ModelConfig) -> None:
     writer.add_rope_scaling_factor(rope.factor)
     if rope.original_max_position is not None:
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_position)
-    if rope.attention_factor is not None:
-        writer.add_rope_scaling_attn_factors(rope.attention_factor)
+    if rope.kind == "yarn":
+        if rope.attention_factor is not None:  # readers multiply YaRN's own by it
+            writer.add_rope_scaling_attn_factors(rope.attention_factor / yarn_attention_factor(rope.factor))
+        if rope.beta_fast != _YARN_BETA_FAST:
+            writer.add_rope_scaling_yarn_beta_fast(rope.beta_fast)
+        if rope.beta_slow != _YARN_BETA_SLOW:
+            writer.add_rope_scaling_yarn_beta_slow(rope.beta_slow)
 
 
 def write_tokenizer(writer: Any, files: TokenizerFiles, model: ModelConfig, origin: str) -> None:

@@ -52,6 +52,13 @@ class Metadata(Mapping[str, Any]):
             value = self._values[key] = value.decoded()
         return value
 
+    def indices_of(self, key: str, texts: Sequence[str]) -> list[int]:
+        """Return where some texts are in an array of strings, without decoding it; empty if there is no such array."""
+        value = self._values.get(key)
+        if isinstance(value, TextArray):
+            return value.indices_of(texts)
+        return [index for index, text in enumerate(value) if text in texts] if isinstance(value, list) else []
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
@@ -63,7 +70,7 @@ class GgufFile:
     """One file, or the parts of a split one."""
 
     def __init__(
-        self, path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor], mappings: Sequence[mmap.mmap]
+        self, path: Path, metadata: Metadata, tensors: Mapping[str, GgufTensor], mappings: Sequence[mmap.mmap]
     ) -> None:
         self.path, self.metadata, self.tensors, self._mappings = path, metadata, tensors, mappings
 

@@ -1,7 +1,7 @@
 """Reads the values of a GGUF header sequentially from a mapped file. Every size is checked before use."""
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -117,15 +117,31 @@ class TextArray:
         Raises:
             CheckpointError: not UTF-8.
         """
-        data, position, texts, size_at = self.data, self.begin, [], struct.Struct("<Q").unpack_from
-        try:
-            for _ in range(self.count):
-                begin = position + _LEAST_STRING_BYTES
-                position = begin + size_at(data, position)[0]
-                texts.append(str(data[begin:position], "utf-8"))
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f"{self.origin}: byte {position}: a string is not UTF-8: {error}") from error
+        texts: list[str] = []
+        for begin, end in self._places():
+            try:
+                texts.append(str(self.data[begin:end], "utf-8"))
+            except UnicodeDecodeError as error:
+                raise CheckpointError(f"{self.origin}: byte {end}: a string is not UTF-8: {error}") from error
         return texts
+
+    def indices_of(self, texts: Sequence[str]) -> list[int]:
+        """Return where these are."""
+        wanted = {text.encode() for text in texts}
+        sizes, data = {len(text) for text in wanted}, self.data
+        return [
+            index
+            for index, (begin, end) in enumerate(self._places())
+            if end - begin in sizes and bytes(data[begin:end]) in wanted
+        ]
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        """Yield where each string begins and ends; all of that is in the file."""
+        data, end, size_at = self.data, self.begin, struct.Struct("<Q").unpack_from
+        for _ in range(self.count):
+            begin = end + _LEAST_STRING_BYTES
+            end = begin + size_at(data, end)[0]
+            yield begin, end
 
 
 # enum gguf_metadata_value_type

@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo.errors import CheckpointError
 from octavo.loader.base import ModelLoader
 from octavo.loader.gguf import GgufLoader
-from octavo.loader.index import names_by_shard
+from octavo.loader.index import names_by_shard, no_weights
 from octavo.loader.safetensors import FILES as SAFETENSORS_FILES
 from octavo.loader.safetensors import SafetensorsLoader, names_in_file
 from octavo.loader.sharded_state import FILES as SHARDED_FILES
@@ -55,13 +55,19 @@ def tensor_names(folder: Path) -> frozenset[str]:
 
 
 def _loader_for(path: Path) -> type[ModelLoader]:
-    """Return the loader of what is at a path. Safetensors come first where there are several formats."""
+    """Return the loader of what is at a path. Safetensors come first where there are several formats.
+
+    Raises:
+        CheckpointError: there are no weights.
+    """
     if path.is_file():
         return GgufLoader
-    if any(path.glob(SHARDED_FILES)) and not any((path / name).is_file() for name in SAFETENSORS_FILES):
-        return ShardedStateLoader
-    if any(path.glob("*.safetensors")):
+    if any((path / name).is_file() for name in SAFETENSORS_FILES):
         return SafetensorsLoader
+    if any(path.glob(SHARDED_FILES)):
+        return ShardedStateLoader
     if any((path / name).is_file() for name in (*SINGLE_FILES, INDEX_FILE)):
         return TorchLoader
-    return TensorizerLoader if (path / TENSORIZER_FILE).is_file() else SafetensorsLoader
+    if (path / TENSORIZER_FILE).is_file():
+        return TensorizerLoader
+    raise no_weights(path)

@@ -4,12 +4,14 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 
 from octavo.config.engine import LoadConfig
 from octavo.config.model import ModelConfig
+from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
 from octavo.loader.packed_model import PackedModel
 from octavo.loader.staging import staged
@@ -18,6 +20,8 @@ from octavo.models.registry import initialize_model
 from octavo.models.weights import load_weights, process_weights_after_loading
 
 logger = logging.getLogger(__name__)
+
+_FOLDER_FORMATS = ("safetensors", "pt", "sharded_state")
 
 
 class ModelLoader(ABC):
@@ -42,8 +46,15 @@ class ModelLoader(ABC):
         return self.load(initialize_model(model_config, context))
 
     def load(self, model: CausalLM) -> CausalLM:
-        """Load the weights of an empty model."""
+        """Load the weights of an empty model.
+
+        Raises:
+            InvalidParameterError: a format of folders, and the model is a GGUF file.
+        """
         start, model_config = time.monotonic(), model.config
+        if self.load_config.load_format in _FOLDER_FORMATS and Path(model_config.path).is_file():
+            limit = f"auto or gguf: {model_config.path} is a GGUF file"
+            raise InvalidParameterError("load_format", self.load_config.load_format, limit)
         packed = PackedModel.of(model, self.load_config) if self.reads_files else None
         is_restored = packed is not None and packed.restore()
         if not is_restored:

@@ -1,10 +1,13 @@
-"""The index of a checkpoint in several files: which tensor is in which of them."""
+"""The files of a checkpoint: which there must be, and by an index, which tensor is in which of several."""
 
 from pathlib import Path
 
 from octavo.config.json_fields import JsonFields
+from octavo.errors import CheckpointError
 
 _MAX_NAME_BYTES = 255  # of a file, in any file system
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "model.pt", "model.pth", "model.tensors")
+_NAMED_AT_MOST = 8
 
 
 def names_by_shard(index: Path) -> dict[str, list[str]]:
@@ -19,7 +22,24 @@ def names_by_shard(index: Path) -> dict[str, list[str]]:
     shards: dict[str, list[str]] = {}
     for name in weight_map.values:
         file_name = weight_map.text(name)
-        if Path(file_name).name != file_name or "\0" in file_name or len(file_name.encode()) > _MAX_NAME_BYTES:
+        if not _is_name(file_name):
             raise weight_map.fail(name, "the name of a file in the same folder is expected")
         shards.setdefault(file_name, []).append(name)
     return shards
+
+
+def _is_name(text: str) -> bool:
+    """Return whether a text can be the name of a file in a folder; JSON may hold text that cannot be encoded."""
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        return False
+    return Path(text).name == text and text != ".." and "\0" not in text and num_bytes <= _MAX_NAME_BYTES
+
+
+def no_weights(folder: Path) -> CheckpointError:
+    """Return the error of a folder without weights, which says what files it has."""
+    found = sorted(each.name for each in folder.iterdir())
+    listed = ", ".join(found[:_NAMED_AT_MOST]) + (", ..." if len(found) > _NAMED_AT_MOST else "")
+    wanted = f"{', '.join(_WEIGHTS)}, shards with an index, a sharded state"
+    return CheckpointError(f"{folder}: no weights: none of {wanted}; there are {listed or 'no files'}")

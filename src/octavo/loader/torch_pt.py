@@ -15,6 +15,7 @@ from octavo.models.weights import OtherStages
 
 SINGLE_FILES = ("pytorch_model.bin", "model.pt", "model.pth")
 INDEX_FILE = "pytorch_model.bin.index.json"
+_PICKLE, _BYTEARRAY = "data.pkl", b"\nbytearray\n"  # as opcode GLOBAL has it, the only one that torch reads names by
 
 
 class TorchLoader(ModelLoader):
@@ -71,7 +72,7 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(
             f"{path}: not a zip archive: damaged, or of torch before 1.6; if so, save it again: {how}"
         )
-    _check_is_stored(path)
+    _check_archive(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except UnpicklingError as error:
@@ -88,15 +89,22 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
     return {name: _checked(path, name, value) for name, value in found.items()}
 
 
-def _check_is_stored(path: Path) -> None:
-    """Check that the archive is not compressed, as it may be huge when it is expanded; torch compresses none."""
+def _check_archive(path: Path) -> None:
+    """Check that the archive cannot take more memory than the file: torch compresses nothing, and tensors need no
+    bytearray, which torch lets a pickle of a few bytes make of any size."""
     try:
         with ZipFile(path) as archive:
             compressed = [entry.filename for entry in archive.infolist() if entry.compress_type != ZIP_STORED]
-    except (BadZipFile, OSError, ValueError, NotImplementedError) as error:
+            pickles = [name for name in archive.namelist() if name.lower().endswith(_PICKLE)]  # as torch finds it
+            asks_for_memory = not compressed and len(pickles) == 1 and _BYTEARRAY in archive.read(pickles[0])
+    except (BadZipFile, OSError, ValueError, RuntimeError, EOFError) as error:
         raise CheckpointError(f"{path}: truncated or malformed: {error}") from error
     if compressed:
         raise CheckpointError(f"{path}: {compressed[0]!r} in it is compressed; torch.save writes no such files")
+    if len(pickles) != 1:
+        raise CheckpointError(f"{path}: one {_PICKLE} in it is expected, found {len(pickles)}")
+    if asks_for_memory:
+        raise CheckpointError(f"{path}: refused, it makes a bytearray; only tensors are read")
 
 
 def _checked(path: Path, name: object, tensor: torch.Tensor) -> torch.Tensor:

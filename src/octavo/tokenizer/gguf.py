@@ -57,12 +57,20 @@ _PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = Mappi
         "gpt-2": _gpt2,
         "smollm": _single_digits,
         "llama-bpe": _split(_LLAMA3),
+        "smaug-bpe": _split(_LLAMA3),
         "qwen2": _split(_QWEN2),
         "tekken": _split(_TEKKEN),
     }
 )
 _WHOLE_WORDS_FIRST = ("llama-bpe", "tekken")  # a word that is a token is not split
 _COMPOSED = ("qwen2",)  # Unicode is normalized to NFC
+# What files without `add_bos_token` mean: those of Llama 3 and Mistral do not say it.
+_BEGINS_WITH_BOS = ("llama-bpe", "tekken")
+_OTHER_NAMES = MappingProxyType(
+    {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2", "megrez": "qwen2"}
+)
+# Special tokens of SentencePiece files that do not name them.
+SENTENCEPIECE_IDS = MappingProxyType({"unknown": 0, "bos": 1, "eos": 2})
 
 
 def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, str]]:
@@ -80,7 +88,7 @@ def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, 
     with library_errors(f"{path}: malformed tokenizer"):
         backend = build(fields)
         _add_special_tokens(backend, fields)
-        _add_ends(backend, fields, adds_bos=kind == "llama")
+        _add_ends(backend, fields, adds_bos=kind == "llama" or fields.pre in _BEGINS_WITH_BOS)
     named = {
         _FIELD.get(name, f"{name}_token"): fields.tokens[index]
         for name in _NAMED
@@ -137,6 +145,12 @@ class _Fields:
             raise self.fail(key, f"a name is expected, found {found!r}")
         return found
 
+    @property
+    def pre(self) -> str | None:
+        """How text is split before BPE, by the first of a kind's names."""
+        found = self.get("pre")
+        return _OTHER_NAMES.get(found, found) if isinstance(found, str) else None
+
     def merges(self) -> list[tuple[str, str]]:
         pairs = [tuple(line.split(" ")) for line in self._list("merges", str)]
         if any(len(pair) != 2 for pair in pairs):
@@ -152,6 +166,8 @@ class _Fields:
     def token_id(self, name: str) -> int | None:
         """Return the id of a named token; None if the file does not define it."""
         index = self.get(f"{name}_token_id")
+        if index is None and self.get("model") == "llama":
+            index = SENTENCEPIECE_IDS.get(name)
         if index is None:
             return None
         if not isinstance(index, int) or not 0 <= index < len(self.tokens):
@@ -172,9 +188,11 @@ class _Fields:
 
 
 def _byte_level(fields: _Fields) -> Backend:
-    name = fields.text("pre")
+    name = fields.pre
+    if name is None:
+        raise fields.fail("pre", f"a name is expected, found {fields.get('pre')!r}")
     if name not in _PRE_TOKENIZERS:
-        raise fields.unsupported("pre", "known: " + ", ".join(_PRE_TOKENIZERS))
+        raise fields.unsupported("pre", "known: " + ", ".join((*_PRE_TOKENIZERS, *_OTHER_NAMES)))
     vocab = {token: index for index, token in enumerate(fields.tokens)}
     model = BPE(vocab, fields.merges(), ignore_merges=name in _WHOLE_WORDS_FIRST)
     backend = Backend(model)
