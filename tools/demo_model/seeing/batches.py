@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from tools.demo_model.seeing.conversations import Row, blind_question, questions, row
+from tools.demo_model.seeing.conversations import MIXED, Asking, Row, blind_question, questions, row
 from tools.demo_model.seeing.drawing import Mark, Size, draw, random_size
 from tools.demo_model.seeing.scenes import COLOURS, SHAPES, Range, Scene, scene
 from torch import Tensor
@@ -22,7 +22,6 @@ KINDS = (*SHAPES, *"0123456789")
 _SEEN = {kind: index for index, kind in enumerate(KINDS, 1)}
 _COLOUR = {colour: index for index, colour in enumerate(COLOURS, 1)}
 IMAGE_START = 3  # tokens of a row before its picture: start of the turn, "user", newline, then the vision start
-BLIND_EVERY = 16  # steps: one has no pictures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,8 @@ class Batch:
     targets: Tensor  # [B, T] int64
     answers: Tensor  # [B, T] int64: which answer of the step a target is in, from 1; 0: it has no loss
     tasks: tuple[str, ...]  # of the answers
-    positions: Tensor  # [3, T] int64: the same in all rows
+    positions: Tensor  # [3, B, T] int64
+    sees: Tensor | None  # [B, 1, T, T] bool: which tokens each one sees; None: all before it
     patches: Tensor | None  # [P, values] float32
     grid: tuple[int, int, int]  # of every picture
     seen: Tensor  # [B * M, 3] int64: kind and colour of what has its middle in a picture's token (0: nothing), place
@@ -42,13 +42,16 @@ class Batch:
 class Batches:
     """Draws and packs."""
 
-    def __init__(self, tokenizer: Tokenizer, processor: ImageProcessor, seed: int, num_rows: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, processor: ImageProcessor, seed: int, num_rows: int, blind_every: int
+    ) -> None:
         self.tokenizer, self.processor, self.seed, self.num_rows = tokenizer, processor, seed, num_rows
+        self.blind_every = blind_every  # steps: the last of them has no pictures
 
-    def batch(self, step: int, within: Range) -> Batch:
+    def batch(self, step: int, within: Range, asking: Asking = MIXED) -> Batch:
         """Return a step's batch; all pictures have one grid."""
         rng = random.Random(f"{self.seed} {step}")
-        if step % BLIND_EVERY == BLIND_EVERY - 1:
+        if step % self.blind_every == self.blind_every - 1:
             rows = [row(self.tokenizer, [blind_question(rng)], 0) for _ in range(self.num_rows)]
             return self._packed(rows, None, (0, 0, 0), torch.zeros(0, 3, dtype=torch.long))
         rows, pictures, seen = [], [], []
@@ -56,7 +59,7 @@ class Batches:
             drawn, marks, patches = self._picture(rng, within)
             grid = patches.grid
             num_tokens = grid[1] * grid[2] // self.processor.merge_size**2
-            rows.append(row(self.tokenizer, questions(drawn, rng), num_tokens))
+            rows.append(row(self.tokenizer, questions(drawn, rng, asking), num_tokens, apart=asking.apart))
             pictures.append(normalized(patches))
             seen.append(_labels(marks, (grid[2] // self.processor.merge_size, grid[1] // self.processor.merge_size)))
         return self._packed(rows, torch.cat(pictures), grid, torch.cat(seen))
@@ -71,12 +74,16 @@ class Batches:
         length = max(len(each.ids) for each in rows)
         ids = torch.zeros(len(rows), length, dtype=torch.long)
         answers = torch.zeros(len(rows), length, dtype=torch.long)
+        branches = torch.zeros(len(rows), length, dtype=torch.long)
+        places = torch.zeros(len(rows), length, dtype=torch.long)
         tasks: list[str] = []
         for at, each in enumerate(rows):
             ids[at, : len(each.ids)] = torch.tensor(each.ids)
             numbers = torch.tensor(each.answers)
             answers[at, : len(each.ids)] = torch.where(numbers > 0, numbers + len(tasks), 0)
             tasks += each.tasks
+            branches[at, : len(each.ids)] = torch.tensor(each.branches)
+            places[at, : len(each.ids)] = torch.tensor(each.places)
         merge = self.processor.merge_size
         spans = [VisionSpan(start=IMAGE_START + 1, frames=1, rows=grid[1] // merge, columns=grid[2] // merge)]
         positions = torch.from_numpy(rotary_positions(length, spans if patches is not None else [])).long()
@@ -85,11 +92,18 @@ class Batches:
             targets=ids[:, 1:],
             answers=answers[:, 1:],
             tasks=tuple(tasks),
-            positions=positions[:, :-1],
+            positions=positions[:, places[:, :-1]],
+            sees=_sees(branches[:, :-1]) if branches.any() else None,
             patches=patches,
             grid=grid,
             seen=seen,
         )
+
+
+def _sees(branches: Tensor) -> Tensor:
+    """Return which tokens each one sees: those before it that are in no other branch [B, 1, T, T]."""
+    of_query, of_key = branches[:, :, None], branches[:, None, :]
+    return (((of_key == 0) | (of_key == of_query)).tril())[:, None]
 
 
 def normalized(patches: Patches) -> Tensor:

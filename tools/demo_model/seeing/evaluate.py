@@ -1,6 +1,7 @@
 """Score a checkpoint on held-out pictures, by Octavo itself, and write the scores to its model card.
 
-python -m tools.demo_model.seeing.evaluate --checkpoint DIR [--count 200] [--card --minutes M --steps N --date D]
+python -m tools.demo_model.seeing.evaluate --checkpoint DIR [--count 200] [--seed 1]
+python -m tools.demo_model.seeing.evaluate --checkpoint DIR --card --minutes M --steps N --date D
 """
 
 import argparse
@@ -31,11 +32,13 @@ def message(item: Item) -> dict[str, Any]:
     }
 
 
-def scores(llm: LLM, tasks: Sequence[str], count: int, within: Range = SIMPLE, *, redrawn: bool = False) -> Scores:
+def scores(
+    llm: LLM, tasks: Sequence[str], count: int, within: Range = SIMPLE, *, redrawn: bool = False, seed: int = SEED
+) -> Scores:
     """Ask `count` questions of each task."""
     found = {}
     for task in tasks:
-        items = [*held_out(task, count, within, redrawn=redrawn)]
+        items = [*held_out(task, count, within, redrawn=redrawn, seed=seed)]
         outputs = llm.generate_multimodal([{"messages": [message(item)]} for item in items], PARAMS, use_tqdm=False)
         wrong = [
             f"{task}: {item.question.text} {item.question.answer!r} expected, {output.text!r} answered"
@@ -99,13 +102,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--count", type=int, default=200, help="held-out pictures per task and column")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the pictures")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--quantization", default=None, help="such as int8; no card is written then")
+    parser.add_argument("--quantization", default=None, help="such as int8")
     parser.add_argument("--card", action="store_true", help="write README.md into the checkpoint folder")
-    parser.add_argument("--minutes", type=float, default=0.0, help="core minutes of training, for the card")
-    parser.add_argument("--steps", type=int, default=0, help="training steps, for the card")
-    parser.add_argument("--date", default="", help="training date, for the card")
+    parser.add_argument("--minutes", type=float, default=0.0, help="core minutes of refining, for the card")
+    parser.add_argument("--steps", type=int, default=0, help="steps of refining, for the card")
+    parser.add_argument("--date", default="", help="date of refining, for the card")
     options = parser.parse_args()
+    if options.card and (options.quantization is not None or options.seed != SEED):
+        parser.error(f"--card: the card's scores are those without --quantization and with --seed {SEED}")
     llm = LLM(
         str(options.checkpoint),
         dtype=options.dtype,
@@ -116,10 +122,10 @@ def main() -> None:
     columns = []
     for within in (SIMPLE, BROAD):
         for redrawn in (False, True):
-            columns.append(scores(llm, TASKS, options.count, within, redrawn=redrawn))
+            columns.append(scores(llm, TASKS, options.count, within, redrawn=redrawn, seed=options.seed))
             print(f"up to {within.things} things, redrawn: {redrawn}: {mean(columns[-1]):.1%}")
     print(table(columns))
-    if options.card and options.quantization is None:
+    if options.card:
         (options.checkpoint / "README.md").write_text(card(columns, llm, options.checkpoint, options))
     llm.exit()
 

@@ -105,6 +105,11 @@ class Seeing(torch.nn.Module):
         self.reader = torch.nn.Linear(width, num_kinds + num_colours)
         self.place_reader = torch.nn.Linear(width, len(PLACES))
 
+    def load(self, checkpoint: Path) -> None:
+        """Take the weights of a checkpoint; it has none of the linears."""
+        known = Qwen2_5_VLForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
+        self.network.load_state_dict(known.state_dict())
+
     def forward(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Return logits of the tokens with loss [N, V], and what was read: kinds, colours and places [B * M, classes].
 
@@ -121,10 +126,12 @@ class Seeing(torch.nn.Module):
             tokens = tokens.view(len(batch.ids), -1, tokens.shape[-1])
             start, end = IMAGE_START + 1, IMAGE_START + 1 + tokens.shape[1]
             embeddings = torch.cat([embeddings[:, :start], tokens, embeddings[:, end:]], dim=1)
-        positions = batch.positions[:, None].expand(3, *batch.ids.shape)
+        mask = None if batch.sees is None else {"full_attention": batch.sees}
         first: list[Tensor] = []
         hook = inner.language_model.layers[0].register_forward_hook(lambda _, __, output: first.append(output))
-        hidden = inner.language_model(inputs_embeds=embeddings, position_ids=positions, use_cache=False)
+        hidden = inner.language_model(
+            inputs_embeds=embeddings, attention_mask=mask, position_ids=batch.positions, use_cache=False
+        )
         hook.remove()
         if batch.patches is not None:
             read.append(self.place_reader(first[0][:, start:end].flatten(0, 1)))

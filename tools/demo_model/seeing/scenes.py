@@ -77,21 +77,26 @@ class Range:
     things: int
     numbers: int
     alone: float = 0.0  # the share of pictures that have just one thing, or one digit
+    reading: float = 1 / 4  # the share of numbers
+    crowded: bool = False  # whether the others have many things rather than few
 
 
 SIMPLE = Range(things=1, numbers=10)  # what the model is meant to know
 BROAD = Range(things=4, numbers=100)
 MOSTLY_ONE = Range(things=4, numbers=100, alone=0.8)
 HALF_ONE = Range(things=4, numbers=100, alone=0.5)  # what most of the training shows
+CROWDED = Range(things=4, numbers=100, alone=0.1, reading=0.3, crowded=True)  # and its last part
 
 
 def random_scene(rng: random.Random, within: Range) -> Scene:
-    """Draw a scene; a quarter of them are numbers. Half of the things that are alone are in the centre."""
+    """Draw a scene. Half of the things that are alone are in the centre."""
     is_alone = within.alone > 0 and rng.random() < within.alone
-    if rng.random() < 1 / 4:
+    if rng.random() < within.reading:
         number = rng.randrange(10 if is_alone else rng.choice((10, within.numbers, within.numbers)))
         return Scene(number=str(number), colour=rng.choice(list(COLOURS)))
     count = 1 if is_alone else rng.randint(1, within.things)
+    if within.crowded and not is_alone:
+        count = max(count, rng.randint(1, within.things))
     places = [CENTRE] if is_alone and rng.random() < 1 / 2 else sorted(rng.sample(range(len(PLACES)), count))
     # Few colours and few shapes, so that some occur several times.
     colours = rng.sample(list(COLOURS), rng.randint(1, 4))
