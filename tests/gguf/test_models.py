@@ -73,7 +73,8 @@ def test_factors_of_llama_3_1_are_recognized(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["llama__rope__scaling__factor", "llama__rope__scale_linear"])
 def test_a_factor_without_a_kind_is_linear(key: str, tmp_path: Path) -> None:
     tiny("llama").save(tmp_path)
-    rope = read_model_config(convert(tmp_path, tmp_path / "model.gguf", **{key: 4.0}), model="m").rope
+    changes: dict[str, Any] = {key: 4.0}
+    rope = read_model_config(convert(tmp_path, tmp_path / "model.gguf", **changes), model="m").rope
     assert (rope.kind, rope.factor) == ("linear", 4.0)
 
 

@@ -185,7 +185,7 @@ class _Translation:
         }
         return {key: value for key, value in scaling.items() if value is not None}
 
-    def _yarn(self, factor: object) -> dict[str, Any]:
+    def _yarn(self, factor: Any) -> dict[str, Any]:
         """Return what only YaRN has. Files multiply its own factor of attention, where checkpoints replace it."""
         for key, neutral in _YARN_NEUTRAL.items():
             if self._get(key, neutral) != neutral:
