@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from octavo.model_runner import ModelRunner
     from octavo.outputs import CompletionOutput, RequestOutput
     from octavo.sampling_params import RequestPriority, SamplingParams
-    from octavo.structured_output import StructuralTag, StructuredOutput, Thoughts
+    from octavo.structured_output import Reasoning, StructuralTag, StructuredOutput
 
 _HOMES = {
     "LLM": "octavo.llm",
@@ -34,7 +34,7 @@ _HOMES = {
     "SamplingParams": "octavo.sampling_params",
     "RequestPriority": "octavo.sampling_params",
     "StructuredOutput": "octavo.structured_output",
-    "Thoughts": "octavo.structured_output",
+    "Reasoning": "octavo.structured_output",
     "StructuralTag": "octavo.structured_output",
     "RequestOutput": "octavo.outputs",
     "CompletionOutput": "octavo.outputs",
@@ -49,12 +49,12 @@ __all__ = [
     "LLMEngine",
     "LoRARequest",
     "ModelRunner",
+    "Reasoning",
     "RequestOutput",
     "RequestPriority",
     "SamplingParams",
     "StructuralTag",
     "StructuredOutput",
-    "Thoughts",
     "__version__",
 ]
 

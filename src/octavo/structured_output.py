@@ -52,7 +52,7 @@ class StructuralTag:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Thoughts:
+class Reasoning:
     """The reasoning before the answer: free text between two tags, each a single token of the model.
 
     `max_tokens` limits the reasoning: the end tag is forced after that many tokens.
@@ -68,20 +68,20 @@ class Thoughts:
 
     def __post_init__(self) -> None:
         for name in ("begin", "end"):
-            _check_text(f"thoughts.{name}", getattr(self, name), low=1)
+            _check_text(f"reasoning.{name}", getattr(self, name), low=1)
         if not isinstance(self.is_open, bool):
-            raise InvalidParameterError("thoughts.is_open", self.is_open, "must be true or false")
+            raise InvalidParameterError("reasoning.is_open", self.is_open, "must be true or false")
         if self.max_tokens is not None:
-            _check_count("thoughts.max_tokens", self.max_tokens, 0)
+            _check_count("reasoning.max_tokens", self.max_tokens, 0)
             if self.max_tokens > MAX_REASONING_TOKENS:
-                raise InvalidParameterError("thoughts.max_tokens", self.max_tokens, f"at most {MAX_REASONING_TOKENS}")
+                raise InvalidParameterError("reasoning.max_tokens", self.max_tokens, f"at most {MAX_REASONING_TOKENS}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredOutput:
-    """The constraint on a response: exactly one of the first six fields, optionally after `thoughts`.
+    """The constraint on a response: exactly one of the first six fields, optionally after `reasoning`.
 
-    Frozen and self-validating. With `thoughts` alone, the answer after the reasoning is unconstrained.
+    Frozen and self-validating. With `reasoning` alone, the answer after the reasoning is unconstrained.
 
     The output always satisfies the constraint, unless `max_tokens` or a stop string cuts it short (see
     `finish_reason`). A schema is a `dict` or JSON text and is stored as JSON text. Lists are accepted and stored as
@@ -107,7 +107,7 @@ class StructuredOutput:
     separator: str = ""  # between tags when there is no free text
     min_tags: int = 0
     max_tags: int | None = None
-    thoughts: Thoughts | None = None  # the reasoning before the constrained answer
+    reasoning: Reasoning | None = None  # the reasoning before the constrained answer
 
     def __post_init__(self) -> None:
         for name in ("choice", "tags"):
@@ -115,9 +115,9 @@ class StructuredOutput:
         if not isinstance(self.json_object, bool):
             raise InvalidParameterError("json_object", self.json_object, "must be true or false")
         given = [name for name in KINDS if getattr(self, name) not in (None, False, ())]
-        if self.thoughts is not None and not isinstance(self.thoughts, Thoughts):
-            raise InvalidParameterError("thoughts", self.thoughts, "must be Thoughts")
-        if len(given) != 1 and not (self.thoughts and not given):
+        if self.reasoning is not None and not isinstance(self.reasoning, Reasoning):
+            raise InvalidParameterError("reasoning", self.reasoning, "must be Reasoning")
+        if len(given) != 1 and not (self.reasoning and not given):
             raise InvalidParameterError("structured_output", ", ".join(given), f"exactly one of {', '.join(KINDS)}")
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", _schema_text("json_schema", self.json_schema))
@@ -129,8 +129,8 @@ class StructuredOutput:
 
     @property
     def kind(self) -> str:
-        """The name of the field that is set; `thoughts` if there is no other."""
-        return next((name for name in KINDS if getattr(self, name) not in (None, False, ())), "thoughts")
+        """The name of the field that is set; `reasoning` if there is no other."""
+        return next((name for name in KINDS if getattr(self, name) not in (None, False, ())), "reasoning")
 
     def _check_choice(self) -> None:
         if len(self.choice) > MAX_CHOICES:

@@ -1,4 +1,4 @@
-"""Budgets of thoughts by whole engines: kept to the token, and the same bytes alone, in a batch and when preempted."""
+"""Budgets of reasoning by whole engines: kept to the token, and the same bytes alone, in a batch and when preempted."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ from tests.breadth import pick
 from tests.end_to_end.conftest import GetCheckpoint, open_llm
 from tests.end_to_end.support import answer
 
-from octavo import LLM, SamplingParams, StructuredOutput, Thoughts
+from octavo import LLM, Reasoning, SamplingParams, StructuredOutput
 
 END = 4  # </think> of the demo model
 PROMPT = "<|im_start|>user\nWhat is 123 + 456?<|im_end|>\n<|im_start|>assistant\n<think>\n"
@@ -24,11 +24,11 @@ def llm(request: pytest.FixtureRequest, checkpoint: GetCheckpoint) -> Iterator[L
 
 
 def params(budget: int, constraint: StructuredOutput | None = None, **options: Any) -> SamplingParams:
-    thoughts = Thoughts(is_open=True, max_tokens=budget)
+    reasoning = Reasoning(is_open=True, max_tokens=budget)
     if constraint is None:
-        constraint = StructuredOutput(thoughts=thoughts)
+        constraint = StructuredOutput(reasoning=reasoning)
     else:
-        constraint = StructuredOutput(choice=constraint.choice, thoughts=thoughts)
+        constraint = StructuredOutput(choice=constraint.choice, reasoning=reasoning)
     return SamplingParams(**{"max_tokens": 40, "structured_output": constraint, **options})
 
 
@@ -45,8 +45,8 @@ def test_budgets_and_forms_are_kept_in_any_company(llm: LLM) -> None:
     assert any(output.metrics.num_preemptions for output in together)
     for output, asked in zip(together, wanted, strict=False):
         assert asked.structured_output is not None
-        assert asked.structured_output.thoughts is not None
-        budget = asked.structured_output.thoughts.max_tokens
+        assert asked.structured_output.reasoning is not None
+        budget = asked.structured_output.reasoning.max_tokens
         assert budget is not None
         sample = output.outputs[0]
         assert sample.token_ids.index(END) <= budget

@@ -1,4 +1,4 @@
-"""Thoughts over real HTTP, with the demo model: apart from the answer, counted, and no longer than asked for."""
+"""Reasoning over real HTTP, with the demo model: apart from the answer, counted, and no longer than asked for."""
 
 from typing import Any
 

@@ -19,7 +19,7 @@ from octavo.server.openai.parsers.hermes import HermesParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage
 from octavo.server.openai.tools import tool_wire_names
-from octavo.structured_output import StructuredOutput, Thoughts
+from octavo.structured_output import Reasoning, StructuredOutput
 from octavo.tokenizer.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_path(demo_model_path())
@@ -282,7 +282,7 @@ def test_thoughts_come_before_forms_and_have_a_budget(
         assert found is None
     else:
         assert found is not None
-        assert found.thoughts == Thoughts(is_open=inside, max_tokens=budget)
+        assert found.reasoning == Reasoning(is_open=inside, max_tokens=budget)
         assert found.regex == (None if constraint is None else constraint.regex)
     assert settled.starts_inside is inside
 

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.errors import InvalidParameterError
 from octavo.structured.check import check_structured_output
-from octavo.structured_output import StructuralTag, StructuredOutput, Thoughts
+from octavo.structured_output import Reasoning, StructuralTag, StructuredOutput
 
 NO_SUCH_TYPE = {"type": "strnig"}
 
@@ -104,7 +104,7 @@ def test_bombs_are_refused(constraint: StructuredOutput, limit: str) -> None:
         StructuredOutput(regex="(a|b)*a(a|b){30}"),
         StructuredOutput(json_schema={"enum": [f"x{i}" for i in range(20_000)]}),
         StructuredOutput(choice=['a"\n\x01\x7fé🙂\\', "/"]),
-        StructuredOutput(thoughts=Thoughts(max_tokens=5)),
+        StructuredOutput(reasoning=Reasoning(max_tokens=5)),
         StructuredOutput(json_object=True),
     ],
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from octavo.errors import InvalidParameterError
 from octavo.structured.grammar_text import grammar_text
-from octavo.structured_output import StructuredOutput, Thoughts
+from octavo.structured_output import Reasoning, StructuredOutput
 
 _GAP = "gap: /[ \\n]{1,8}/"  # whitespace that models put between reasoning and answer
 
@@ -40,23 +40,23 @@ def whole_grammar(constraint: StructuredOutput, vocabulary: Vocabulary) -> str:
         InvalidParameterError: a reasoning tag is not a token of this model.
         ValueError: a GBNF grammar that does not parse.
     """
-    answer = None if constraint.kind == "thoughts" else grammar_text(constraint, vocabulary.special_tokens)
-    if constraint.thoughts is not None:
-        return _with_reasoning(answer, constraint.thoughts, vocabulary)
+    answer = None if constraint.kind == "reasoning" else grammar_text(constraint, vocabulary.special_tokens)
+    if constraint.reasoning is not None:
+        return _with_reasoning(answer, constraint.reasoning, vocabulary)
     assert answer is not None
     return answer
 
 
-def _with_reasoning(answer: str | None, thoughts: Thoughts, vocabulary: Vocabulary) -> str:
+def _with_reasoning(answer: str | None, reasoning: Reasoning, vocabulary: Vocabulary) -> str:
     """Return the grammar of reasoning and then `answer` (None: anything). Optional unless already open."""
-    begin = _token("begin", thoughts.begin, vocabulary)
-    end = _token("end", thoughts.end, vocabulary)
-    thinking = f"{_up_to(thoughts.max_tokens, vocabulary.any_but(end))} <[{end}]>"
+    begin = _token("begin", reasoning.begin, vocabulary)
+    end = _token("end", reasoning.end, vocabulary)
+    thinking = f"{_up_to(reasoning.max_tokens, vocabulary.any_but(end))} <[{end}]>"
     if answer is None:
         at_once = f"({vocabulary.any_but(begin)} any)?"
-        start = f"{thinking} any" if thoughts.is_open else f"<[{begin}]> {thinking} any | {at_once}"
+        start = f"{thinking} any" if reasoning.is_open else f"<[{begin}]> {thinking} any | {at_once}"
         return f"start: {start}\nany: {vocabulary.any_but()}*"
-    opening = f"{thinking} gap?" if thoughts.is_open else f"(<[{begin}]> {thinking} gap?)?"
+    opening = f"{thinking} gap?" if reasoning.is_open else f"(<[{begin}]> {thinking} gap?)?"
     main = {"name": "main", "lark_grammar": f"start: {opening} @answer\n{_GAP}"}
     return json.dumps({"grammars": [main, *_named(answer)]})
 
@@ -69,7 +69,7 @@ def _up_to(max_count: int | None, item: str) -> str:
 
 def _token(name: str, tag: str, vocabulary: Vocabulary) -> int:
     if tag not in vocabulary.special_tokens:
-        raise InvalidParameterError(f"structured_output.thoughts.{name}", tag, "must be a single token of the model")
+        raise InvalidParameterError(f"structured_output.reasoning.{name}", tag, "must be a single token of the model")
     return vocabulary.special_tokens[tag]
 
 

@@ -1,4 +1,4 @@
-"""Thoughts apart from answers, and special tokens out of both."""
+"""Reasoning apart from answers, and special tokens out of both."""
 
 from collections.abc import Sequence
 

@@ -17,7 +17,7 @@ from octavo.server.openai.parsers.registry import (
 )
 from octavo.server.openai.protocol import ChatCompletionRequest
 from octavo.server.openai.tools import ToolUse, tool_use
-from octavo.structured_output import MAX_REASONING_TOKENS, StructuredOutput, Thoughts
+from octavo.structured_output import MAX_REASONING_TOKENS, Reasoning, StructuredOutput
 from octavo.tokenizer.tokenizer import Tokenizer
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -105,19 +105,21 @@ class AnswerPlan:
             ApiError: 400; a budget that cannot be enforced.
         """
         starts_inside = self.formats.starts_inside(prompt_token_ids)
-        constraint, reasoning = self.params.structured_output, self.formats.reasoning
-        if reasoning is None or starts_inside is None or (constraint is None and self.thinking_budget is None):
+        constraint, tags = self.params.structured_output, self.formats.reasoning
+        if tags is None or starts_inside is None or (constraint is None and self.thinking_budget is None):
             return replace(self, starts_inside=starts_inside)
         if self.formats.reasoning_tags_are_tokens:
-            thoughts = Thoughts(
-                begin=reasoning.begin, end=reasoning.end, is_open=starts_inside, max_tokens=self.thinking_budget
+            reasoning = Reasoning(
+                begin=tags.begin, end=tags.end, is_open=starts_inside, max_tokens=self.thinking_budget
             )
             constraint = (
-                StructuredOutput(thoughts=thoughts) if constraint is None else replace(constraint, thoughts=thoughts)
+                StructuredOutput(reasoning=reasoning)
+                if constraint is None
+                else replace(constraint, reasoning=reasoning)
             )
             return replace(self, starts_inside=starts_inside, params=self.params.replace(structured_output=constraint))
         if self.thinking_budget is not None:
-            text = f"This model's tokenizer has no token {reasoning.end!r}, so reasoning tokens cannot be counted."
+            text = f"This model's tokenizer has no token {tags.end!r}, so reasoning tokens cannot be counted."
             raise bad_request(text, "thinking_token_budget", "unsupported_parameter")
         if constraint is not None and constraint.kind == "tags" and constraint.free_text:  # which reasoning is part of
             return replace(self, starts_inside=starts_inside)
@@ -127,11 +129,11 @@ class AnswerPlan:
         """Return the parser of one sample, and the counter of its reasoning tokens if there may be any."""
         parser, counter = self._call_parser(), None
         if self.starts_inside is not None:
-            tokenizer, reasoning = self.formats.tokenizer, self.formats.reasoning
-            assert reasoning is not None
-            thoughts = reasoning.parser(starts_inside=self.starts_inside)
-            counter = ReasoningTokens(tokenizer, thoughts, reasoning.end)
-            parser = Chain(thoughts, parser)
+            tokenizer, tags = self.formats.tokenizer, self.formats.reasoning
+            assert tags is not None
+            reasoning = tags.parser(starts_inside=self.starts_inside)
+            counter = ReasoningTokens(tokenizer, reasoning, tags.end)
+            parser = Chain(reasoning, parser)
         if self.hidden:
             parser = Chain(SpecialTokenFilter(self.hidden), parser)
         return parser, counter
