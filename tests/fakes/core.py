@@ -45,5 +45,5 @@ def make_executor(config: EngineConfig) -> Executor:
 
 
 if __name__ == "__main__":
-    core_proc.make_executor = make_executor
+    core_proc.make_executor = make_executor  # type: ignore[attr-defined]  # a name that it imports
     sys.exit(core_proc.main())

@@ -12,7 +12,7 @@ from tests.models.tiny import TINY_MODELS, TinyModel
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
-from octavo.loader.base import get_model_loader
+from octavo.loader.registry import get_model_loader
 
 TOKENS = [5, 9, 33, 60, 4, 17, 80]
 NAMES = [

@@ -5,10 +5,11 @@
 // row's q with the sign of w: 2 * 128 * 127 just fits into 16 bits.
 
 constexpr int kBlockStrips = 1;
-template <class Way, int kSubs, bool kHasOffsets>
-constexpr int kMaxBlockRows = 4;
 
 #if defined(OCTAVO_HAS_VNNI)
+
+template <class Way, int kSubs, bool kHasOffsets>
+constexpr int kMaxBlockRows = 4;
 
 template <class Multiply>
 static inline void with_way(const BlockTraits&, const Multiply& multiply) {
@@ -38,6 +39,9 @@ struct BlockDots {
 };
 
 #else
+
+template <class Way, int kSubs, bool kHasOffsets>
+constexpr int kMaxBlockRows = 6;
 
 // How many quads' pairs are summed in 16 bits, which hold kQuads * 2 * (2^bits - 1) * 127.
 template <int kQuads>
@@ -71,6 +75,7 @@ struct BlockDots<SmallCodes<kQuads>, kRows> {
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
         pairs[row][half] = _mm256_add_epi16(pairs[row][half], _mm256_maddubs_epi16(weights[half], quad));
+        hold(pairs[row][half]);  // GCC 12 would add up a tree of all products, and spill them
         if (num_left % kQuads != 0) continue;
         sums[row][half] = add_pairs(sums[row][half], pairs[row][half]);
         pairs[row][half] = __m256i{};
@@ -97,6 +102,7 @@ struct BlockDots<SignedCodes, kRows> {
       for (int half = 0; half < 2; ++half) {
         const __m256i pairs = _mm256_maddubs_epi16(magnitudes[half], _mm256_sign_epi8(quad, weights[half]));
         sums[row][half] = add_pairs(sums[row][half], pairs);
+        hold(sums[row][half]);
       }
     }
   }
