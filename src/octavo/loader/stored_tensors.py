@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 from octavo.errors import CheckpointError
-from octavo.gguf.file import GgufFile
 from octavo.loader.index import names_by_shard, no_weights
 from octavo.loader.tensorizer_index import read_index
 
@@ -48,6 +47,8 @@ def stored_tensors(path: Path) -> Iterator[StoredTensor]:
         UnsupportedModelError: a format, or a version of one, that Octavo does not read.
     """
     if path.is_file():
+        from octavo.gguf.file import GgufFile  # imports numpy, which `octavo --help` does not need
+
         for tensor in GgufFile.read(path).tensors.values():
             yield StoredTensor(tensor.name, tensor.shape, tensor.type.name, tensor.data.nbytes)
     elif (path / _INDEX_FILE).is_file():
