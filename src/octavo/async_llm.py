@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, overload
 
+from octavo.config.args import EngineArgs
 from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.engine.front import ModelName, streaming_engine_args
 from octavo.inputs import ChatMessage, Prompt
@@ -25,24 +28,28 @@ class AsyncLLM:
 
     The model is loaded on entering the block, or on the first request. The keyword options are those of
     `octavo.config.args.EngineArgs`; `engine_process=False` runs the core on a thread of this process.
+    One event loop uses it at a time; another may follow, as with several calls of `asyncio.run`.
 
     Raises:
         UserError: a misspelled or invalid option. Errors about the model are raised when it is loaded.
+        EventLoopError: by requests made while another event loop, still open, uses the engine.
     """
 
     def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
         if options.get("engine_process") is None:
             options["engine_process"] = True
         self._args = streaming_engine_args(model_name, options)
-        self._engine: AsyncLLMEngine | None = None
-        self._loading = asyncio.Lock()
+        self._loading: Future[AsyncLLMEngine] | None = None
 
     async def engine(self) -> AsyncLLMEngine:
-        """Return the engine; load the model first if necessary."""
-        async with self._loading:
-            if self._engine is None:
-                self._engine = await asyncio.to_thread(AsyncLLMEngine.from_args, self._args)
-            return self._engine
+        """Return the engine; load the model first if necessary.
+
+        The load belongs to no task and no event loop: a task that stops waiting for it takes it from nobody else.
+        """
+        loading = self._loading
+        if loading is None or (loading.done() and loading.exception() is not None):  # the next caller tries again
+            loading = self._loading = _load(self._args)
+        return await asyncio.wrap_future(loading)
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer. Raises RuntimeError if the model is not loaded yet."""
@@ -164,13 +171,17 @@ class AsyncLLM:
 
     async def exit(self) -> None:
         """Release the model and its memory. Idempotent."""
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.exit)
+        if self._loading is None:
+            return
+        loaded = asyncio.wrap_future(self._loading)
+        await asyncio.wait([loaded])
+        if loaded.exception() is None:  # otherwise those who wanted the engine were told
+            await asyncio.to_thread(loaded.result().exit)
 
     def _loaded(self) -> AsyncLLMEngine:
-        if self._engine is None:
+        if self._loading is None or not self._loading.done() or self._loading.exception() is not None:
             raise RuntimeError("the model is not loaded yet: use `async with`, or await a request first")
-        return self._engine
+        return self._loading.result()
 
     async def __aenter__(self) -> Self:
         await self.engine()
@@ -180,6 +191,23 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.exit()
+
+
+def _load(args: EngineArgs) -> Future[AsyncLLMEngine]:
+    """Load an engine in a thread."""
+    loading: Future[AsyncLLMEngine] = Future()
+    loading.set_running_or_notify_cancel()  # from here on, cancelling one who waits does not cancel the load
+
+    def run() -> None:
+        try:
+            engine = AsyncLLMEngine.from_args(args)
+        except BaseException as error:  # noqa: BLE001 - raised in those who wait
+            loading.set_exception(error)
+        else:
+            loading.set_result(engine)
+
+    threading.Thread(target=run, name="octavo-load").start()
+    return loading
 
 
 def _chat_params(engine: AsyncLLMEngine, params: SamplingParams | None) -> SamplingParams:

@@ -72,6 +72,17 @@ class InsufficientMemoryError(UserError):
     """The model, or one request of maximum length, does not fit into the memory that Octavo may use."""
 
 
+class EventLoopError(UserError, RuntimeError):
+    """Something that belongs to one event loop was used in another one while the first still uses it."""
+
+    def __init__(self, what: str, way_out: str) -> None:
+        super().__init__(f"{what} is in use by another event loop: {way_out}, or make one for each loop")
+        self.what, self.way_out = what, way_out
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.what, self.way_out)
+
+
 class DeviceUnavailableError(UserError):
     """The requested device is not present on this machine."""
 

@@ -1,14 +1,16 @@
 """`AsyncLLMEngine`: many tasks on one engine, readers that are slow, leave early or are cancelled."""
 
 import asyncio
+import gc
 import itertools
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from tests.engine.conftest import FAILURES
 
+from octavo.async_llm import AsyncLLM
 from octavo.engine.async_llm_engine import AsyncLLMEngine
-from octavo.errors import EngineDeadError, InvalidParameterError
+from octavo.errors import EngineDeadError, EventLoopError, InvalidParameterError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.testing import FakeExecutor
@@ -95,8 +97,9 @@ async def test_bad_requests_are_refused_before_anything_starts(engine: AsyncLLME
 
 
 async def test_a_failed_forward_reaches_its_reader_and_nobody_else(engine: AsyncLLMEngine) -> None:
-    FAILURES.append(lambda order: "doomed" in order.req_ids)
+    FAILURES.append(lambda order: bool(order.req_ids))
     doomed = await engine.generate("Hi", params(5), request_id="doomed")
+    FAILURES.clear()
     assert (doomed.outputs[0].finish_reason, len(doomed.outputs[0].token_ids)) == ("error", 0)
     assert (await engine.generate("Hi", params(5))).outputs[0].finish_reason == "length"
 
@@ -107,3 +110,79 @@ async def test_exit_tells_those_who_wait(engine: AsyncLLMEngine) -> None:
     await asyncio.to_thread(engine.exit)
     with pytest.raises(EngineDeadError, match="closed"):
         await waiting
+
+
+async def test_an_id_is_free_when_its_request_has_ended_for_the_caller(engine: AsyncLLMEngine) -> None:
+    """By a stop string, by a reader that leaves, by an abort: the core hears of each later, and mixes nothing up."""
+    plain = await engine.generate("Hi", params(60))
+    stopping = params(60).replace(stop=[plain.text[10:13]])
+    expected = await engine.generate("Hi", stopping)
+    for _ in range(4):
+        outputs = await collect(engine.stream("Hi", stopping, request_id="job-7"))
+        assert outputs[-1].outputs == expected.outputs
+    for _ in range(4):
+        stream = engine.stream("Hi", params(1500), request_id="job-7")
+        await anext(stream)
+        await stream.aclose()
+    aborted = engine.stream("Hi", params(1500), request_id="job-7")
+    await anext(aborted)
+    await engine.abort_request("job-7")
+    assert (await engine.generate("Hi", params(60), request_id="job-7")).outputs == plain.outputs
+    assert (await collect(aborted))[-1].outputs[0].finish_reason == "abort"
+    await all_blocks_free(engine)
+
+
+async def test_a_request_that_is_cancelled_before_its_first_turn_is_aborted(engine: AsyncLLMEngine) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await engine.generate_async(["Hi"] * 8, params(1500))
+    started = list(engine.front.outputs._requests)
+    assert not engine._readers
+    await all_blocks_free(engine)
+    assert {state.samples[0].finish_reason for state in started} == {"abort"}
+
+
+def test_a_second_event_loop_goes_on_where_the_first_has_ended(fake_executors: list[FakeExecutor]) -> None:
+    """Whatever the first leaves behind: here a stream in a loop that is closed under it."""
+    llm = AsyncLLM("demo", engine_process=False, block_size=4)
+    first = asyncio.new_event_loop()
+    stream = llm.stream("Hi", params(1500))
+    first.run_until_complete(anext(stream))
+    with pytest.raises(EventLoopError, match="in use by another event loop"):
+        asyncio.run(llm.generate("Hi", params(5)))
+    first.close()
+
+    async def go_on() -> str:
+        output = await llm.generate("Hi", params(5))
+        await all_blocks_free(await llm.engine())
+        return output.text
+
+    assert asyncio.run(go_on()) == asyncio.run(go_on())
+    asyncio.run(llm.exit())
+    assert fake_executors[0].has_exited
+
+
+async def test_two_running_loops_are_refused_at_once(engine: AsyncLLMEngine) -> None:
+    await engine.generate("Hi", params(1))
+    with pytest.raises(EventLoopError, match="run_coroutine_threadsafe"):
+        await asyncio.to_thread(asyncio.run, engine.generate("Hi", params(1)))
+
+
+async def test_a_task_that_stops_waiting_for_the_load_takes_it_from_nobody(fake_executors: list[FakeExecutor]) -> None:
+    llm = AsyncLLM("demo", engine_process=False, block_size=4)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await llm.generate("Hi", params(1))
+    assert (await llm.generate("Hi", params(1))).finished
+    assert len(fake_executors) == 1
+    await llm.exit()
+
+
+def test_an_engine_that_is_dropped_shuts_itself_down(fake_executors: list[FakeExecutor]) -> None:
+    llm = AsyncLLM("demo", engine_process=False, block_size=4)
+    assert asyncio.run(llm.generate("Hi", params(5))).finished
+    thread = asyncio.run(llm.engine())._pump._thread
+    del llm
+    gc.collect()
+    thread.join(10.0)
+    assert fake_executors[0].has_exited

@@ -112,7 +112,8 @@ def test_abort_ends_a_waiting_and_a_running_request(make_engine: MakeEngine) -> 
 
 def test_a_forward_that_raises_fails_its_own_requests_only(engine: LLMEngine) -> None:
     doomed = engine.add_request("Hi", SamplingParams(max_tokens=5))
-    FAILURES.append(lambda order: doomed in order.req_ids)
+    doomed_ids = engine.front.outputs.core_ids(doomed)
+    FAILURES.append(lambda order: set(doomed_ids) <= set(order.req_ids))
     (output,), _ = engine.step()
     assert output.outputs[0].finish_reason == "error"
     assert output.outputs[0].error == "RuntimeError: failed as requested"
@@ -182,6 +183,21 @@ def test_a_request_id_in_use_is_refused(engine: LLMEngine) -> None:
     engine.add_request("Hi", request_id="mine")
     with pytest.raises(InvalidParameterError, match="already in use"):
         engine.add_request("Hi", request_id="mine")
+
+
+def test_a_users_ids_meet_no_id_of_the_engine(engine: LLMEngine) -> None:
+    """Neither those of samples nor the default names."""
+    params = SamplingParams(max_tokens=5, seed=1, ignore_eos=True)
+    for name in ("x#0", "request-0", "request-2", "warm-up", "0"):
+        engine.add_request("Hi", params, request_id=name)
+    engine.add_request("Hi", params.replace(n=2), request_id="x")
+    assert engine.add_request("Hi", params) == "request-1"
+    assert engine.add_request("Hi", params) == "request-3"
+    last = run(engine)
+    samples = [sample.token_ids for output in last.values() for sample in output.outputs]
+    assert len(last) == 8
+    assert len(samples) == 9
+    assert len({tuple(token_ids) for token_ids in samples}) == 2  # the second of `x` has a seed of its own
 
 
 def test_a_misspelt_option_names_the_nearest(fake_executors: list[FakeExecutor]) -> None:

@@ -147,8 +147,8 @@ FAULTS = [
     ),
     Fault(
         name="nobody tells the core that a listener has left",
-        right="            self.front.client.abort(self.front.outputs.core_ids(state.request_id))",
-        wrong="            self.front.outputs.core_ids(state.request_id)",
+        right="                self._front.client.abort(state.unfinished_core_ids())",
+        wrong="                state.unfinished_core_ids()",
         tests="hostile/test_clients.py",
     ),
     Fault(

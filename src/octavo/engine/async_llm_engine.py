@@ -5,7 +5,9 @@ passes each step's to the loop. With an in-process core, it also runs the steps.
 """
 
 import asyncio
+import contextlib
 import logging
+import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
@@ -19,7 +21,7 @@ from octavo.engine.front import EngineFront, ModelName, one_per_prompt, streamin
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_pump import OutputPump
 from octavo.engine.request_state import CompletionState, RequestState
-from octavo.errors import EngineDeadError, OctavoError
+from octavo.errors import EngineDeadError, EventLoopError, OctavoError
 from octavo.inputs import as_prompt_list
 from octavo.lora_request import LoRARequest
 from octavo.metrics.collect import EngineMetrics
@@ -67,11 +69,12 @@ class LiveRequest:
 
 
 class AsyncLLMEngine:
-    """An engine owned by one event loop: the one in which it is first used.
+    """An engine used in one event loop at a time; another one may follow, as with several calls of `asyncio.run`.
 
         results = await AsyncLLMEngine().generate_async(["Hello", "World"])
 
-    The constructor loads the model and blocks meanwhile; `AsyncLLM` loads without blocking the loop.
+    The constructor loads the model and blocks meanwhile; `AsyncLLM` loads without blocking the loop. `exit` shuts it
+    down; one that is dropped shuts itself down.
     Options are those of `octavo.config.args.EngineArgs`.
     """
 
@@ -87,16 +90,19 @@ class AsyncLLMEngine:
 
     def _open(self, args: EngineArgs, on_stage: Callable[[str], None] = logger.debug) -> None:
         self._front = EngineFront.open(args, on_stage)
-        self._readers: dict[str, Callable[[], None]] = {}  # by request id: called when its state changes
+        self._readers: dict[RequestState, Callable[[], None]] = {}  # called when the state changes
         self._death: OctavoError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # see `_enter_loop`, as for the next two
         self._has_died = asyncio.Event()
-        self._pump: OutputPump | None = None
-        self._close = weakref.finalize(self, self._front.close)
+        self._entering = threading.Lock()
+        self._has_exited = False
+        self._pump = OutputPump(self._front.client, self._front.close)
+        weakref.finalize(self, self._pump.abandon).atexit = False  # the pump sees to that itself
 
     @property
     def front(self) -> EngineFront:
         """Configuration, tokenizer and processors. Raises RuntimeError after `exit`."""
-        if not self._close.alive:
+        if self._has_exited:
             raise RuntimeError("this engine has exited")
         return self._front
 
@@ -160,7 +166,7 @@ class AsyncLLMEngine:
 
     async def died(self) -> OctavoError:
         """Wait until the engine dies; return why."""
-        self._start_pump()
+        self._enter_loop()
         await self._has_died.wait()
         assert self._death is not None
         return self._death
@@ -177,8 +183,8 @@ class AsyncLLMEngine:
         await self._check_structured_outputs([sampling_params])
         adapter = await self.read_adapter(lora_request)
         processed = self.front.process(prompt, sampling_params, adapter=adapter, **options)
-        updated = asyncio.Event()
-        return await self._finish(self._start(processed, updated.set), updated)
+        (output,) = await self._run([processed])
+        return output
 
     async def generate_async(
         self,
@@ -201,9 +207,7 @@ class AsyncLLMEngine:
             self.front.process(prompt, params, priority=priority, adapter=adapter)
             for prompt, params, adapter in zip(prompt_list, params_list, adapters, strict=True)
         ]
-        updated = [asyncio.Event() for _ in processed]
-        started = [self._start(request, event.set) for request, event in zip(processed, updated, strict=True)]
-        return list(await asyncio.gather(*map(self._finish, started, updated)))
+        return await self._run(processed)
 
     async def read_adapter(self, request: LoRARequest | None) -> AdapterRef | None:
         """See `InputProcessor.read_adapter`; the files are read in a thread."""
@@ -220,19 +224,21 @@ class AsyncLLMEngine:
         return await asyncio.to_thread(lambda: [make(request, processor) for request in requests])
 
     async def abort_request(self, request_id: str) -> None:
-        """End a request; its reader gets the output so far, with finish_reason `abort`."""
-        self.front.client.abort(self.front.outputs.core_ids(request_id))
+        """End a request, whose name is free at once; its reader gets the output so far, with finish_reason `abort`."""
+        state = self.front.outputs.find(request_id)
+        if state is not None:
+            self.front.outputs.release(state)
+            self.front.client.abort(state.unfinished_core_ids())
 
     async def call(self, method: CoreMethod) -> None:
         """Call a method of the core between two steps."""
-        self._start_pump()
+        self._enter_loop()
         await asyncio.to_thread(self.front.client.call, method)
 
     def exit(self) -> None:
         """Shut down the core and free its memory. Open streams end with EngineDeadError. Idempotent."""
-        if self._pump is not None:
-            self._pump.stop(EngineDeadError("the engine was closed"))
-        self._close()
+        self._has_exited = True
+        self._pump.close(EngineDeadError("the engine was closed"))
 
     async def _check_structured_outputs(self, params: Sequence[SamplingParams | None]) -> None:
         """Validate constraints outside the event loop: it may take a while."""
@@ -245,40 +251,81 @@ class AsyncLLMEngine:
     def _start(self, processed: ProcessedRequest, notify: Callable[[], None]) -> RequestState:
         if self._death is not None:
             raise self._death
-        self._start_pump()
+        self._enter_loop()
         state = self.front.outputs.add(processed)
-        self._readers[state.request_id] = notify
+        self._readers[state] = notify
         self.front.client.add(processed.samples)
         return state
 
-    async def _finish(self, state: RequestState, updated: asyncio.Event) -> RequestOutput:
+    async def _run(self, requests: Sequence[ProcessedRequest]) -> list[RequestOutput]:
+        """Run requests to their ends. One task for all of them: one of its own might be cancelled before it begins."""
+        updated = asyncio.Event()
+        states: list[RequestState] = []
         try:
-            while not state.is_finished:
-                await updated.wait()
-                updated.clear()
-                if self._death is not None and not state.is_finished:
-                    raise self._death
-            return state.snapshot()
+            for request in requests:
+                states.append(self._start(request, updated.set))  # noqa: PERF401 - if one fails, `finally` knows the rest
+            for state in states:
+                while not state.is_finished:
+                    if self._death is not None:
+                        raise self._death
+                    await updated.wait()
+                    updated.clear()
+            return [state.snapshot() for state in states]
         finally:
-            self._forget(state)
+            for state in states:
+                self._forget(state)
 
     def _forget(self, state: RequestState) -> None:
-        """The reader is gone: drop it, and abort the request unless it has finished."""
-        self._readers.pop(state.request_id, None)
+        """The reader is gone: drop it, and abort the request unless it has finished. Its name is free."""
+        self._readers.pop(state, None)
+        self._front.outputs.release(state)
         if not state.is_finished and self._death is None:
-            self.front.client.abort(self.front.outputs.core_ids(state.request_id))
+            with contextlib.suppress(OctavoError):  # the core has just died, and the request with it
+                self._front.client.abort(state.unfinished_core_ids())
 
-    def _start_pump(self) -> None:
-        if self._pump is None:
-            self._pump = OutputPump(self.front.client, asyncio.get_running_loop(), self._on_outputs, self._die)
+    def _enter_loop(self) -> None:
+        """Let the running loop own the requests from now on.
+
+        Raises:
+            EventLoopError: another loop still does.
+        """
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        with self._entering:
+            if self._loop is not None and not self._loop.is_closed() and (self._loop.is_running() or self._readers):
+                raise EventLoopError("the engine", "make requests in that loop (asyncio.run_coroutine_threadsafe)")
+            self._loop = loop
+        for state in list(self._readers):  # their loop was closed under them
+            self._forget(state)
+        self._has_died = asyncio.Event()
+        if self._death is not None:
+            self._has_died.set()
+        take_outputs = weakref.WeakMethod(self._take_outputs)  # the pump must not keep the engine alive
+
+        def notify() -> None:
+            if (take := take_outputs()) is not None:
+                take()
+
+        self._pump.attach(loop, notify)
+
+    def _take_outputs(self) -> None:
+        """Process what has arrived from the core; runs in the event loop."""
+        if asyncio.get_running_loop() is not self._loop:  # a late call in the loop before
+            return
+        for arrived in self._pump.take():
+            if isinstance(arrived, OctavoError):
+                self._die(arrived)
+            else:
+                self._on_outputs(arrived)
 
     def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
-        """Process a step's outputs; runs in the event loop."""
+        """Process a step's outputs."""
         result = self._front.outputs.process(outputs)
         if result.to_abort:
             self._front.client.abort(result.to_abort)
         for state in result.changed:
-            if (notify := self._readers.get(state.request_id)) is not None:
+            if (notify := self._readers.get(state)) is not None:
                 notify()
 
     def _die(self, death: OctavoError) -> None:

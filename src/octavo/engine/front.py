@@ -3,7 +3,7 @@
 import itertools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -84,12 +84,16 @@ class EngineFront:
             InvalidParameterError: names the field, its value and the limit.
         """
         if request_id is None:
-            request_id = f"request-{next(self.request_numbers)}"
-        if request_id in self.outputs:
-            raise InvalidParameterError("request_id", request_id, "already in use by an unfinished request")
+            request_id = next(name for name in self._default_names() if name not in self.outputs)
+        if not isinstance(request_id, str):
+            raise InvalidParameterError("request_id", request_id, "a string, or None")
+        self.outputs.check_free(request_id)
         return self.inputs.process(
             prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, adapter=adapter
         )
+
+    def _default_names(self) -> Iterator[str]:
+        return (f"request-{number}" for number in self.request_numbers)
 
     def close(self) -> None:
         """Shut down the core, which frees its memory, and the helper processes of the input processor."""

@@ -1,5 +1,6 @@
 """Converts user input to `EngineCoreRequest`s. All validation ends here: past it, a request is valid and fits."""
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,12 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessedRequest:
-    """One prompt, ready for the core: `n` samples of it, each a request of its own."""
+    """One prompt, ready for the core: `n` samples of it, each a request of its own.
 
-    request_id: str
+    The samples' ids are the engine's own: the user's name for the request never reaches the core.
+    """
+
+    request_id: str  # the user's name for it; may be used again when the request has ended
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
@@ -34,7 +38,7 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """Tokenizes, applies defaults, validates. Its only state is the number of seeds generated."""
+    """Tokenizes, applies defaults, validates. Its only state is what it has counted: seeds drawn, samples made."""
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
         self.default_params = _default_params(config)
@@ -45,6 +49,7 @@ class InputProcessor:
         self._eos_token_ids = list(config.model.eos_token_ids or fallback)
         self._engine_seed = config.seed
         self._num_seeds_drawn = 0
+        self._core_ids = itertools.count()  # never used twice, so a late message about a sample meets no other
         self._constraints = StructuredOutputChecker()
         self._multimodal = _multimodal(config, tokenizer)
         self._adapters = None if config.lora is None else AdapterFiles(config.lora)
@@ -77,7 +82,7 @@ class InputProcessor:
         params = self._complete(params, len(token_ids))
         samples = [
             EngineCoreRequest(
-                request_id=request_id if params.n == 1 else f"{request_id}#{index}",
+                request_id=str(next(self._core_ids)),
                 prompt_token_ids=token_ids,
                 sampling_params=params.replace(n=1, seed=derive_seed(_given(params.seed), index)),
                 priority=_check_priority(priority),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from octavo.contracts.engine import EngineCoreOutputs
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.request_state import CompletionState, RequestState
+from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import EngineMetrics
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -26,20 +27,33 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer, metrics: EngineMetrics) -> None:
         self.metrics = metrics
         self._tokenizer = tokenizer
-        self._requests: dict[str, RequestState] = {}
+        self._requests: set[RequestState] = set()
+        self._by_name: dict[str, RequestState] = {}  # requests that have not ended for the caller
         self._samples: dict[str, tuple[RequestState, CompletionState]] = {}  # unfinished samples by core request id
 
     def __contains__(self, request_id: object) -> bool:
-        return request_id in self._requests
+        """Whether a request of this name has not ended for the caller."""
+        return request_id in self._by_name
 
     def __len__(self) -> int:
+        """The number of requests that the core has not finished, or whose end is still on its way here."""
         return len(self._requests)
 
+    def check_free(self, request_id: str) -> None:
+        """Raise InvalidParameterError if a request of this name has not ended for the caller."""
+        if request_id in self._by_name:
+            raise InvalidParameterError("request_id", request_id, "already in use by an unfinished request")
+
     def add(self, processed: ProcessedRequest) -> RequestState:
-        """Register a request, to process its outputs."""
-        assert processed.request_id not in self._requests
+        """Register a request, to process its outputs.
+
+        Raises:
+            InvalidParameterError: its name was taken after it had been processed.
+        """
+        self.check_free(processed.request_id)
         state = RequestState(processed, self._tokenizer)
-        self._requests[state.request_id] = state
+        self._requests.add(state)
+        self._by_name[state.request_id] = state
         if state.adapter_name is not None:
             self.metrics.adapters.record_arrival(state.adapter_name)
         self._samples.update({sample.request_id: (state, sample) for sample in state.samples})
@@ -47,14 +61,23 @@ class OutputProcessor:
 
     def core_ids(self, request_id: str) -> list[str]:
         """Return the unfinished core requests of a user's request; none if it is unknown."""
-        state = self._requests.get(request_id)
-        return [sample.request_id for sample in state.samples if not sample.finish_reason] if state else []
+        state = self.find(request_id)
+        return [] if state is None else state.unfinished_core_ids()
+
+    def find(self, request_id: str) -> RequestState | None:
+        """Return the request of this name, unless it has ended for the caller."""
+        return self._by_name.get(request_id)
+
+    def release(self, state: RequestState) -> None:
+        """Free the name of a request that has ended for the caller, though the core may not know yet."""
+        if self._by_name.get(state.request_id) is state:
+            del self._by_name[state.request_id]
 
     def process(self, outputs: EngineCoreOutputs) -> StepResult:
         """Process one step: detokenize, look for stop strings, record what has finished."""
         now_s = time.time()
-        changed: dict[str, RequestState] = {}
-        ended: dict[str, RequestState] = {}  # requests with a sample that has ended
+        changed: dict[RequestState, None] = {}
+        ended: dict[RequestState, None] = {}  # requests with a sample that has ended
         to_abort: list[str] = []
         num_by_last_time: dict[float, int] = {}
         self._record_events(outputs)
@@ -70,21 +93,21 @@ class OutputProcessor:
             elif (last_s := sample.last_token_time_s) is not None:
                 num_by_last_time[last_s] = num_by_last_time.get(last_s, 0) + 1
             sample.last_token_time_s = now_s
-            changed[state.request_id] = state
+            changed[state] = None
             if self._push(sample, first, token_ids, outputs):
-                ended[state.request_id] = state
+                ended[state] = None
                 to_abort.append(core_id)
         for core_id, report in outputs.finished.items():
             if core_id in self._samples:
                 state, sample = self._samples[core_id]
-                changed[state.request_id] = ended[state.request_id] = state
+                changed[state] = ended[state] = None
                 state.record_report(report)
                 if sample.finish_reason is None:
                     sample.end(report)
-        self._retire(ended.values(), now_s)
+        self._retire(ended, now_s)
         self.metrics.record_step(outputs, num_by_last_time, now_s)
         return StepResult(
-            changed=list(changed.values()),
+            changed=list(changed),
             to_abort=[core_id for core_id in to_abort if core_id not in outputs.finished],
             num_tokens=outputs.num_scheduled_tokens,
         )
@@ -120,7 +143,8 @@ class OutputProcessor:
                     self._samples.pop(sample.request_id, None)
             if state.is_finished:
                 state.finished_time_s = now_s
-                del self._requests[state.request_id]
+                self._requests.remove(state)
+                self.release(state)
                 if state.adapter_name is not None:
                     self.metrics.adapters.record_end(state.adapter_name, has_run=state.admitted is not None)
                 samples = [(sample.finish_reason or "", len(sample.token_ids)) for sample in state.samples]

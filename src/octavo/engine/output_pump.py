@@ -1,9 +1,13 @@
-"""The engine thread of an `AsyncLLMEngine`: waits for outputs and passes them to the event loop."""
+"""The engine thread of an `AsyncLLMEngine`: takes outputs from the core and keeps them for the event loop."""
 
 import asyncio
+import atexit
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 from octavo.contracts.engine import EngineCoreOutputs
 from octavo.engine.core_client import EngineCoreClient
@@ -15,41 +19,73 @@ _IDLE_WAIT_S = 0.1  # how often it checks whether to stop
 
 
 class OutputPump:
-    """Runs from construction until `stop`, or until the core is dead."""
+    """Runs from construction until `close` or `abandon`, and then shuts the core down.
 
-    def __init__(
-        self,
-        client: EngineCoreClient,
-        loop: asyncio.AbstractEventLoop,
-        on_outputs: Callable[[EngineCoreOutputs], None],
-        on_death: Callable[[OctavoError], None],
-    ) -> None:
-        self._client = client
-        self._loop = loop
-        self._on_outputs, self._on_death = on_outputs, on_death
+    It does not know its engine, so that one which nobody uses any more is collected; nor does an output depend on the
+    loop that happens to be attached when it arrives: the next loop takes what a closed one has left.
+    """
+
+    def __init__(self, client: EngineCoreClient, shut_down: Callable[[], None]) -> None:
+        self._client, self._shut_down = client, shut_down
+        self._arrived: deque[EngineCoreOutputs | OctavoError] = deque()
+        self._reader: tuple[asyncio.AbstractEventLoop, Callable[[], None]] | None = None
         self._should_stop = threading.Event()
+        self._closed: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # before the interpreter takes the thread's world down
 
-    def stop(self, reason: OctavoError) -> None:
-        """Stop the thread after the step in flight; `on_death` gets the reason."""
+    def attach(self, loop: asyncio.AbstractEventLoop, notify: Callable[[], None]) -> None:
+        """Have `notify` called in this loop, instead of the one before, whenever there is something to take."""
+        self._reader = loop, notify
+        self._wake()
+
+    def take(self) -> Iterator[EngineCoreOutputs | OctavoError]:
+        """Yield what has arrived, oldest first; an error is why nothing else will come."""
+        while self._arrived:
+            yield self._arrived.popleft()
+
+    def close(self, reason: OctavoError | None = None) -> None:
+        """Stop after the step in flight and shut the core down; `reason` is what its readers get. Idempotent.
+
+        Raises:
+            Exception: what shutting down the core raised.
+        """
         self._should_stop.set()
-        self._thread.join()
-        self._post(self._on_death, reason)
+        self._closed.result()
+        if reason is not None:
+            self._put(reason)
+
+    def abandon(self) -> None:
+        """`close` without waiting: for a finalizer, which may run in any thread and at any moment."""
+        self._should_stop.set()
 
     def _run(self) -> None:
         try:
             while not self._should_stop.is_set():
                 outputs = self._client.get_outputs(_IDLE_WAIT_S)
                 if outputs is not None:
-                    self._post(self._on_outputs, outputs)
+                    self._put(outputs)
         except EngineDeadError as death:
-            self._post(self._on_death, death)
+            self._put(death)
         except Exception as error:
             logger.exception("the engine thread cannot continue")
-            self._post(self._on_death, EngineDeadError(f"{type(error).__name__}: {error}"))
+            self._put(EngineDeadError(f"{type(error).__name__}: {error}"))
+        self._should_stop.wait()
+        try:
+            self._shut_down()
+        except BaseException as error:  # noqa: BLE001 - raised by `close`
+            self._closed.set_exception(error)
+        else:
+            self._closed.set_result(None)
+        atexit.unregister(self.close)
 
-    def _post(self, callback: Callable[..., None], argument: object) -> None:
-        """Run a callback in the loop, unless it has closed."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(callback, argument)
+    def _put(self, item: EngineCoreOutputs | OctavoError) -> None:
+        self._arrived.append(item)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None:
+            loop, notify = self._reader
+            with contextlib.suppress(RuntimeError):  # it has closed; the next loop takes the outputs
+                loop.call_soon_threadsafe(notify)

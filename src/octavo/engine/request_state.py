@@ -193,6 +193,10 @@ class RequestState:
                 return False
         return True
 
+    def unfinished_core_ids(self) -> list[str]:
+        """Return the ids by which the core knows the samples that have not finished."""
+        return [sample.request_id for sample in self.samples if sample.finish_reason is None]
+
     @property
     def num_output_tokens(self) -> int:
         return sum(len(sample.token_ids) for sample in self.samples)
