@@ -71,6 +71,7 @@ class InputProcessor:
         text, token_ids = self._tokenize(prompt)
         extra_inputs = prompt.extra_inputs if isinstance(prompt, MultiModalPrompt) else None
         self._check_length(token_ids, params)
+        self._check_prompt_ids(token_ids, "prompt_token_ids" if text is None else "prompt")
         self._check_token_ids(params)
         if params.structured_output is not None:
             self.check_structured_output(params.structured_output)
@@ -157,8 +158,6 @@ class InputProcessor:
         if parsed.text is not None:
             return parsed.text, self._tokenizer.encode(parsed.text)
         assert parsed.token_ids is not None
-        for token_id in parsed.token_ids:
-            self._check_token_id("prompt_token_ids", token_id)
         return None, parsed.token_ids
 
     def _check_length(self, token_ids: list[int], params: SamplingParams) -> None:
@@ -170,14 +169,27 @@ class InputProcessor:
             limit = f"This model's maximum context length is {self._max_model_len} tokens, prompt and output together"
             raise PromptTooLongError("prompt", wanted, limit)
 
+    def _check_prompt_ids(self, token_ids: list[int], field: str) -> None:
+        """Refuse ids without a row of the embedding, whatever they come from.
+
+        A tokenizer may have more tokens than its model, such as a [PAD] that was added without resizing the table.
+        """
+        if min(token_ids) >= 0 and max(token_ids) < self._vocab_size:
+            return
+        token_id = next(each for each in token_ids if not 0 <= each < self._vocab_size)
+        text = self._tokenizer.token_text(token_id) if 0 <= token_id < self._tokenizer.vocab_size else ""
+        self._check_token_id(field, token_id, text)
+
     def _check_token_ids(self, params: SamplingParams) -> None:
         for field in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             for token_id in getattr(params, field) or ():
                 self._check_token_id(field, token_id)
 
-    def _check_token_id(self, field: str, token_id: int) -> None:
+    def _check_token_id(self, field: str, token_id: int, text: str = "") -> None:
         if not 0 <= token_id < self._vocab_size:
-            raise InvalidParameterError(field, token_id, f"token ids of this model are 0 to {self._vocab_size - 1}")
+            limit = f"token ids of this model are 0 to {self._vocab_size - 1}"
+            only = f"; {text!r} is a token of the tokenizer only" if text else ""
+            raise InvalidParameterError(field, token_id, limit + only)
 
     def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """Fill in what the user left unset: a seed, and the context length as the limit."""
