@@ -34,7 +34,7 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """Tokenizes, applies defaults, validates. Its only state is the number of seeds generated."""
+    """Tokenizes, applies defaults, validates. Its only state is the number of seeds generated; the rest are caches."""
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
         self.default_params = _default_params(config)
@@ -45,6 +45,7 @@ class InputProcessor:
         self._eos_token_ids = list(config.model.eos_token_ids or fallback)
         self._engine_seed = config.seed
         self._num_seeds_drawn = 0
+        self._last_bad_words: tuple[Sequence[str], list[list[int]]] = (), []
         self._constraints = StructuredOutputChecker()
         self._multimodal = _multimodal(config, tokenizer)
         self._adapters = None if config.lora is None else AdapterFiles(config.lora)
@@ -76,15 +77,16 @@ class InputProcessor:
         if params.structured_output is not None:
             self.check_structured_output(params.structured_output)
         params = self._complete(params, len(token_ids))
+        bad_words = self._bad_words(params)
         samples = [
             EngineCoreRequest(
                 request_id=request_id if params.n == 1 else f"{request_id}#{index}",
                 prompt_token_ids=token_ids,
-                sampling_params=params.replace(n=1, seed=derive_seed(_given(params.seed), index)),
+                sampling_params=params.for_sample(derive_seed(_given(params.seed), index)),
                 priority=_check_priority(priority),
                 arrival_time_s=time.time(),
                 eos_token_ids=self._eos_token_ids,
-                bad_words_token_ids=self._bad_words(params),
+                bad_words_token_ids=bad_words,
                 cache_salt=cache_salt,
                 extra_inputs=extra_inputs,
                 adapter=adapter,
@@ -205,9 +207,15 @@ class InputProcessor:
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Return the token sequences that spell each word, at the start of a text and after a space."""
-        spellings = [text for word in params.bad_words for text in (word, " " + word.lstrip())]
-        encoded = (self._tokenizer.encode(text, add_special_tokens=False) for text in spellings)
-        return [list(ids) for ids in dict.fromkeys(map(tuple, encoded)) if ids]
+        if not params.bad_words:
+            return []
+        words, token_ids = self._last_bad_words
+        if words != params.bad_words:
+            spellings = [text for word in params.bad_words for text in (word, " " + word.lstrip())]
+            encoded = self._tokenizer.encode_all(spellings, "bad_words")
+            token_ids = [list(ids) for ids in dict.fromkeys(map(tuple, encoded)) if ids]
+            self._last_bad_words = params.bad_words, token_ids  # often the same for many prompts
+        return token_ids
 
 
 def _default_params(config: EngineConfig) -> SamplingParams:
