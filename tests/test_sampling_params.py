@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 
 from octavo.errors import InvalidParameterError, UnknownOptionError
-from octavo.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, RequestPriority, SamplingParams
+from octavo.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    RequestPriority,
+    SamplingParams,
+)
 
 NAN, INFINITY = float("nan"), float("inf")
 # Options in pairs of (first value below or above, nearest value that is allowed).
@@ -46,6 +57,12 @@ BOUNDS: list[tuple[str, Any, Any]] = [
     ("bad_words", [""], [" "]),
     ("stop", [""], [" "]),
     ("stop", ["x"] * (MAX_STOP_STRINGS + 1), ["x"] * MAX_STOP_STRINGS),
+    ("stop", ["x" * 4000, "y" * 97], ["x" * 4000, "y" * 96]),
+    ("bad_words", ["x"] * (MAX_BAD_WORDS + 1), ["x"] * MAX_BAD_WORDS),
+    ("bad_words", ["x" * (MAX_BAD_WORD_CHARACTERS + 1)], ["x" * MAX_BAD_WORD_CHARACTERS]),
+    ("stop_token_ids", [1] * (MAX_STOP_TOKEN_IDS + 1), [1] * MAX_STOP_TOKEN_IDS),
+    ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIASES + 1), 1.0), dict.fromkeys(range(MAX_LOGIT_BIASES), 1.0)),
+    ("allowed_token_ids", [1] * (MAX_ALLOWED_TOKEN_IDS + 1), [1] * MAX_ALLOWED_TOKEN_IDS),
 ]
 WRONG_TYPES: list[tuple[str, Any]] = [
     *[(name, value) for name in ("n", "top_k", "min_tokens", "max_tokens", "seed", "logprobs", "prompt_logprobs")

@@ -1,6 +1,7 @@
 """Sampling parameters and priority of a request."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import Any, Self
@@ -10,6 +11,12 @@ from octavo.structured_output import StructuredOutput
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
+MAX_STOP_CHARACTERS = 4096  # of all together
+MAX_STOP_TOKEN_IDS = 4096
+MAX_BAD_WORDS = 4096
+MAX_BAD_WORD_CHARACTERS = 256  # of one
+MAX_LOGIT_BIASES = 16384
+MAX_ALLOWED_TOKEN_IDS = 2**19  # beyond any vocabulary
 MAX_N = 16384
 MAX_TOP_K = 2**31 - 1  # beyond any vocabulary, and the largest integer that messages can carry
 SEED_BITS = 64
@@ -44,10 +51,10 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] | None = None
+    logit_bias: Mapping[int, float] | None = None  # the number of entries of this and the lists below is limited
     allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] = ()
-    stop: Sequence[str] | str = ()
+    bad_words: Sequence[str] = ()  # never generated; up to 4,096, of 256 characters each
+    stop: Sequence[str] | str = ()  # up to 64 strings, 4,096 characters together
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -63,8 +70,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._store_tuples()
         self._check_integers()
-        self._check_floats()
         self._check_lists()
+        self._check_floats()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameterError("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
 
@@ -80,6 +87,13 @@ class SamplingParams:
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed, validated again."""
         return replace(self, **changes)
+
+    def for_sample(self, seed: int) -> Self:
+        """Return the parameters of one of `n` samples; they are not validated again, which long lists make slow."""
+        sample = copy(self)
+        object.__setattr__(sample, "n", 1)
+        object.__setattr__(sample, "seed", seed)
+        return sample
 
     @property
     def is_greedy(self) -> bool:
@@ -146,12 +160,20 @@ class SamplingParams:
     def _check_lists(self) -> None:
         if self.structured_output is not None and not isinstance(self.structured_output, StructuredOutput):
             raise InvalidParameterError("structured_output", self.structured_output, "must be a StructuredOutput")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidParameterError("stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
+        _check_length("stop", self.stop, MAX_STOP_STRINGS, "strings")
+        _check_length("bad_words", self.bad_words, MAX_BAD_WORDS, "words")
+        _check_length("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS, "token ids")
+        _check_length("allowed_token_ids", self.allowed_token_ids or (), MAX_ALLOWED_TOKEN_IDS, "token ids")
         for name in ("stop", "bad_words"):
             for text in getattr(self, name):
                 if not isinstance(text, str) or not text:
                     raise InvalidParameterError(name, text, "every entry must be a non-empty string")
+        if (total := sum(map(len, self.stop))) > MAX_STOP_CHARACTERS:
+            limit = f"at most {MAX_STOP_CHARACTERS} characters in all strings together"
+            raise InvalidParameterError("stop", f"{total} characters", limit)
+        if (longest := max(map(len, self.bad_words), default=0)) > MAX_BAD_WORD_CHARACTERS:
+            limit = f"at most {MAX_BAD_WORD_CHARACTERS} characters in each word"
+            raise InvalidParameterError("bad_words", f"{longest} characters", limit)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameterError("allowed_token_ids", (), "at least one id, or None for all")
         for name in ("stop_token_ids", "allowed_token_ids"):
@@ -165,9 +187,15 @@ def _as_tuple(field: str, value: object) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def _check_length(field: str, entries: Sized, limit: int, kind: str) -> None:
+    if len(entries) > limit:
+        raise InvalidParameterError(field, f"{len(entries)} {kind}", f"at most {limit}")
+
+
 def _integer_keys(bias: Mapping[Any, Any]) -> dict[int, float]:
     if not isinstance(bias, Mapping):
         raise InvalidParameterError("logit_bias", bias, "must map token ids to numbers")
+    _check_length("logit_bias", bias, MAX_LOGIT_BIASES, "token ids")
     try:
         table = {int(key): value for key, value in bias.items() if not isinstance(key, (bool, float))}
     except (TypeError, ValueError) as error:

@@ -1,14 +1,19 @@
 """`LLMEngine` around a core without torch: requests in, text out, nothing lost on the way."""
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine.conftest import FAILURES, MakeEngine
+from tokenizers import Tokenizer as Backend
 
+from octavo.contracts.engine import ExtraInputs
 from octavo.demo import demo_model_path
 from octavo.engine.llm_engine import LLMEngine
 from octavo.errors import InvalidParameterError, PromptTooLongError, UnknownOptionError
+from octavo.multimodal.prompt import MultiModalPrompt
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.testing import FakeExecutor
@@ -169,6 +174,28 @@ def test_bad_requests_name_the_field_and_disturb_nothing(
         engine.generate(["fine", prompt], params, **options)
     assert caught.value.field == field
     assert not engine.has_unfinished_requests()
+
+
+def test_tokens_that_only_the_tokenizer_has_are_errors(tmp_path: Path, make_engine: MakeEngine) -> None:
+    """As after a [PAD] was added to a tokenizer, but no row to the embedding."""
+    folder = tmp_path / "model"
+    shutil.copytree(demo_model_path(), folder)
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    backend.add_special_tokens(["[PAD]"])
+    backend.save(str(folder / "tokenizer.json"))
+    engine = make_engine(str(folder))
+    inputs, last = engine.front.inputs, engine.front.config.model.vocab_size - 1
+    for prompt, field in (
+        ("Hi [PAD]", "prompt"),
+        (inputs.chat_prompt([{"role": "user", "content": "[PAD]"}]), "prompt_token_ids"),
+        (MultiModalPrompt(text="[PAD]", token_ids=[1, last + 1], extra_inputs=ExtraInputs()), "prompt"),
+        ({"prompt_token_ids": [1, -1]}, "prompt_token_ids"),
+    ):
+        with pytest.raises(InvalidParameterError, match=f"0 to {last}") as caught:
+            engine.generate(["fine", prompt])
+        assert caught.value.field == field
+    (output,) = engine.generate("Hi", SamplingParams(bad_words=["[PAD]"]))  # never sampled: nothing to ban
+    assert output.finished
 
 
 def test_a_prompt_that_cannot_fit_is_told_the_limit(make_engine: MakeEngine) -> None:

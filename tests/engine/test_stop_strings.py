@@ -1,7 +1,11 @@
 """The matcher against a naive reading of the whole text, whatever the pieces."""
 
+import sys
+import tracemalloc
 from collections.abc import Sequence
 from itertools import pairwise
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -82,3 +86,40 @@ def test_no_stop_strings_hold_nothing_back() -> None:
     matcher = StopStringMatcher([], include_in_output=False)
     assert matcher.push("anything") == ("anything", None)
     assert matcher.flush() == ""
+
+
+def test_work_and_memory_are_linear_in_the_length_of_a_stop_string() -> None:
+    """What it takes is counted, in lines run and bytes held."""
+
+    def cost(size: int) -> tuple[int, int]:
+        lines = 0
+
+        def count(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal lines
+            lines += event == "line"
+            return count
+
+        tracemalloc.start()
+        before = sys.gettrace()
+        sys.settrace(count)
+        try:
+            matcher = StopStringMatcher(["ab" * size + "c"], include_in_output=False)
+            for _ in range(size):
+                matcher.push("abab")
+        finally:
+            sys.settrace(before)
+            held, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+        return lines, held
+
+    (few, small), (many, large) = cost(200), cost(800)
+    assert many < 5 * few
+    assert large < 6 * small
+
+
+def test_samples_share_strings_but_no_text() -> None:
+    first = StopStringMatcher(["stop"], include_in_output=False)
+    assert first.push("sto") == ("", None)
+    second = first.for_another()
+    assert second.push("p") == ("p", None)
+    assert first.push("p") == ("", "stop")

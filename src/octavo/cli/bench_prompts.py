@@ -39,7 +39,8 @@ class RandomPrompts:
         tokenizer = llm.get_tokenizer()
         self.length, self.adapters = length, adapters
         self.llm = llm
-        self._ids = [id_ for id_ in range(tokenizer.vocab_size) if id_ not in tokenizer.special_token_ids]
+        num_ids = min(tokenizer.vocab_size, llm.engine.front.config.model.vocab_size)
+        self._ids = [id_ for id_ in range(num_ids) if id_ not in tokenizer.special_token_ids]
         self._random = random.Random(SEED)
 
     def take(self, count: int) -> Run:

@@ -38,7 +38,7 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """Tokenizes, applies defaults, validates. Its only state is what it has counted: seeds drawn, samples made."""
+    """Tokenizes, applies defaults, validates. Its state is what it has counted, seeds and samples; the rest are caches."""
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
         self.default_params = _default_params(config)
@@ -50,6 +50,7 @@ class InputProcessor:
         self._engine_seed = config.seed
         self._num_seeds_drawn = 0
         self._core_ids = itertools.count()  # never used twice, so a late message about a sample meets no other
+        self._last_bad_words: tuple[Sequence[str], list[list[int]]] = (), []
         self._constraints = StructuredOutputChecker()
         self._multimodal = _multimodal(config, tokenizer)
         self._adapters = None if config.lora is None else AdapterFiles(config.lora)
@@ -76,19 +77,21 @@ class InputProcessor:
         text, token_ids = self._tokenize(prompt)
         extra_inputs = prompt.extra_inputs if isinstance(prompt, MultiModalPrompt) else None
         self._check_length(token_ids, params)
+        self._check_prompt_ids(token_ids, "prompt_token_ids" if text is None else "prompt")
         self._check_token_ids(params)
         if params.structured_output is not None:
             self.check_structured_output(params.structured_output)
         params = self._complete(params, len(token_ids))
+        bad_words = self._bad_words(params)
         samples = [
             EngineCoreRequest(
                 request_id=str(next(self._core_ids)),
                 prompt_token_ids=token_ids,
-                sampling_params=params.replace(n=1, seed=derive_seed(_given(params.seed), index)),
+                sampling_params=params.for_sample(derive_seed(_given(params.seed), index)),
                 priority=_check_priority(priority),
                 arrival_time_s=time.time(),
                 eos_token_ids=self._eos_token_ids,
-                bad_words_token_ids=self._bad_words(params),
+                bad_words_token_ids=bad_words,
                 cache_salt=cache_salt,
                 extra_inputs=extra_inputs,
                 adapter=adapter,
@@ -162,8 +165,6 @@ class InputProcessor:
         if parsed.text is not None:
             return parsed.text, self._tokenizer.encode(parsed.text)
         assert parsed.token_ids is not None
-        for token_id in parsed.token_ids:
-            self._check_token_id("prompt_token_ids", token_id)
         return None, parsed.token_ids
 
     def _check_length(self, token_ids: list[int], params: SamplingParams) -> None:
@@ -175,14 +176,27 @@ class InputProcessor:
             limit = f"This model's maximum context length is {self._max_model_len} tokens, prompt and output together"
             raise PromptTooLongError("prompt", wanted, limit)
 
+    def _check_prompt_ids(self, token_ids: list[int], field: str) -> None:
+        """Refuse ids without a row of the embedding, whatever they come from.
+
+        A tokenizer may have more tokens than its model, such as a [PAD] that was added without resizing the table.
+        """
+        if min(token_ids) >= 0 and max(token_ids) < self._vocab_size:
+            return
+        token_id = next(each for each in token_ids if not 0 <= each < self._vocab_size)
+        text = self._tokenizer.token_text(token_id) if 0 <= token_id < self._tokenizer.vocab_size else ""
+        self._check_token_id(field, token_id, text)
+
     def _check_token_ids(self, params: SamplingParams) -> None:
         for field in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             for token_id in getattr(params, field) or ():
                 self._check_token_id(field, token_id)
 
-    def _check_token_id(self, field: str, token_id: int) -> None:
+    def _check_token_id(self, field: str, token_id: int, text: str = "") -> None:
         if not 0 <= token_id < self._vocab_size:
-            raise InvalidParameterError(field, token_id, f"token ids of this model are 0 to {self._vocab_size - 1}")
+            limit = f"token ids of this model are 0 to {self._vocab_size - 1}"
+            only = f"; {text!r} is a token of the tokenizer only" if text else ""
+            raise InvalidParameterError(field, token_id, limit + only)
 
     def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """Fill in what the user left unset: a seed, and the context length as the limit."""
@@ -198,9 +212,15 @@ class InputProcessor:
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Return the token sequences that spell each word, at the start of a text and after a space."""
-        spellings = [text for word in params.bad_words for text in (word, " " + word.lstrip())]
-        encoded = (self._tokenizer.encode(text, add_special_tokens=False) for text in spellings)
-        return [list(ids) for ids in dict.fromkeys(map(tuple, encoded)) if ids]
+        if not params.bad_words:
+            return []
+        words, token_ids = self._last_bad_words
+        if words != params.bad_words:
+            spellings = [text for word in params.bad_words for text in (word, " " + word.lstrip())]
+            encoded = self._tokenizer.encode_all(spellings, "bad_words")
+            token_ids = [list(ids) for ids in dict.fromkeys(map(tuple, encoded)) if ids]
+            self._last_bad_words = params.bad_words, token_ids  # often the same for many prompts
+        return token_ids
 
 
 def _default_params(config: EngineConfig) -> SamplingParams:

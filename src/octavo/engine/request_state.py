@@ -27,7 +27,10 @@ class CompletionDelta(msgspec.Struct, frozen=True):
 
 
 class CompletionState:
-    """One sample: its detokenizer, stop string matcher and output so far."""
+    """One sample: its detokenizer, stop string matcher and output so far.
+
+    `matcher` looks for the stop strings of `params`; None: there are none.
+    """
 
     __slots__ = (
         "_detokenizer",
@@ -50,8 +53,16 @@ class CompletionState:
         "token_ids",
     )
 
-    def __init__(self, request_id: str, params: SamplingParams, prompt_ids: list[int], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        params: SamplingParams,
+        prompt_ids: list[int],
+        tokenizer: Tokenizer,
+        matcher: StopStringMatcher | None = None,
+    ) -> None:
         assert params.seed is not None
+        assert (matcher is None) == (not params.stop)
         self.request_id = request_id
         self.seed = params.seed
         self.token_ids: list[int] = []
@@ -70,7 +81,7 @@ class CompletionState:
         self._detokenizer = Detokenizer(
             tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_token_ids=prompt_ids
         )
-        self._matcher = StopStringMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
+        self._matcher = matcher
 
     @property
     def text(self) -> str:
@@ -177,8 +188,16 @@ class RequestState:
         self._tokenizer = tokenizer
         self.arrival_time_s = processed.samples[0].arrival_time_s
         self._first_token_time_s: float | None = None
+        params = processed.params
+        matcher = StopStringMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
         self.samples = [
-            CompletionState(sample.request_id, sample.sampling_params, processed.prompt_token_ids, tokenizer)
+            CompletionState(
+                sample.request_id,
+                sample.sampling_params,
+                processed.prompt_token_ids,
+                tokenizer,
+                None if matcher is None else matcher.for_another(),
+            )
             for sample in processed.samples
         ]
         self.admitted: AdmittedRequest | None = None  # the first sample that ran

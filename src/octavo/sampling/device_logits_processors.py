@@ -7,7 +7,7 @@ Legend: L = logits rows of the step, V = vocabulary size, N = rows of the worker
 masks, W = words of a mask, B = biases, H = bad words of several tokens, K = tokens of the longest one minus 1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from octavo.contracts.schedule import Int32Array, TokenMasks
 from octavo.kernels.triton.selection import uses_triton
 from octavo.sampling.device_draw import SamplingMetadata
+from octavo.sampling.logits_processor_params import LogitsProcessorParams, LongBadWords
 from octavo.sampling.rows import SamplingRows
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -63,16 +64,14 @@ def processor_arrays(
     of_grammar = {} if masks is None else dict(zip(masks.logits_rows.tolist(), masks.words, strict=True))
     words: list[NDArray[np.int32]] = []
     indices = np.full(len(row_ids), -1, dtype=np.int64)
-    biases: list[tuple[int, float]] = []
-    bad: list[tuple[int, tuple[int, ...]]] = []
+    asking: list[tuple[int, LogitsProcessorParams]] = []
     has_processors = rows.records(row_ids)["has_processors"]
     for at, (row, index) in enumerate(zip(row_ids.tolist(), output_indices.tolist(), strict=True)):
         allowed = of_grammar.get(at)
         if has_processors[at]:
             asked = rows.processor_params_of(row)
             allowed = _both(asked.allowed_words(index), allowed)
-            biases += [(at * rows.vocab_size + token_id, bias) for token_id, bias in asked.bias.items()]
-            bad += [(at, word) for word in asked.long_bad_words]
+            asking.append((at, asked))
         if allowed is not None:
             indices[at] = len(words)
             words.append(allowed)
@@ -80,9 +79,9 @@ def processor_arrays(
     return {
         "mask_indices": indices,
         "masks": np.stack([each[:num_words] for each in words]) if words else np.zeros((0, num_words), np.int32),
-        "biased": np.array([place for place, _ in biases], dtype=np.int64),
-        "biases": np.array([bias for _, bias in biases], dtype=np.float32),
-        **_bad_arrays(bad, rows.vocab_size),
+        "biased": _joined([at * rows.vocab_size + asked.biased_ids for at, asked in asking], np.int64),
+        "biases": _joined([asked.biases for _, asked in asking], np.float32),
+        **_bad_arrays([(at, asked.long_bad_words) for at, asked in asking], rows.vocab_size),
     }
 
 
@@ -92,17 +91,20 @@ def _both(one: NDArray[np.int32] | None, other: NDArray[np.int32] | None) -> NDA
     return one & other[: len(one)]
 
 
-def _bad_arrays(bad: list[tuple[int, tuple[int, ...]]], vocab_size: int) -> Arrays:
-    lens = np.array([len(word) - 1 for _, word in bad], dtype=np.int64)
-    tokens = np.zeros((len(bad), lens.max(initial=0)), dtype=np.int64)
-    for row, (_, word) in zip(tokens, bad, strict=True):
-        row[: len(word) - 1] = word[:-1]
+def _bad_arrays(bad: list[tuple[int, LongBadWords]], vocab_size: int) -> Arrays:
+    bad = [(at, words) for at, words in bad if len(words.lens)]
+    longest = max((words.tokens.shape[1] for _, words in bad), default=0)
+    padded = [np.pad(words.tokens, ((0, 0), (0, longest - words.tokens.shape[1]))) for _, words in bad]
     return {
-        "bad_rows": np.array([at for at, _ in bad], dtype=np.int64),
-        "bad_lens": lens,
-        "bad_tokens": tokens,
-        "banned": np.array([at * vocab_size + word[-1] for at, word in bad], dtype=np.int64),
+        "bad_rows": _joined([np.full(len(words.lens), at) for at, words in bad], np.int64),
+        "bad_lens": _joined([words.lens for _, words in bad], np.int64),
+        "bad_tokens": np.concatenate(padded) if padded else np.zeros((0, 0), dtype=np.int64),
+        "banned": _joined([at * vocab_size + words.last for at, words in bad], np.int64),
     }
+
+
+def _joined(arrays: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> NDArray[np.generic]:
+    return np.concatenate(arrays, dtype=dtype) if arrays else np.zeros(0, dtype=dtype)
 
 
 def process_logits_on_device(

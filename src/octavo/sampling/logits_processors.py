@@ -3,7 +3,7 @@
 Legend: V = vocabulary size, N = token ids in a list.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 import torch
@@ -33,7 +33,9 @@ class RowLogitsProcessors:
             self._penalties.append(OutputPenalty(params, token_ids[num_prompt_tokens:]))
         self._bias = _bias_columns(params, device)
         self._allowed = _ids_tensor(params.allowed_token_ids, device)
-        self._bad_words = BadWords(bad_words_token_ids, token_ids) if bad_words_token_ids else None
+        long = [word for word in bad_words_token_ids if len(word) > 1]
+        self._banned = _ids_tensor([word[0] for word in bad_words_token_ids if len(word) == 1], device)
+        self._bad_words = BadWords(long, token_ids) if long else None
         self._stop_token_ids = _ids_tensor(stop_token_ids if params.min_tokens else None, device)
         self._min_tokens = params.min_tokens
 
@@ -58,18 +60,26 @@ class RowLogitsProcessors:
         if self._allowed is not None:
             allowed = logits[self._allowed]
             logits.fill_(-torch.inf)[self._allowed] = allowed
-        if self._bad_words is not None:
-            logits[self._bad_words.banned(drafts)] = -torch.inf
+        if self._banned is not None:
+            logits[self._banned] = -torch.inf
+        if self._bad_words is not None and (banned := self._bad_words.banned(drafts)):
+            logits[banned] = -torch.inf
         if self._stop_token_ids is not None and output_index < self._min_tokens:
             logits[self._stop_token_ids] = -torch.inf
 
 
 class BadWords:
-    """Bans the last token of every bad word whose other tokens are the latest ones, prompt included."""
+    """Bans the last token of every bad word whose other tokens are the latest ones, prompt included.
+
+    Words are found by these tokens: the cost of a token grows with the number of different lengths, not of words.
+    """
 
     def __init__(self, words: Sequence[Sequence[int]], token_ids: Int32Array) -> None:
-        self._words = [tuple(word) for word in words]
-        longest = max(len(word) for word in self._words) - 1
+        self._ends: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)  # last tokens by the others
+        for word in words:
+            self._ends[tuple(word[:-1])].append(word[-1])
+        self._sizes = sorted({len(others) for others in self._ends})
+        longest = self._sizes[-1]
         self._tail = deque[int](token_ids[max(0, len(token_ids) - longest) :].tolist(), maxlen=longest)
 
     def append(self, token_id: int) -> None:
@@ -79,7 +89,8 @@ class BadWords:
     def banned(self, drafts: Sequence[int] = ()) -> list[int]:
         """Return the ids that would complete a bad word now, after `drafts` if any."""
         tail = (*self._tail, *drafts)
-        return [word[-1] for word in self._words if len(word) == 1 or tail[1 - len(word) :] == word[:-1]]
+        sizes = [size for size in self._sizes if size <= len(tail)]
+        return [end for size in sizes for end in self._ends.get(tail[len(tail) - size :], ())]
 
 
 def _bias_columns(params: SamplingParams, device: torch.device) -> tuple[Tensor, Tensor] | None:
@@ -90,4 +101,4 @@ def _bias_columns(params: SamplingParams, device: torch.device) -> tuple[Tensor,
 
 
 def _ids_tensor(token_ids: Sequence[int] | None, device: torch.device) -> Tensor | None:
-    return torch.tensor(list(token_ids), dtype=torch.int64, device=device) if token_ids else None
+    return torch.tensor(list(dict.fromkeys(token_ids)), dtype=torch.int64, device=device) if token_ids else None

@@ -101,6 +101,17 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidParameterError("prompt", text, "must be valid Unicode text (no lone surrogates)") from error
 
+    def encode_all(self, texts: Sequence[str], field: str) -> list[list[int]]:
+        """Return the ids of each text, without tokens around it: without the GIL, and on several cores.
+
+        Raises:
+            InvalidParameterError: names `field`; text that cannot be encoded (a lone surrogate).
+        """
+        try:
+            return [one.ids for one in self._backend.encode_batch(list(texts), add_special_tokens=False)]
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidParameterError(field, texts, "must be valid Unicode text (no lone surrogates)") from error
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of all `token_ids`."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)

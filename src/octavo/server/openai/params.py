@@ -84,7 +84,7 @@ def wire_names(request: GenerationRequest) -> dict[str, str]:
     if not isinstance(request, ChatCompletionRequest):
         return {"prompt_token_ids": "prompt"} | constraints
     cap = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-    names = {"prompt": "messages", "logprobs": "top_logprobs", "max_tokens": cap}
+    names = {"prompt": "messages", "prompt_token_ids": "messages", "logprobs": "top_logprobs", "max_tokens": cap}
     return names | tool_wire_names(request) | constraints
 
 
