@@ -6,10 +6,10 @@
 Names are loaded when they are first used, so `import octavo` costs milliseconds and does not import torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
 from octavo._version import __version__
+from octavo.working_folder import leave_working_folder
+
+TYPE_CHECKING = False  # what `typing` calls so: until the call below, even that could be a file of the user's
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -58,8 +58,12 @@ __all__ = [
     "__version__",
 ]
 
+leave_working_folder()
+
 
 def __getattr__(name: str) -> object:
+    from importlib import import_module
+
     if name not in _HOMES:
         raise AttributeError(f"module 'octavo' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""The child process: an engine core on two sockets. Run as `python -m octavo.engine.core_proc FOLDER`.
+"""The child process: an engine core on two sockets. Run by `ProcessClient`.
 
 Exits with code 0 when told to or when its parent has exited, and with 1 when it fails.
 """

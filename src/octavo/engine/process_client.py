@@ -1,6 +1,6 @@
 """The engine core in a child process: msgpack messages over two ZMQ sockets, one per direction.
 
-The child is `python -m octavo.engine.core_proc`, so no program needs a `__main__` guard. It reads its configuration
+The child runs `octavo.engine.core_proc`, so no program needs a `__main__` guard. It reads its configuration
 from standard input, and that pipe stays open: when it closes, the parent has exited and the child exits, too.
 """
 
@@ -9,7 +9,6 @@ import itertools
 import queue
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from octavo.child_python import child_command, child_environment
 from octavo.config.engine import EngineConfig
 from octavo.contracts.control import (
     AbortRequests,
@@ -48,7 +48,7 @@ class ProcessClient:
     """Implements `EngineCoreClient`. Starts the child, which loads the model; a thread receives from it."""
 
     # Followed by the folder of the sockets.
-    command: Sequence[str] = (sys.executable, "-m", "octavo.engine.core_proc")
+    command: Sequence[str] = child_command("octavo.engine.core_proc")
 
     def __init__(self, config: EngineConfig, deliver: Callable[[EngineCoreOutputs | None], None] | None = None) -> None:
         """`deliver` gets outputs instead of `get_outputs`, on the receiving thread; None once the child has exited.
@@ -152,7 +152,7 @@ class ProcessClient:
 
     def _start(self, config: EngineConfig) -> "subprocess.Popen[bytes]":
         command = [*self.command, str(self._folder)]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=child_environment())
         assert child.stdin is not None
         assert child.stderr is not None
         self._relay = relay_lines(child.stderr)

@@ -5,12 +5,12 @@ import math
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 
 import msgspec
 
+from octavo.child_python import child_command, child_environment
 from octavo.config.engine import EngineConfig
 from octavo.device.cores import usable_cores
 from octavo.distributed.rendezvous import Rendezvous
@@ -32,7 +32,7 @@ class MultiprocExecutor(DistributedExecutor):
 
 
 class LocalRanks:
-    """Implements `Ranks` with child processes, started as `python -m octavo.worker.worker_proc`."""
+    """Implements `Ranks` with child processes, which run `octavo.worker.worker_proc`."""
 
     def __init__(self, config: EngineConfig, worker_class: str) -> None:
         if not hasattr(os, "eventfd"):
@@ -42,7 +42,7 @@ class LocalRanks:
         self.replies: list[Connection[bytes, bytes]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         meeting_fds = [os.memfd_create("octavo-store"), os.memfd_create("octavo-collectives")]
-        environment = os.environ | _share_of_threads(num_ranks)
+        environment = child_environment() | _share_of_threads(num_ranks)
         config = replace(config, threads=config.threads and max(1, config.threads // num_ranks))
         for rank in range(num_ranks):
             reader, writer = Pipe(duplex=False)
@@ -97,7 +97,7 @@ class LocalRanks:
 
 
 def _start(setup: LocalSetup, meeting_fds: list[int], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "octavo.worker.worker_proc"]
+    command = child_command("octavo.worker.worker_proc", also_imports=setup.rank.worker_class.partition(":")[0])
     fds = [*meeting_fds, *setup.orders.fds, setup.replies_fd]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=fds, env=environment)
     assert process.stdin is not None

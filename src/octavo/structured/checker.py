@@ -2,11 +2,11 @@
 
 import contextlib
 import subprocess
-import sys
 import threading
 
 import msgspec
 
+from octavo.child_python import child_command, child_environment
 from octavo.errors import GrammarTooComplexError, InvalidParameterError, RequestError
 from octavo.structured.trial import Verdict
 from octavo.structured_output import StructuredOutput
@@ -85,8 +85,8 @@ class StructuredOutputChecker:
 
 
 def _start() -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "octavo.structured.trial"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    command = child_command("octavo.structured.trial")
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
 
 
 def _death(constraint: StructuredOutput, returncode: int) -> GrammarTooComplexError | RequestError:

@@ -1,4 +1,4 @@
-"""The process that validates constraints: `python -m octavo.structured.trial` reads one per line and writes verdicts.
+"""The process that validates constraints: it reads one per line and writes verdicts.
 
 It limits itself and needs no supervision: beyond `CPU_S` seconds of CPU time for one constraint, or `MEMORY_BYTES`, the
 kernel kills it, which is a verdict as well. It exits at the end of its input.

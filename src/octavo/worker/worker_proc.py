@@ -1,4 +1,4 @@
-"""The process of a rank on this host. Run as `python -m octavo.worker.worker_proc` by `MultiprocExecutor`.
+"""The process of a rank on this host. Run by `MultiprocExecutor`.
 
 It exits with code 0, immediately and whatever it is doing, when its parent closes the pipe or dies.
 """
