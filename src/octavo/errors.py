@@ -99,8 +99,8 @@ class GrammarTooComplexError(UserError):
     """Compiling a structured output constraint exceeded its time or memory limit. Only this request ends."""
 
 
-class GrammarError(EngineError):
-    """The sampled tokens no longer match the request's grammar."""
+class GrammarError(UserError):
+    """No token continues an answer in its grammar, which this vocabulary or library cannot express. It ends there."""
 
 
 class EngineDeadError(EngineError):

@@ -61,6 +61,17 @@ def test_effort_switches_thinking_on_and_off(server: HttpServer) -> None:
     assert off["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
 
 
+def test_without_thinking_the_form_is_the_answer(server: HttpServer) -> None:
+    for off in (
+        {"reasoning_effort": "none", "chat_template_kwargs": None},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ):
+        reply = whole(server, max_tokens=10, guided_choice=["<think> no"], **off)
+        message = reply["choices"][0]["message"]
+        assert (message["content"], "reasoning" in message) == ("<think> no", False)
+        assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+
+
 def test_thoughts_can_be_left_out(server: HttpServer) -> None:
     shown = whole(server, thinking_token_budget=5)
     hidden = whole(server, thinking_token_budget=5, include_reasoning=False)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,20 @@ def test_a_prompt_that_closed_the_thoughts_leaves_forms_alone() -> None:
     settled = plan(SamplingParams(structured_output=constraint), thinking_token_budget=5).after(prompt)
     assert settled.params.structured_output == constraint
     assert settled.starts_inside is None
+
+
+def test_a_client_that_wants_no_thoughts_gets_none_before_a_form() -> None:
+    constraint, opened = StructuredOutput(regex="a"), TOKENIZER.encode("<|im_start|>assistant\n<think>\n")
+    params = SamplingParams(structured_output=constraint)
+    switches: list[dict[str, Any]] = [{"enable_thinking": False}, {"thinking": False}]
+    ways: list[dict[str, Any]] = [{"reasoning_effort": "none"}, *({"chat_template_kwargs": each} for each in switches)]
+    for fields in ways:
+        settled = plan(params, **fields).after([1, 5])
+        assert settled.params.structured_output == constraint
+        assert settled.starts_inside is None  # text that reads like a tag is content
+        closed = plan(params, **fields).after(opened)  # the template opens a thought whatever it is told
+        assert closed.params.structured_output == replace(constraint, reasoning=Reasoning(is_open=True, max_tokens=0))
+        assert plan(**fields).after([1, 5]).params.structured_output is None
 
 
 def test_tags_that_are_no_tokens_leave_no_room_for_thoughts_before_a_form() -> None:

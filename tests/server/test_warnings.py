@@ -101,3 +101,40 @@ def test_system_messages_that_the_template_would_drop_are_merged_and_warned_of(s
         for messages in ([user, system, user], [system, user, user])
     ]
     assert prompts[0] == prompts[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"structured_outputs": {"choice": ["a"], "regx": "b"}},
+            "structured_outputs: unknown field 'regx' has no effect",
+        ),
+        (
+            {"response_format": {"type": "text", "json_schema": {"schema": {}}}},
+            "response_format.json_schema has no effect",
+        ),
+        ({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}, "with type 'json_object'"),
+        ({"response_format": {"type": "json_object", "strict": True}}, "response_format: unknown field 'strict'"),
+        ({"chat_template_kwargs": {"enable_thinkin": False}}, "chat_template_kwargs.'enable_thinkin' does not change"),
+        ({"documents": [{"text": "x"}]}, "documents have no effect"),
+    ],
+)
+def test_parts_without_effect_are_named(server: HttpServer, fields: dict[str, Any], words: str) -> None:
+    assert words in str(warnings(server, fields))
+
+
+def test_what_has_an_effect_is_no_reason_to_warn(server: HttpServer) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    form = {"response_format": {"type": "json_object", "schema": {"type": "object"}}}
+    assert warnings(server, {"reasoning_effort": "low", "tools": [tool]} | form) is None
+
+
+def test_a_constraint_without_a_known_key_is_refused(server: HttpServer) -> None:
+    for path, body in ((CHAT, BODY), ("/v1/completions", {"prompt": "Hi", "max_tokens": 2})):
+        for misspelled in ({"choise": ["a"]}, {}):
+            response = server.post(path, body | {"structured_outputs": misspelled})
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == "structured_outputs"
+            assert "json, json_object, regex, choice, grammar" in response.json()["error"]["message"]
+    assert warnings(server, {"structured_outputs": {"json": None}}) is None

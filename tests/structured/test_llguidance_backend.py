@@ -1,5 +1,6 @@
 """Masks: whatever is drawn from them has the form, all that has the form can be drawn, and it ends where it may."""
 
+import json
 import random
 import re
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLTokenizer
 from tests.structured.support import (
     END_TEXT,
     SCHEMAS,
@@ -25,6 +27,7 @@ from octavo.structured.llguidance_backend import LLGuidanceBackend
 from octavo.structured_output import StructuralTag, StructuredOutput
 
 FAMILIES = list(END_TEXT)
+ONE: dict[str, Any] = {"free_text": False, "min_tags": 1, "max_tags": 1}
 ATOMS = st.sampled_from(["a", "b", "ab", "[a-c]", "[0-9]", " ", "é", r"\d", r"\."])
 PATTERNS = st.recursive(
     ATOMS,
@@ -148,6 +151,48 @@ def test_special_tokens_and_padding_are_never_text(family: str) -> None:
     assert allowed & tokenizer.special_token_ids == {end_id(family)}
     assert max(allowed) < tokenizer.vocab_size
     assert len(allowed) > 150
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_that_reads_like_a_special_token_is_made_of_ordinary_tokens(family: str) -> None:
+    backend, (tokenizer, library) = backend_of(family), tokenizer_of(family)
+    for token in library.get_added_tokens_decoder().values():
+        if not (token.special or token.content.startswith("<")):
+            continue
+        text = f"a {token.content} b"
+        quoted = json.dumps(text)
+        said = {
+            StructuredOutput(choice=[text]): text,
+            StructuredOutput(choice=[token.content]): token.content,
+            StructuredOutput(json_schema={"const": text}): quoted,
+            StructuredOutput(regex=re.escape(text)): text,
+            StructuredOutput(grammar=f"start: {quoted}"): text,
+            StructuredOutput(grammar=f"root ::= {quoted}"): text,
+            StructuredOutput(
+                tags=[StructuralTag(begin="[", json_schema={"const": text}, end="]")], **ONE
+            ): f"[{quoted}]",
+        }
+        for constraint, expected in said.items():
+            assert random_answer(family, constraint, 0) == expected
+            forced = backend.compile(constraint).matcher().forced()
+            assert tokenizer.special_token_ids.isdisjoint(forced)
+        schema = {"type": "object", "properties": {text: {"enum": [text]}}, "required": [text]}
+        answer = random_answer(family, StructuredOutput(json_schema={**schema, "additionalProperties": False}), 0)
+        assert answer is not None
+        assert parse(answer) == {text: text}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_forced_text_is_spelled_as_the_library_would(family: str) -> None:
+    backend, (tokenizer, library) = backend_of(family), tokenizer_of(family)
+    spelling = LLTokenizer(library.to_str(), slices=[])
+    rng = random.Random(0)
+    ordinary = [token_id for token_id in range(tokenizer.vocab_size) if not spelling.is_special_token(token_id)]
+    for _ in range(200):
+        text = spelling.decode_bytes(rng.choices(ordinary, k=4)).decode(errors="ignore")
+        if text:
+            forced = backend.compile(StructuredOutput(choice=[text])).matcher().forced()
+            assert forced == spelling.tokenize_str(text)[: len(forced)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -154,9 +154,11 @@ def test_a_form_is_compiled_once_while_it_is_remembered() -> None:
         (InvalidParameterError("a", "b", "c"), UserError),
         (GrammarTooComplexError("too much"), GrammarTooComplexError),
         (RuntimeError("a bug"), RequestError),
+        (ValueError("a refusal"), UserError),
+        (SystemExit("a panic"), UserError),
     ],
 )
-def test_what_compiling_raises_belongs_to_the_request(error: Exception, kind: type[OctavoError]) -> None:
+def test_what_compiling_raises_belongs_to_the_request(error: BaseException, kind: type[OctavoError]) -> None:
     def broken(constraint: StructuredOutput) -> LLGuidanceGrammar:
         raise error
 

@@ -303,3 +303,12 @@ def test_counted_loops_have_all_of_their_variables() -> None:
     )
     messages = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
     assert ChatTemplate(source).render(messages) == "1/2False{'role': 'user', 'content': 'c'}2/2True-==="
+
+
+def test_which_variables_a_template_reads() -> None:
+    own = "{% set on = thinking | default(true) %}{% if on %}<think>{% endif %}"
+    template = ChatTemplate(own, tool_use_source="{% for tool in tools %}{{ tool }}{% endfor %}")
+    assert template.reads("thinking")
+    assert not template.reads("tools")
+    assert template.reads("tools", with_tools=True)
+    assert not template.reads("thinking", with_tools=True)

@@ -34,7 +34,11 @@ class CompileJob(Generic[MatcherT]):
             return UserError(str(error))  # fields of an error do not cross the process boundary
         if error is None or isinstance(error, OctavoError):
             return error
-        return RequestError(f"compiling structured_output failed: {type(error).__name__}: {error}")
+        text = f"compiling structured_output failed: {type(error).__name__}: {error}"
+        is_refusal = isinstance(error, ValueError) or not isinstance(
+            error, Exception
+        )  # the library's panics are neither
+        return UserError(text) if is_refusal else RequestError(text)
 
 
 class GrammarCompiler(Generic[MatcherT]):
@@ -77,5 +81,5 @@ class GrammarCompiler(Generic[MatcherT]):
             backend = self.backend
             job.started_s = time.monotonic()
             job.future.set_result(backend.compile(constraint))
-        except Exception as error:  # noqa: BLE001 - it belongs to the requests that wait for this constraint
+        except BaseException as error:  # noqa: BLE001 - it belongs to the requests that wait; a panic is no `Exception`
             job.future.set_exception(error)

@@ -14,6 +14,7 @@ from llguidance.numpy import fill_next_token_bitmask_par
 
 from octavo.contracts.schedule import Int32Array
 from octavo.errors import GrammarError, GrammarTooComplexError, InvalidParameterError, OctavoError, UserError
+from octavo.structured.plain_text import plain_text_tokenizer
 from octavo.structured.reasoning import Vocabulary, whole_grammar
 from octavo.structured_output import StructuredOutput
 
@@ -87,8 +88,11 @@ class LLGuidanceBackend:
         end_token_ids: Iterable[int],
     ) -> None:
         ends = sorted({token_id for token_id in end_token_ids if token_id < num_tokens}) or None
+        size = max(vocab_size, num_tokens)
         try:
-            self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=max(vocab_size, num_tokens), eos_token=ends)
+            self._tokenizer = LLTokenizer(
+                plain_text_tokenizer(tokenizer_json, size, ends), n_vocab=size, eos_token=ends
+            )
         except ValueError as error:
             raise UserError(f"structured output does not support this model's tokenizer: {error}") from error
         self.num_words = -(-self._tokenizer.vocab_size // 32)

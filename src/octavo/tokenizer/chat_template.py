@@ -143,6 +143,10 @@ class ChatTemplate:
         except _TEMPLATE_ERRORS:
             return False
 
+    def reads(self, variable: str, *, with_tools: bool = False) -> bool:
+        """Whether the template for requests with or without tools mentions a variable at all."""
+        return variable in (self._tool_use_names if with_tools else self._names)
+
     def check(self) -> None:
         """Compile the template now rather than on first use.
 
@@ -165,6 +169,18 @@ class ChatTemplate:
     @cached_property
     def _tool_use_template(self) -> Template:
         return self._template if self.tool_use_source is None else _environment().from_string(self.tool_use_source)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return _names_in(self.source)
+
+    @cached_property
+    def _tool_use_names(self) -> frozenset[str]:
+        return self._names if self.tool_use_source is None else _names_in(self.tool_use_source)
+
+
+def _names_in(source: str) -> frozenset[str]:
+    return frozenset(node.name for node in _environment().parse(source).find_all(nodes.Name))
 
 
 def plain_messages(messages: object) -> list[dict[str, object]]:

@@ -22,6 +22,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+_SWITCHES = ("enable_thinking", "thinking")  # what templates call the variable that turns reasoning on and off
 _NUM_TAIL_TOKENS = 16  # enough of a prompt to see its final tags
 
 
@@ -70,6 +71,7 @@ class AnswerPlan:
     hidden: frozenset[str]  # special tokens that the engine emits but the client must not see
     shows_reasoning: bool
     thinking_budget: int | None  # tokens
+    thinks_not: bool = False  # the client has turned reasoning off
     starts_inside: bool | None = None  # answers start inside reasoning; None: there is none
 
     @classmethod
@@ -88,14 +90,16 @@ class AnswerPlan:
         if marks & formats.special_tokens and params.skip_special_tokens:
             params = params.replace(skip_special_tokens=False)
             hidden = formats.special_tokens - marks
+        prompt_options = _prompt_options(request, tools)
         return cls(
             formats=formats,
             tools=tools,
             params=params,
-            prompt_options=_prompt_options(request, tools),
+            prompt_options=prompt_options,
             hidden=hidden,
             shows_reasoning=request.include_reasoning is not False,
             thinking_budget=_thinking_budget(request, formats),
+            thinks_not=any(prompt_options.get(name) is False for name in _SWITCHES),
         )
 
     def after(self, prompt_token_ids: Sequence[int]) -> Self:
@@ -108,17 +112,16 @@ class AnswerPlan:
         constraint, tags = self.params.structured_output, self.formats.reasoning
         if tags is None or starts_inside is None or (constraint is None and self.thinking_budget is None):
             return replace(self, starts_inside=starts_inside)
-        if self.formats.reasoning_tags_are_tokens:
-            reasoning = Reasoning(
-                begin=tags.begin, end=tags.end, is_open=starts_inside, max_tokens=self.thinking_budget
-            )
+        if self.formats.reasoning_tags_are_tokens and not (self.thinks_not and constraint and not starts_inside):
+            budget = 0 if self.thinks_not else self.thinking_budget  # the template opens the reasoning all the same
+            reasoning = Reasoning(begin=tags.begin, end=tags.end, is_open=starts_inside, max_tokens=budget)
             constraint = (
                 StructuredOutput(reasoning=reasoning)
                 if constraint is None
                 else replace(constraint, reasoning=reasoning)
             )
             return replace(self, starts_inside=starts_inside, params=self.params.replace(structured_output=constraint))
-        if self.thinking_budget is not None:
+        if self.thinking_budget is not None and not self.thinks_not:
             text = f"This model's tokenizer has no token {tags.end!r}, so reasoning tokens cannot be counted."
             raise bad_request(text, "thinking_token_budget", "unsupported_parameter")
         if constraint is not None and constraint.kind == "tags" and constraint.free_text:  # which reasoning is part of

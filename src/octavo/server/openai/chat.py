@@ -36,6 +36,7 @@ from octavo.server.openai.replies import (
     TokenRow,
 )
 from octavo.server.openai.reply_stream import Chunks, ReplyHead, ReplyPlan, ReplyStream
+from octavo.server.openai.unread import unread_parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +66,9 @@ def plan_chat(
     template_options = {**answers.prompt_options, **prompt_end(request)}
     if request.documents is not None:
         template_options["documents"] = request.documents
+    if (template := front.tokenizer.chat_template) is not None:
+        for text in unread_parts(request, template, has_tools=answers.tools is not None):
+            warn(text)
     messages = template_messages(request.messages, front.tokenizer, warn, media)
     prompt = truncated_chat(front.inputs.chat_prompt(messages, **template_options), request.truncate_prompt_tokens)
     answers = answers.after(token_ids_of(prompt))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from msgspec import UNSET
+
 from octavo.contracts.lora import AdapterRef
 from octavo.engine.front import EngineFront
 from octavo.engine.input_processor import ProcessedRequest
@@ -16,7 +18,13 @@ from octavo.inputs import Prompt, TokensPrompt
 from octavo.multimodal.prompt import MultiModalPrompt
 from octavo.sampling_params import SEED_BITS, RequestPriority, SamplingParams
 from octavo.server.errors import as_api_error, bad_request
-from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest, ResponseFormat
+from octavo.server.openai.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationRequest,
+    ResponseFormat,
+    StructuredOutputs,
+)
 from octavo.server.openai.schemas import closed
 from octavo.server.openai.tools import tool_wire_names
 from octavo.structured_output import StructuredOutput
@@ -133,13 +141,7 @@ def needs_grammar(request: GenerationRequest) -> bool:
 def _constraints(request: GenerationRequest) -> list[Constraint]:
     values: list[Constraint] = []
     if (outputs := request.structured_outputs) is not None:
-        values += [
-            ("json_schema", outputs.json, "structured_outputs.json"),
-            ("json_object", outputs.json_object or None, "structured_outputs.json_object"),
-            ("regex", outputs.regex, "structured_outputs.regex"),
-            ("choice", outputs.choice, "structured_outputs.choice"),
-            ("grammar", outputs.grammar, "structured_outputs.grammar"),
-        ]
+        values += _structured_outputs(outputs)
     values += [
         ("json_schema", request.guided_json, "guided_json"),
         ("regex", request.guided_regex, "guided_regex"),
@@ -147,6 +149,14 @@ def _constraints(request: GenerationRequest) -> list[Constraint]:
         ("grammar", request.guided_grammar, "guided_grammar"),
     ]
     return [*_response_format(request.response_format), *(each for each in values if each[1] is not None)]
+
+
+def _structured_outputs(outputs: StructuredOutputs) -> list[Constraint]:
+    names = {name: "json_schema" if name == "json" else name for name in outputs.__struct_fields__}
+    if all(getattr(outputs, name) is UNSET for name in names):
+        raise bad_request(f"'structured_outputs' needs one of {', '.join(names)}.", "structured_outputs")
+    given = [(field, getattr(outputs, name), f"structured_outputs.{name}") for name, field in names.items()]
+    return [each for each in given if each[1] not in (UNSET, False)]
 
 
 def _response_format(wanted: ResponseFormat | None) -> list[Constraint]:

@@ -8,6 +8,7 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from octavo.server.errors import ApiError, bad_request
 
@@ -135,13 +136,13 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """vLLM's field: exactly one of these."""
+    """vLLM's field: exactly one of these. Absent and null differ: an object without any of them is misspelled."""
 
-    json: dict[str, Any] | str | None = None
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
+    json: dict[str, Any] | str | UnsetType | None = UNSET
+    json_object: bool | UnsetType | None = UNSET
+    regex: str | UnsetType | None = UNSET
+    choice: list[str] | UnsetType | None = UNSET
+    grammar: str | UnsetType | None = UNSET
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
