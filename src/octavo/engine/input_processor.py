@@ -1,13 +1,14 @@
 """Converts user input to `EngineCoreRequest`s. All validation ends here: past it, a request is valid and fits."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import EngineCoreRequest
 from octavo.contracts.lora import AdapterRef
 from octavo.engine.adapter_files import AdapterFiles
+from octavo.engine.stop_finder import StopFinder
 from octavo.errors import InvalidParameterError, PromptTooLongError
 from octavo.inputs import TokensPrompt, parse_prompt
 from octavo.lora_request import LoRARequest
@@ -31,6 +32,7 @@ class ProcessedRequest:
     params: SamplingParams
     samples: list[EngineCoreRequest]
     adapter: AdapterRef | None = None
+    new_stop_finder: Callable[[], StopFinder] | None = None  # one for each sample; None: all of the text is searched
 
 
 class InputProcessor:
