@@ -89,3 +89,29 @@ def test_thoughts_come_before_a_form_and_before_forced_calls(server: HttpServer)
     message = forced["choices"][0]["message"]
     assert message["reasoning"]
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["now"]
+
+
+def test_stop_strings_end_the_answer_and_not_the_thought(server: HttpServer) -> None:
+    """Nor a call: the string is searched for in what the client reads as content, in the same way in a stream."""
+    plain = whole(server, thinking_token_budget=10)["choices"][0]
+    thought, content = plain["message"]["reasoning"], plain["message"]["content"]
+    within = thought[2:6]
+    assert within not in content
+    assert whole(server, thinking_token_budget=10, stop=[within])["choices"][0] == plain
+    stop = content[-6:-3]
+    for include in (False, True):
+        fields = {"stop": [stop], "include_stop_str_in_output": include, "logprobs": True, "n": 2}
+        reply = whole(server, thinking_token_budget=10, **fields)
+        ended = reply["choices"][1]
+        kept = content[: content.index(stop) + (len(stop) if include else 0)]
+        assert (ended["message"]["reasoning"], ended["message"]["content"]) == (thought, kept)
+        assert (ended["finish_reason"], ended["stop_reason"]) == ("stop", stop)
+        chunks = server.stream(PATH, THINKING | fields | {"thinking_token_budget": 10})
+        streamed = put_together(chunks, 1)
+        assert (streamed["reasoning"], streamed["content"]) == (thought, kept)
+        text = b"".join(bytes(row["bytes"]) for row in ended["logprobs"]["content"]).decode()
+        assert kept in text
+    forced = {"tools": [NOW], "tool_choice": "required", "parallel_tool_calls": False, "stop": ["now", "<tool_call>"]}
+    choice = whole(server, thinking_token_budget=3, **forced)["choices"][0]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["now"]
+    assert choice["finish_reason"] == "tool_calls"

@@ -194,6 +194,45 @@ def test_templates_that_read_parts_only_lose_no_text() -> None:
     assert going_on == f"USER: <image>What? ASSISTANT: {ANSWER['content']}"
 
 
+# How templates treat a call without text: DeepSeek-R1-Distill's tests for null and concatenates JSON text, Zephyr's and
+# SmolLM2's concatenate the text, Llama 3.1's applies `tojson` to results, others write whatever they are given.
+NULL_OR_TEXT = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' and m['content'] is none %}{% for c in m['tool_calls'] %}"
+    "{{ c['function']['name'] + ':' + c['function']['arguments'] + ';' }}{% endfor %}"
+    "{% elif m['content'] is not none %}{{ m['role'] + '=' + m['content'].split('</think>')[-1] + ';' }}"
+    "{% endif %}{% endfor %}"
+)
+NEEDS_TEXT = "{% for m in messages %}{{ m['role'] + '=' + m['content'] + ';' }}{% endfor %}"
+WRITES_ALL = (
+    "{% for m in messages %}{{ m.role }}={{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name }}:{{ c.function.arguments }}{% endfor %};{% endfor %}"
+)
+RESULTS_AS_JSON = (
+    "{% for m in messages %}{% if m.tool_calls is defined %}{% set f = m.tool_calls[0].function %}"
+    "{{ f.name }}:{{ f.arguments | tojson }};{% elif m.role == 'tool' %}"
+    "{% if m.content is iterable %}{{ m.content | tojson }}{% else %}{{ m.content }}{% endif %};"
+    "{% else %}{{ m.role + '=' + m.content + ';' }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (NULL_OR_TEXT, 'user=U;add:{"a": 1, "b": "<é>"};'),
+        (NEEDS_TEXT, "user=U;assistant=;tool=;"),
+        (WRITES_ALL, 'user=U;assistant=add:{"a": 1, "b": "<é>"};tool=;'),
+        (RESULTS_AS_JSON, 'user=U;add:{"a": 1, "b": "<é>"};"";'),
+    ],
+)
+def test_a_call_without_text_is_given_in_the_form_that_the_template_reads(source: str, expected: str) -> None:
+    """What a server returned beside calls, `content: null`, comes back to it in the next request."""
+    user, result = {"role": "user", "content": "U"}, {"role": "tool", "content": None}
+    template = ChatTemplate(source)
+    assert template.render([user, CALL, result]) == expected
+    assert template.render([user, {**CALL}, {"role": "tool"}]) == expected
+    assert "None" not in template.render([user, {"role": "assistant", "content": None}, user])
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -2,13 +2,14 @@
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import EngineCoreRequest
 from octavo.contracts.lora import AdapterRef
 from octavo.engine.adapter_files import AdapterFiles
+from octavo.engine.stop_finder import StopFinder
 from octavo.errors import InvalidParameterError, PromptTooLongError
 from octavo.inputs import TokensPrompt, parse_prompt
 from octavo.lora_request import LoRARequest
@@ -35,10 +36,11 @@ class ProcessedRequest:
     params: SamplingParams
     samples: list[EngineCoreRequest]
     adapter: AdapterRef | None = None
+    new_stop_finder: Callable[[], StopFinder] | None = None  # one for each sample; None: all of the text is searched
 
 
 class InputProcessor:
-    """Tokenizes, applies defaults, validates. Its state is what it has counted, seeds and samples; the rest are caches."""
+    """Tokenizes, applies defaults, validates. What it has counted, seeds and samples, is state; the rest are caches."""
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
         self.default_params = _default_params(config)

@@ -6,6 +6,7 @@ import msgspec
 
 from octavo.contracts.engine import AdmittedRequest, FinishedRequest, TokenLogprobs
 from octavo.engine.input_processor import ProcessedRequest
+from octavo.engine.stop_finder import StopFinder
 from octavo.engine.stop_strings import StopStringMatcher
 from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from octavo.sampling_params import SamplingParams
@@ -29,11 +30,12 @@ class CompletionDelta(msgspec.Struct, frozen=True):
 class CompletionState:
     """One sample: its detokenizer, stop string matcher and output so far.
 
-    `matcher` looks for the stop strings of `params`; None: there are none.
+    `matcher` looks for the stop strings of `params` in all of the text, `finder` in a part of it; None: nobody does.
     """
 
     __slots__ = (
         "_detokenizer",
+        "_finder",
         "_is_taken",
         "_matcher",
         "_min_tokens",
@@ -60,9 +62,9 @@ class CompletionState:
         prompt_ids: list[int],
         tokenizer: Tokenizer,
         matcher: StopStringMatcher | None = None,
+        finder: StopFinder | None = None,
     ) -> None:
         assert params.seed is not None
-        assert (matcher is None) == (not params.stop)
         self.request_id = request_id
         self.seed = params.seed
         self.token_ids: list[int] = []
@@ -82,6 +84,7 @@ class CompletionState:
             tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_token_ids=prompt_ids
         )
         self._matcher = matcher
+        self._finder = finder
 
     @property
     def text(self) -> str:
@@ -156,10 +159,13 @@ class CompletionState:
 
     def _show(self, delta: str) -> None:
         """Add text that cannot be part of a stop string; end at a complete one."""
-        if self._matcher is not None and len(self.token_ids) >= self._params.min_tokens:
+        may_stop, stop = len(self.token_ids) >= self._params.min_tokens, None
+        if self._finder is not None:
+            delta, stop = self._finder.push(delta) if may_stop else (self._finder.skip(delta), None)
+        elif self._matcher is not None and may_stop:
             delta, stop = self._matcher.push(delta)
-            if stop is not None:
-                self.finish_reason, self.stop_reason = "stop", stop
+        if stop is not None:
+            self.finish_reason, self.stop_reason = "stop", stop
         if delta:
             self._text.append(delta)
 
@@ -168,6 +174,15 @@ class CompletionState:
         self._show(self._detokenizer.flush())
         if self._matcher is not None:
             self._text.append(self._matcher.flush())
+        if self._finder is not None and not isinstance(self.stop_reason, str):
+            self._finish(self._finder)
+
+    def _finish(self, finder: StopFinder) -> None:
+        may_stop = self.finish_reason in ("stop", "length") and len(self.token_ids) >= self._params.min_tokens
+        text, stop = finder.finish(is_cut=self.finish_reason == "length", may_stop=may_stop)
+        self._text.append(text)
+        if stop is not None:
+            self.finish_reason, self.stop_reason = "stop", stop
 
     def _push_logprobs(self, entry: TokenLogprobs) -> None:
         assert self.logprobs is not None
@@ -189,7 +204,9 @@ class RequestState:
         self.arrival_time_s = processed.samples[0].arrival_time_s
         self._first_token_time_s: float | None = None
         params = processed.params
-        matcher = StopStringMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
+        new_finder = processed.new_stop_finder
+        searches_all = params.stop and new_finder is None
+        matcher = StopStringMatcher(params.stop, params.include_stop_str_in_output) if searches_all else None
         self.samples = [
             CompletionState(
                 sample.request_id,
@@ -197,6 +214,7 @@ class RequestState:
                 processed.prompt_token_ids,
                 tokenizer,
                 None if matcher is None else matcher.for_another(),
+                None if new_finder is None else new_finder(),
             )
             for sample in processed.samples
         ]

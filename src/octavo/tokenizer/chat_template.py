@@ -18,6 +18,7 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 
 from octavo.errors import InvalidParameterError
+from octavo.tokenizer.message_forms import MessageForms
 from octavo.tokenizer.template_sandbox import LimitedEnvironment, render_limited
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 _MARKS = ({"type": "image"}, {"type": "video"})  # what `octavo.multimodal` puts in place of images
 SYSTEM_ROLES = ("system", "developer")  # the newer name; templates without it get the older one
 _NEEDS_CONTENT = ("user", *SYSTEM_ROLES)
+_PARAMETERS = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
+_TRIAL_TOOLS = ({"type": "function", "function": {"name": "f", "description": "x", "parameters": _PARAMETERS}},)
 _PROBE = "\N{REFERENCE MARK}a later instruction\N{REFERENCE MARK}"
 # The trailing space shows whether the template trims messages: if it is gone, the text before the mark is trimmed, too.
 _CUT_MARK = "\N{REFERENCE MARK}cut here\N{REFERENCE MARK} "
@@ -56,6 +59,7 @@ class ChatTemplate:
         self.source = source
         self.tool_use_source = tool_use_source
         self._special_tokens = dict(special_tokens or {})
+        self._forms = MessageForms(self._write_trial)
 
     def render(
         self,
@@ -85,7 +89,7 @@ class ChatTemplate:
             add_generation_prompt = False
         context = {
             **self._special_tokens,
-            "messages": self._as_read(plain),
+            "messages": self._as_read(self._forms.apply(plain, with_tools=bool(tools))),
             "tools": None if tools is None else [dict(tool) for tool in tools],
             "add_generation_prompt": add_generation_prompt,
             **variables,
@@ -137,11 +141,20 @@ class ChatTemplate:
         return by_parts and not by_string
 
     def _writes_probe(self, messages: Sequence[Mapping[str, object]]) -> bool:
-        context = {**self._special_tokens, "messages": messages, "tools": None, "add_generation_prompt": True}
+        return _PROBE in (self._write(messages, tools=None) or "")
+
+    def _write_trial(self, messages: Sequence[Mapping[str, object]], with_tools: bool) -> str | None:
+        return self._write(self._as_read(messages), tools=_TRIAL_TOOLS if with_tools else None)
+
+    def _write(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None
+    ) -> str | None:
+        """Return what the template writes for a trial; None if it fails."""
+        context = {**self._special_tokens, "messages": messages, "tools": tools, "add_generation_prompt": True}
         try:
-            return _PROBE in self._render(context)
+            return self._render(context)
         except _TEMPLATE_ERRORS:
-            return False
+            return None
 
     def reads(self, variable: str, *, with_tools: bool = False) -> bool:
         """Whether the template for requests with or without tools mentions a variable at all."""

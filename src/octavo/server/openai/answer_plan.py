@@ -1,11 +1,12 @@
 """Tool calls and reasoning of one chat request: effects on its prompt, its parameters, and how answers are parsed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import bad_request
+from octavo.server.openai.content_stops import ContentStops
 from octavo.server.openai.parsers.base import CallLimit, Chain, ContentOnly, OutputParser, SpecialTokenFilter
 from octavo.server.openai.parsers.reasoning import ReasoningParser
 from octavo.server.openai.parsers.registry import (
@@ -140,6 +141,14 @@ class AnswerPlan:
         if self.hidden:
             parser = Chain(SpecialTokenFilter(self.hidden), parser)
         return parser, counter
+
+    @property
+    def new_stop_finder(self) -> Callable[[], ContentStops] | None:
+        """What finds the stop strings of one sample; None if all of its text is content."""
+        if not self.params.stop or (self.tools is None and self.starts_inside is None):
+            return None
+        stop, include = tuple(self.params.stop), self.params.include_stop_str_in_output
+        return lambda: ContentStops(self.readers()[0], stop, include)
 
     def _call_parser(self) -> OutputParser:
         if self.tools is None:

@@ -1,7 +1,7 @@
 """Chats: from a request to a validated plan, and from the plan to the reply."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -72,9 +72,10 @@ def plan_chat(
     messages = template_messages(request.messages, front.tokenizer, warn, media)
     prompt = truncated_chat(front.inputs.chat_prompt(messages, **template_options), request.truncate_prompt_tokens)
     answers = answers.after(token_ids_of(prompt))
+    processed = process_prompt(front, request, prompt, answers.params, warn, adapter)
     return ChatPlan(
         head=head,
-        prompts=[process_prompt(front, request, prompt, answers.params, warn, adapter)],
+        prompts=[replace(processed, new_stop_finder=answers.new_stop_finder)],
         options=options,
         names=TokenNames(front.tokenizer, as_ids=options.tokens_as_ids),
         num_top=(request.top_logprobs or 0) if request.logprobs else None,

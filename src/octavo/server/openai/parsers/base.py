@@ -49,6 +49,10 @@ class OutputParser(Protocol):
 
     def finish(self, *, is_cut: bool = False) -> Sequence[Delta]: ...
 
+    @property
+    def num_held(self) -> int:
+        """How many characters at the end of the text are held back."""
+
 
 class ContentOnly:
     """Parses plain answers: all text is content."""
@@ -58,6 +62,10 @@ class ContentOnly:
 
     def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
         return []
+
+    @property
+    def num_held(self) -> int:
+        return 0
 
 
 @dataclass(slots=True)
@@ -111,6 +119,10 @@ class Chain:
     def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
         return [*self._pass_on(self._first.finish(is_cut=is_cut)), *self._second.finish(is_cut=is_cut)]
 
+    @property
+    def num_held(self) -> int:
+        return self._first.num_held + self._second.num_held
+
     def _pass_on(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
         result: list[Delta] = []
         for delta in deltas:
@@ -132,6 +144,10 @@ class CallLimit:
 
     def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
         return self._within(self._parser.finish(is_cut=is_cut))
+
+    @property
+    def num_held(self) -> int:
+        return self._parser.num_held
 
     def _within(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
         return [delta for delta in deltas if not self._is_beyond(delta)]
@@ -162,6 +178,10 @@ class SpecialTokenFilter:
 
     def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
         return self._filtered(self._held, is_last=True)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
 
     def _filtered(self, text: str, is_last: bool) -> Sequence[Delta]:
         num_open = 0 if is_last else self._open_tail(text)

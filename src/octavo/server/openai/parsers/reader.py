@@ -54,6 +54,11 @@ class TextReader:
         """All unread text."""
         return self._text[self._position :]
 
+    @property
+    def num_held(self) -> int:
+        """Characters that are unread, or to which the reader may go back."""
+        return len(self._text) - (self._position if self._mark is None else self._mark)
+
     def feed(self, text: str) -> None:
         """Append text."""
         first_kept = self._position if self._mark is None else self._mark
@@ -150,6 +155,10 @@ class GeneratorParser(ABC):
     def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
         self._reader.close(is_cut=is_cut)
         return self._advance()
+
+    @property
+    def num_held(self) -> int:
+        return self._reader.num_held
 
     @abstractmethod
     def _read(self) -> Steps[None]:

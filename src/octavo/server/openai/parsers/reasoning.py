@@ -38,6 +38,7 @@ class ReasoningParser(GeneratorParser):
             reader.rewind()
         self._is_over = True
         self._content(reader.rest)
+        reader.skip(len(reader.rest))
 
     def _read_reasoning(self) -> Steps[None]:
         reader = self._reader
