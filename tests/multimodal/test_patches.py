@@ -173,7 +173,9 @@ def scans() -> bytes:
         ("http://example.com/a.png", "a file, a data: URL"),
         ("/no/such/file.png", "cannot be read"),
         ("data:image/png;base64,@@@", "not valid base64"),
-        ("data:image/png,abc", "a data URL is expected"),
+        ("data:image/png;base64,QUI-", "not valid base64"),  # base64url is another code
+        ("data:image/png;base64", "a data URL is expected"),
+        ("data:image/png,abc", "not a picture"),
         (7, "int"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else type(value).__name__,

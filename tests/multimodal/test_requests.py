@@ -59,7 +59,7 @@ def test_limits_on_tokens(open_llm: OpenLLM) -> None:
 
 def test_low_detail_takes_fewer_tokens(open_llm: OpenLLM) -> None:
     reader = open_llm("qwen2-vl").engine.front.inputs.multimodal._reader
-    for detail, width in (("low", 512), ("high", 1024), (None, 1024)):
+    for detail, width in (("low", 512), ("high", 1024), ("original", 1024), (None, 1024)):
         source = Source(name="image", content=picture(1024, 8), detail=detail)
         assert reader.picture(source).width == width
 

@@ -68,7 +68,9 @@ async def test_every_route_needs_a_key_except_those_written_down() -> None:
         assert await status_of(app, method, path, (b"x-api-key", b"secret")) != 401
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/health/", "//health", "/health/../v1/models", "/HEALTH", "/v1/health"])
+@pytest.mark.parametrize(
+    "path", ["/nowhere", "/health/x", "/healthy", "/health/../v1/models", "/HEALTH", "/v1/health", "/llm/health"]
+)
 async def test_what_only_looks_like_an_open_path_needs_a_key(path: str) -> None:
     app, _ = real_routes(ServerArgs())
     assert await status_of(app, "GET", path) == 401
@@ -109,8 +111,10 @@ async def test_each_of_several_keys_opens_and_a_wrong_one_is_told(tmp_path: Path
 async def test_behind_a_prefix_the_same_paths_are_open() -> None:
     async with tiny_server(api_key=("k",), root_path="/llm") as tiny:
         url = f"http://127.0.0.1:{tiny.port}"
-        assert (await tiny.client.get(f"{url}/health")).status_code == 200
-        assert (await tiny.client.get(f"{url}/x")).status_code == 401
+        for path in ("/health", "/llm/health", "/llm/ping/", "//llm//ready"):
+            assert (await tiny.client.get(url + path)).status_code == 200, path
+        for path in ("/x", "/llm/x", "/llmx/health", "/llm/llm/health", "/llmhealth"):
+            assert (await tiny.client.get(url + path)).status_code == 401, path
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n\n", "ключ\n"])

@@ -92,6 +92,19 @@ async def test_a_client_that_asks_before_it_sends_is_told_to_go_on() -> None:
         assert answer.startswith("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
 
 
+async def test_http_1_0_gets_neither_chunks_nor_an_interim_answer() -> None:
+    async with tiny_server() as tiny:
+        head = HEAD.replace(b"1.1", b"1.0") + b"Expect: 100-continue\r\n"
+        answer = await tiny.send_raw(head + b"Content-Length: 2\r\n\r\n{}")  # its response has no length
+        assert answer.startswith("HTTP/1.1 200 OK\r\n")
+        fields, _, body = answer.partition("\r\n\r\n")
+        assert "connection: close" in fields
+        assert "transfer-encoding" not in fields
+        assert body == '{"num_bytes": 2}'
+        refused = head.replace(b"application/json", b"text/csv") + b"Content-Length: 0\r\n\r\n"
+        assert parts(await tiny.send_raw(refused)) == (415, "unsupported_media_type")  # it has one
+
+
 async def test_a_client_that_does_not_read_is_cut_off() -> None:
     async with tiny_server(write_timeout_s=0.3) as tiny:
         body = b'{"frame_bytes": 1000000}'

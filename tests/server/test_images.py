@@ -76,7 +76,7 @@ def test_low_detail_takes_fewer_tokens_and_a_bare_url_is_one(server: HttpServer)
     url = data_url(png(300, 8))
     same = [
         ask(server, part).json()["usage"]["prompt_tokens"]
-        for part in (image_part(url), image_part(url, detail="high"), {"type": "image_url", "image_url": url})
+        for part in (image_part(url), image_part(url, detail="original"), {"type": "image_url", "image_url": url})
     ]
     assert len(set(same)) == 1
     wide = data_url(png(1200, 8))

@@ -93,6 +93,8 @@ async def test_a_body_of_unknown_length_is_counted(tiny: TinyServer) -> None:
         ({"Content-Type": "Application/JSON; charset=utf-8"}, 200),
         ({"Content-Type": "application/vnd.api+json"}, 200),
         ({}, 200),
+        ({"Content-Type": ""}, 200),
+        ({"Content-Type": "text/plain"}, 415),  # a page elsewhere may send it without asking
         ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
         ({"Content-Type": "multipart/form-data; boundary=x"}, 415),
         ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, 415),
@@ -102,6 +104,11 @@ async def test_content_types(tiny: TinyServer, headers: dict[str, str], status: 
     answer = await tiny.client.post("/v1/x", content=b"{}", headers=headers)
     assert answer.status_code == status
     assert status == 200 or error_of(answer)["type"] == "invalid_request_error"
+
+
+async def test_a_byte_order_mark_before_the_body_is_dropped(tiny: TinyServer) -> None:
+    answer = await tiny.client.post("/v1/x", content=b"\xef\xbb\xbf{}", headers={"Content-Type": "application/json"})
+    assert answer.json() == {"num_bytes": 2}
 
 
 async def test_a_fault_of_ours_is_a_500_that_tells_nothing(tiny: TinyServer, caplog: pytest.LogCaptureFixture) -> None:

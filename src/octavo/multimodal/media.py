@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MAX_VIDEO_BYTES = 1 << 30
 _LOW_DETAIL = 512  # pixels of the longer side
-DETAILS = (None, "auto", "low", "high")
+DETAILS = (None, "auto", "low", "high", "original")  # only `low` changes a picture
 _EMBEDDING_KEYS = {"image_embeds", "image_grid_thw"}
 
 

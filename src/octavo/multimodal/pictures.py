@@ -4,8 +4,6 @@ Pictures are untrusted. Their size is checked before they are decoded, only comm
 ambiguous ones are rejected with the reason. Pillow is imported for the first picture.
 """
 
-import base64
-import binascii
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import InvalidParameterError
+from octavo.multimodal.data_urls import is_data_url, read_data_url
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -64,30 +63,13 @@ def open_picture(source: object, name: str, limits: PictureLimits) -> "Image":
         return decode_picture(source, name, limits)
     if isinstance(source, PictureFile):
         return decode_picture(source.data, source.name, source.limits)
-    if isinstance(source, str) and source.startswith("data:"):
-        return decode_picture(read_data_url(source, name, limits), name, limits)
+    if isinstance(source, str) and is_data_url(source):
+        return decode_picture(read_data_url(source, name, limits.max_bytes), name, limits)
     if isinstance(source, str) and "://" in source and not source.startswith("file://"):
         raise InvalidParameterError(name, source[:_SHOWN], "a file, a data: URL, bytes, an array or a PIL image")
     if isinstance(source, (str, Path)):
         return decode_picture(read_file(Path(str(source).removeprefix("file://")), name, limits), name, limits)
     raise InvalidParameterError(name, type(source).__name__, "a file, a data: URL, bytes, an array or a PIL image")
-
-
-def read_data_url(url: str, name: str, limits: PictureLimits) -> bytes:
-    """Return the bytes of a `data:` URL (RFC 2397).
-
-    Raises:
-        InvalidParameterError: it is malformed, not base64, or too large.
-    """
-    head, comma, body = url.partition(",")
-    if not comma or not head.endswith(";base64"):
-        raise InvalidParameterError(name, url[:_SHOWN], "a data URL is expected, such as data:image/png;base64,...")
-    if len(body) * 3 // 4 > limits.max_bytes:
-        raise InvalidParameterError(name, f"{len(body) * 3 // 4} bytes", f"at most {limits.max_bytes} bytes")
-    try:
-        return base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidParameterError(name, url[:_SHOWN], f"not valid base64: {error}") from error
 
 
 def decode_picture(data: bytes, name: str, limits: PictureLimits) -> "Image":

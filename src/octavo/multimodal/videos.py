@@ -11,9 +11,10 @@ import numpy as np
 
 from octavo.config.vision import VisionConfig
 from octavo.errors import InvalidParameterError
+from octavo.multimodal.data_urls import is_data_url, read_data_url
 from octavo.multimodal.messages import DEFAULT_FPS, Source
 from octavo.multimodal.patches import ImageProcessor, Patches
-from octavo.multimodal.pictures import PictureLimits, open_picture, read_data_url, read_file
+from octavo.multimodal.pictures import PictureLimits, open_picture, read_file
 from octavo.multimodal.sampling import FrameSampling
 from octavo.multimodal.video_files import Frame, SampledFrames, read_video_file
 
@@ -120,8 +121,8 @@ class VideoReader:
     def _bytes_of(self, content: str | bytes | Path, name: str) -> bytes:
         if isinstance(content, bytes):
             return content
-        if isinstance(content, str) and content.startswith("data:"):
-            return read_data_url(content, name, self.limits)
+        if isinstance(content, str) and is_data_url(content):
+            return read_data_url(content, name, self.limits.max_bytes)
         if isinstance(content, str) and "://" in content and not content.startswith("file://"):
             raise InvalidParameterError(name, content[:_SHOWN], "a file, a data: URL, bytes, or a list of frames")
         return read_file(Path(str(content).removeprefix("file://")), name, self.limits)

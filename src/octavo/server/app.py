@@ -25,6 +25,8 @@ from octavo.server.middleware.auth import ApiKeyMiddleware
 from octavo.server.middleware.body import BodyMiddleware
 from octavo.server.middleware.deadline import DeadlineMiddleware
 from octavo.server.middleware.exchange import ExchangeMiddleware
+from octavo.server.middleware.paths import PathMiddleware
+from octavo.server.middleware.replies import route_path
 from octavo.server.openapi import describe
 from octavo.server.pages import Pages
 from octavo.server.routes import Routes, error_response
@@ -41,7 +43,6 @@ def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpM
         title="Octavo",
         version=__version__,
         summary="An OpenAI-compatible server",
-        root_path=args.root_path,
         docs_url=None,  # FastAPI's own pages load their scripts from the internet
         redoc_url=None,
         lifespan=_lifespan(lifecycle),
@@ -86,28 +87,39 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
         return bad_request("The request's parameters are not valid.")
     if not isinstance(error, HTTPException):
         return as_api_error(error)
-    route = f"{request.method} {request.url.path}"
+    path = route_path(request.scope)
+    route = f"{request.method} {path}"
     if error.status_code == 404:
-        return ApiError(404, _not_found(route, request), code="unknown_url")
+        return ApiError(404, _not_found(route, path, request.app), code="unknown_url")
     if error.status_code == 405:
-        text = f"Method not allowed: {route}."
-        return ApiError(405, text, code="method_not_allowed", headers=dict(error.headers or {}))
+        routes = [each for each in _routes(request.app) if each.path_regex.match(path)]
+        methods = ", ".join(sorted({method for each in routes for method in each.methods or ()}))
+        text = f"Method not allowed: {route}. Allowed: {methods}."
+        return ApiError(405, text, code="method_not_allowed", headers={"Allow": methods})
     return ApiError(error.status_code, str(error.detail))
 
 
-def _not_found(route: str, request: Request) -> str:
-    name = request.url.path.rpartition("/v1/")[2].partition("/")[0]
-    if name not in _NOT_OFFERED_YET:
-        return f"Unknown request URL: {route}."
-    paths = [each.path for each in request.app.routes if isinstance(each, Route) and "POST" in (each.methods or ())]
-    offered = " and ".join(path for path in paths if path.startswith("/v1/"))
+def _not_found(route: str, path: str, app: FastAPI) -> str:
+    routes = _routes(app)
+    meant = [each.path for each in routes if len(each.path) > 1 and path.endswith(each.path.removeprefix("/v1"))]
+    if meant:
+        return f"Unknown request URL: {route}. Is {max(meant, key=len)} meant? Check the base URL of the client."
+    if path.rpartition("/v1/")[2].partition("/")[0] not in _NOT_OFFERED_YET:
+        return f"Unknown request URL: {route}. /docs lists every route."
+    offered = " and ".join(
+        each.path for each in routes if "POST" in (each.methods or ()) and each.path.startswith("/v1/")
+    )
     return f"{route} is not offered yet. {offered} are; /docs lists every route."
+
+
+def _routes(app: FastAPI) -> list[Route]:
+    return [each for each in app.routes if isinstance(each, Route)]
 
 
 def with_middleware(
     app: ASGIApp, args: ServerArgs, keys: Iterable[str], admission: Admission, metrics: HttpMetrics
 ) -> ASGIApp:
-    """Wrap the routes. Outermost first: id and log, CORS, API key, admission, deadline, body."""
+    """Wrap the routes. Outermost first: path, id and log, CORS, API key, admission, deadline, body."""
     app = BodyMiddleware(app, args.max_body_bytes, metrics)
     app = DeadlineMiddleware(app, args.request_timeout_s, metrics)
     app = AdmissionMiddleware(app, admission, metrics)
@@ -116,11 +128,12 @@ def with_middleware(
         app = CORSMiddleware(
             app,
             allow_origins=args.cors_allow_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "HEAD", "POST"),
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )
-    return ExchangeMiddleware(app, metrics, logs_access=args.access_log)
+    app = ExchangeMiddleware(app, metrics, logs_access=args.access_log)
+    return PathMiddleware(app, args.root_path)
 
 
 def make_server(app: ASGIApp, settings: Settings, keys: tuple[str, ...], metrics: HttpMetrics) -> DrainingServer:
@@ -135,7 +148,7 @@ def make_server(app: ASGIApp, settings: Settings, keys: tuple[str, ...], metrics
     config = uvicorn.Config(
         with_middleware(app, args, keys, admission, metrics),
         loop="uvloop", http=limited_protocol(limits, metrics), ws="none", log_config=None, access_log=False,
-        server_header=False, root_path=args.root_path, timeout_keep_alive=args.keep_alive_s,
+        server_header=False, timeout_keep_alive=args.keep_alive_s,
         ssl_certfile=args.ssl_certfile, ssl_keyfile=args.ssl_keyfile,
     )  # fmt: skip
     return DrainingServer(config, admission, args.drain_timeout_s)

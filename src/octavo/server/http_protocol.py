@@ -77,6 +77,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if not self._is_refused:
             self._start_timer()
             super().on_headers_complete()
+            if self.parser.get_http_version() == "1.0":
+                speak_http_1_0(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         if not self._is_refused:
@@ -155,6 +157,26 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         assert error.detail.code is not None
         self.metrics.responses[error.status] += 1
         self.metrics.rejections[error.detail.code] += 1
+
+
+def speak_http_1_0(cycle: RequestResponseCycle) -> None:
+    """Let the close of the connection end a response of unknown length: HTTP/1.0 has neither chunks nor 100 Continue.
+
+    It follows RFC 9112, section 6.3, and RFC 9110, section 10.1.1.
+    """
+    send, has_length = cycle.send, True
+
+    async def send_unframed(message: Any) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = None if has_length else False
+        elif not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn compares them
+        await send(message)
+
+    cycle.waiting_for_100_continue = False
+    cycle.send = send_unframed  # type: ignore[method-assign]  # uvicorn has no other place for it
 
 
 def limited_protocol(limits: HttpLimits, metrics: HttpMetrics) -> type[LimitedHttpProtocol]:

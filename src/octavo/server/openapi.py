@@ -33,7 +33,6 @@ _REPLIES: dict[str, type] = {
     "/detokenize": DetokenizeReply,
     "/v1/load_lora_adapter": AdapterReply,
     "/v1/unload_lora_adapter": AdapterReply,
-    "/models": ModelList,
     "/v1/models": ModelList,
     "/v1/models/{name}": ModelCard,
     "/server_info": ServerInfo,
@@ -126,7 +125,7 @@ def _responses(path: str, responses: Page, link_of: dict[type, Page]) -> Page:
 def _tag(path: str) -> str:
     if path in ("/tokenize", "/detokenize", "/tokenizer_info"):
         return "tokens"
-    return "OpenAI" if path.startswith("/v1/") or path == "/models" else "operations"
+    return "OpenAI" if path.startswith("/v1/") else "operations"
 
 
 def _json(schema: Page) -> Page:

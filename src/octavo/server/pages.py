@@ -42,7 +42,7 @@ class Pages:
     def add_to(self, app: FastAPI) -> None:
         """Register the pages, which the API's own description does not list."""
         for path, handler in (("/", self.home), ("/docs", self.docs), ("/docs/{name}", self.asset)):
-            app.add_api_route(path, handler, methods=["GET"], response_model=None, include_in_schema=False)
+            app.add_api_route(path, handler, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
 
     async def home(self) -> Response:
         """A short page of links."""

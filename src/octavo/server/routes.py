@@ -56,7 +56,6 @@ class Routes:
             ("/tokenizer_info", self.tokenizer_info, get),
             ("/version", self.version, get),
             ("/metrics", self.metrics, get),
-            ("/models", self.models, get),
             ("/v1/models", self.models, get),
             ("/v1/models/{name:path}", self.model, get),
             ("/v1/chat/completions", self.chat_completions, post),
@@ -65,6 +64,8 @@ class Routes:
             ("/detokenize", self.detokenize, post),
         ):
             app.add_api_route(path, handler, methods=methods, response_model=None)
+            if methods is get:
+                app.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
         if self._args.allow_runtime_lora:
             for path, handler in (
                 ("/v1/load_lora_adapter", self.load_lora_adapter),

@@ -24,6 +24,22 @@ def test_unknown_fields_and_nulls_are_accepted() -> None:
     assert request.n is None
 
 
+def test_integers_may_be_written_as_floats() -> None:
+    video = {"type": "video_url", "video_url": {"url": "data:,", "num_frames": 2.0}}
+    body = {
+        "messages": [{"role": "user", "content": [video]}], "max_tokens": 16.0, "seed": -3.0, "temperature": 1.0,
+        "stop_token_ids": [1.0, 2, 3e2], "chat_template_kwargs": {"budget": 1.0},
+    }  # fmt: skip
+    request = decode(json.dumps(body).encode(), ChatCompletionRequest)
+    assert (request.max_tokens, request.seed, request.stop_token_ids) == (16, -3, [1, 2, 300])
+    assert request.messages[0].content[0].video_url.num_frames == 2  # type: ignore[index, union-attr]
+    assert isinstance(request.temperature, float)
+    assert isinstance(request.chat_template_kwargs["budget"], float)  # type: ignore[index]  # it is the template's
+    assert decode(b'{"prompt": [1.0, 2.0]}', CompletionRequest).prompt == [1, 2]
+    for wrong, param in (({"n": 1.5}, "n"), ({"n": 1.0, "seed": 0.5}, "seed"), ({"stop": 1.0}, "stop")):
+        assert refusal(json.dumps({"messages": [], **wrong}).encode()).detail.param == param
+
+
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [

@@ -57,6 +57,18 @@ def test_logprobs_have_two_spellings() -> None:
     assert completion_params(text(logprobs=4, echo=True), DEFAULTS).prompt_logprobs == 4
 
 
+def test_values_that_clients_send_for_none() -> None:
+    for stop in ("", [], [""], None):
+        assert chat_params(chat(stop=stop), DEFAULTS).stop == DEFAULTS.stop
+    assert chat_params(chat(stop=["", "x"]), DEFAULTS).stop == ("x",)
+    assert chat_params(chat(top_logprobs=0), DEFAULTS).logprobs is None
+
+
+def test_a_nucleus_of_nothing_is_the_most_likely_token() -> None:
+    params = chat_params(chat(top_p=0, top_k=40), DEFAULTS)
+    assert (params.top_k, params.top_p) == (1, DEFAULTS.top_p)
+
+
 def test_a_seed_may_be_any_integer_of_64_bits() -> None:
     assert chat_params(chat(seed=-1), DEFAULTS).seed == 2**64 - 1
     assert chat_params(chat(seed=2**63), DEFAULTS).seed == 2**63

@@ -4,6 +4,8 @@ Every route takes one JSON document, so streaming it would gain nothing. `server
 which it must arrive.
 """
 
+import codecs
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.metrics.http import HttpMetrics
@@ -47,7 +49,7 @@ class BodyMiddleware:
             if num_bytes > self._max_bytes:
                 raise too_large(self._max_bytes)
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return b"".join(parts).removeprefix(codecs.BOM_UTF8)  # which some clients put before their JSON
 
 
 def check_headers(headers: dict[bytes, bytes], max_bytes: int) -> None:
@@ -59,7 +61,7 @@ def check_headers(headers: dict[bytes, bytes], max_bytes: int) -> None:
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > max_bytes:
         raise too_large(max_bytes)
-    kind = headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower() or b"application/json"
     if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
         message = f"Content-Type must be application/json, not {kind.decode('latin-1')!r}."
         raise ApiError(415, message, code="unsupported_media_type")

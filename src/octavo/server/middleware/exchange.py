@@ -117,7 +117,7 @@ class ExchangeMiddleware:
         exchange = Exchange(request_id_of(scope["headers"]), send)
         exchange.attach(scope)
         self._metrics.num_in_flight += 1
-        watched_send = _watching_send(send, exchange)
+        watched_send = _watching_send(send, exchange, has_body=scope["method"] != "HEAD")
         try:
             await self._app(scope, _watching_receive(receive, exchange), watched_send)
         except Exception as error:
@@ -191,10 +191,10 @@ def _watching_receive(receive: Receive, exchange: Exchange) -> Receive:
     return watched
 
 
-def _watching_send(send: Send, exchange: Exchange) -> Send:
+def _watching_send(send: Send, exchange: Exchange, *, has_body: bool) -> Send:
     async def watched(message: Message) -> None:
         if message["type"] == "http.response.body":
-            exchange.num_bytes_sent += len(message.get("body", b""))
+            exchange.num_bytes_sent += len(message.get("body", b"")) if has_body else 0
             exchange.is_complete = not message.get("more_body", False)
         elif message["type"] == "http.response.start":
             exchange.status = message["status"]

@@ -13,7 +13,7 @@ API_PREFIX = "/v1/"  # a POST below this path makes the engine compute
 
 
 def route_path(scope: Scope) -> str:
-    """Return the path as routes see it, without a proxy's prefix."""
+    """Return the path as routes see it, without the prefix that `PathMiddleware` has put before it."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 

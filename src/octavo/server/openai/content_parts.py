@@ -8,8 +8,9 @@ from typing import Self
 
 from octavo.errors import InvalidParameterError
 from octavo.inputs import TokensPrompt
+from octavo.multimodal.data_urls import is_data_url, read_data_url
 from octavo.multimodal.media import DETAILS
-from octavo.multimodal.pictures import PictureFile, PictureLimits, read_data_url
+from octavo.multimodal.pictures import PictureFile, PictureLimits
 from octavo.multimodal.prompt import MultiModalPrompt
 from octavo.multimodal.videos import VideoFile
 from octavo.server.args import ServerArgs
@@ -112,8 +113,8 @@ class MediaReader:
     def _bytes_at(self, url: str, path: str, limits: PictureLimits) -> bytes:
         if path in self.fetched:
             return self.fetched[path]
-        if url.startswith("data:"):
-            return read_data_url(url, path, limits)
+        if is_data_url(url):
+            return read_data_url(url, path, limits.max_bytes)
         if not url.startswith(_REMOTE):
             raise InvalidParameterError(path, url[:60], "a data: URL is expected, such as data:image/png;base64,...")
         limit = "this server reads nothing from elsewhere (--allow-remote-media); send a data: URL"

@@ -83,10 +83,11 @@ def _check_kind(part: ContentPart, path: str, media: MediaReader | None) -> None
 
 
 def _part_text(part: ContentPart, path: str) -> str:
-    if (part.text or part.refusal) is None:
+    text = part.refusal if part.text is None else part.text
+    if text is None:
         missing = f"{path}.{part.type}"
         raise bad_request(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
-    return part.text or part.refusal or ""
+    return text
 
 
 def _template_call(call: ToolCall) -> dict[str, object]:

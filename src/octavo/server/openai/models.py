@@ -50,16 +50,17 @@ class ModelNames:
                 self._by_key.setdefault(key, name if name in self.names else self.names[0])
 
     def find(self, name: str | None) -> str:
-        """Return the model's name for replies; None means the served model.
+        """Return the model's name for replies; none means the served model.
 
         Raises:
             ApiError: 404, listing the known names.
         """
-        if name is None:
+        if not name:  # as null; some clients send an empty name when none was chosen
             return self.names[0]
         if name in self._adapters:
             return name
-        found = self._by_key.get(name.casefold())
+        key = name.casefold()
+        found = self._by_key.get(key) or self._by_key.get(key.rstrip("/"))
         if found is None:
             shown = name if len(name) <= 100 else name[:100] + "..."
             known = ", ".join([*self.names, *self._adapters][:_MAX_SHOWN])

@@ -70,7 +70,7 @@ class ResponseOptions:
 
 def chat_params(request: ChatCompletionRequest, defaults: SamplingParams) -> SamplingParams:
     """Return the parameters of a chat request; without a limit, it may use the rest of the context."""
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     cap = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
@@ -103,6 +103,10 @@ def _given(request: GenerationRequest) -> dict[str, Any]:
     values = {name: getattr(request, name) for name in _SAME} | {"structured_output": requested_constraint(request)}
     if request.seed is not None and -(2 ** (SEED_BITS - 1)) <= request.seed < 0:
         values["seed"] = request.seed + 2**SEED_BITS  # negative 64-bit integers are valid seeds, too
+    if request.stop is not None:  # an empty string ends nothing
+        values["stop"] = [text for text in ([request.stop] if isinstance(request.stop, str) else request.stop) if text]
+    if request.top_p == 0:  # the limit of a smaller and smaller nucleus: the most likely token alone
+        values |= {"top_p": None, "top_k": 1}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo.server.errors import ApiError, bad_request
+from octavo.server.openai.whole_numbers import decode_with_whole_numbers
 
 MAX_DEPTH = 128  # nested lists and objects
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
@@ -263,7 +264,10 @@ def decode(body: bytes, kind: type[T]) -> T:
     if _is_too_deep(body):
         raise bad_request(f"The request's JSON is nested more than {MAX_DEPTH} levels deep.", code="invalid_json")
     try:
-        return msgspec.json.decode(body, type=kind)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError as error:
+            return decode_with_whole_numbers(body, kind, error)
     except msgspec.ValidationError as error:
         raise _type_error(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
