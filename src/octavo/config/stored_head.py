@@ -75,9 +75,9 @@ def _tensors(folder: Path) -> Iterator[tuple[str, _Tensor]]:
     torch_file = next((folder / name for name in _TORCH_FILES if (folder / name).is_file()), None)
     torch_index = folder / _TORCH_INDEX
     for file in _shards(torch_index) if torch_index.is_file() else [torch_file] if torch_file is not None else []:
-        for name, entry in read_entries(file).items():
+        for name, torch_entry in read_entries(file).items():
             if _is_wanted(name):
-                yield name, _tensor(file, entry, entry.kind)
+                yield name, _tensor(file, torch_entry, torch_entry.kind)
 
 
 def _tensor(file: Path, entry: HeaderEntry | TorchEntry, kind: object) -> _Tensor:
