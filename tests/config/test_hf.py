@@ -1,6 +1,7 @@
 """Reading `config.json`: every spelling that is in the wild, and a specific error for whatever is not served."""
 
 import json
+from dataclasses import replace
 import subprocess
 import sys
 from pathlib import Path
@@ -190,6 +191,43 @@ def test_end_tokens_and_sampling_defaults(tmp_path: Path) -> None:
     assert config.generation == GenerationDefaults(**sampling, max_tokens=9)
     greedy = read(tmp_path, LLAMA, {**sampling, "do_sample": False}).generation
     assert greedy == GenerationDefaults(repetition_penalty=1.05)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("top_p", 0.0, None),
+        ("top_p", 1.5, None),
+        ("top_k", 50.0, 50),
+        ("top_k", 2.5, None),
+        ("top_k", -1, -1),
+        ("top_k", "50", None),
+        ("temperature", 0, 0.0),
+        ("temperature", -0.5, None),
+        ("min_p", True, None),
+        ("repetition_penalty", 0, None),
+        ("max_new_tokens", 0, None),
+        ("max_new_tokens", 512.0, 512),
+        ("do_sample", "yes", None),
+        ("temperature", None, None),
+    ],
+)
+def test_odd_sampling_defaults_are_ignored_with_a_warning(
+    key: str, value: object, expected: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = read(tmp_path, LLAMA, {key: value}).generation
+    name = "max_tokens" if key == "max_new_tokens" else key
+    assert found == replace(GenerationDefaults(), **({} if expected is None else {name: expected}))
+    assert (f"{key}={value!r} is ignored" in caplog.text) == (expected is None and value is not None)
+
+
+def test_attn_factor_multiplies_what_yarn_has_anyway(tmp_path: Path) -> None:
+    scaling = {**YARN, "attn_factor": 0.8782488562869419}  # as DeepSeek-R1-0528-Qwen3-8B has it
+    assert read(tmp_path, {**LLAMA, "rope_scaling": scaling}).rope.attention_factor == pytest.approx(1.0)
+    both = {**scaling, "attention_factor": 0.9, "extrapolation_factor": 1.0}
+    assert read(tmp_path, {**LLAMA, "rope_scaling": both}).rope.attention_factor == 0.9
+    with pytest.raises(UnsupportedModelError, match=r"extrapolation_factor=0\.5"):
+        read(tmp_path, {**LLAMA, "rope_scaling": {**YARN, "extrapolation_factor": 0.5}})
 
 
 @pytest.mark.parametrize(

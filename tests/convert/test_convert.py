@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from octavo.cli.convert import app
+from octavo.cli.inspect import app as inspect_app
 from octavo.convert.run import convert
 from octavo.convert.source import Checkpoint
 from octavo.convert.target_options import TargetOptions
@@ -76,6 +77,18 @@ def test_a_dtype_is_that_of_tensors_and_settings(tmp_path: Path) -> None:
     assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     assert torch.equal(logits_of(out, "bfloat16"), logits_of(source, "bfloat16"))
+
+
+def test_a_head_that_the_settings_tie_wrongly_is_kept_and_they_are_mended(tmp_path: Path) -> None:
+    source = save("qwen3", tmp_path / "source")
+    expected = logits_of(source)
+    settings = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
+    out = converted(source, tmp_path / "out")
+    assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False
+    assert torch.equal(logits_of(out), expected)
+    shown = CliRunner().invoke(inspect_app, [str(source), "--json"], catch_exceptions=False)
+    assert json.loads(shown.stdout)["logits head"] == "its own"
 
 
 def test_quantized_weights_stay_as_they_are(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from tests.models.tiny import TINY_MODELS, TinyModel
 
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
+from octavo.config.model import RopeConfig
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
+from octavo.layers.rotary import inverse_frequencies
 from octavo.loader.registry import get_model_loader
 
 TOKENS = [5, 9, 33, 60, 4, 17, 80]
@@ -66,8 +68,11 @@ def test_factors_of_llama_3_1_are_recognized(tmp_path: Path) -> None:
 
     config = read_model_config(write_llama3(tmp_path, factor=8.0), model="m")
     assert (config.rope.kind, config.rope.factor, config.rope.original_max_position) == ("llama3", 8.0, 8192)
-    with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight does not scale frequencies as Llama 3\.1"):
-        read_model_config(write_llama3(tmp_path, factor=8.0, wrong=True), model="m")
+    others = read_model_config(write_llama3(tmp_path, factor=8.0, wrong=True), model="m").rope
+    assert others.kind == "default"
+    assert [others.divisors[0], others.divisors[-1]] == pytest.approx([1.1, 8.8])
+    plain = inverse_frequencies(RopeConfig(theta=others.theta), 64)[0]
+    assert torch.allclose(inverse_frequencies(others, 64)[0], plain / torch.tensor(others.divisors))
 
 
 @pytest.mark.parametrize("key", ["llama__rope__scaling__factor", "llama__rope__scale_linear"])

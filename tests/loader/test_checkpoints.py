@@ -2,18 +2,24 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models.paged import PagedRunner, load
+from tests.models.paged import PagedRunner, load, make_context
 from tests.models.tiny import TINY_MODELS
 
 from octavo.config.engine import LoadConfig
+from octavo.config.hf import read_model_config
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.loader.registry import get_model_loader
+from octavo.models.interfaces import CausalLM
+from octavo.models.registry import initialize_model
+from octavo.models.weights import tensors_by_owner
+from octavo.worker.stages import plan_stages
 
 TOKENS = [5, 9, 33, 60, 4]
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -84,10 +90,62 @@ def test_documented_buffers_and_a_redundant_head_are_left_alone(tmp_path: Path) 
     extra = {
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(5),
         "model.rotary_emb.inv_freq": torch.zeros(5),
-        "lm_head.weight": torch.zeros(97, 36),
+        "lm_head.weight": load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"].clone(),
     }
     edit_tensors(tmp_path, lambda tensors: tensors.update(extra))
+    model = load(tmp_path)
+    assert torch.equal(PagedRunner(model).step({0: TOKENS})[0], before)
+    assert model.config.tie_word_embeddings  # so the table is in memory once
+
+
+def save_torch(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    whole = torch.cat([torch.zeros(3, 36), tensors["lm_head.weight"]])  # a tensor that begins within its storage
+    torch.save({**tensors, "lm_head.weight": whole[3:]}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+FORMATS: dict[str, Callable[[Path], object]] = {
+    "one file": lambda folder: None,
+    "shards": shard,
+    "torch": save_torch,
+}
+
+
+@pytest.mark.parametrize("stored", FORMATS)
+def test_a_head_of_its_own_counts_more_than_the_key_that_ties_it(
+    stored: str, saved: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit_config(folder, tie_word_embeddings=True)
+    FORMATS[stored](folder)
+    assert torch.equal(logits_of(folder), logits_of(saved))
+    [record] = caplog.records
+    assert "tie_word_embeddings is true, but the file has an lm_head that differs" in record.message
+
+
+def test_a_tied_head_of_another_shape_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    next(case for case in TINY_MODELS if case.name == "llama-tied").save(tmp_path)
+    before = logits_of(tmp_path)
+    edit_tensors(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.ones(96, 36)}))
     assert torch.equal(logits_of(tmp_path), before)
+    assert "lm_head of shape [96, 36]: it is not used" in caplog.text
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_tied_table_may_have_the_name_of_the_head(num_stages: int, tmp_path: Path) -> None:
+    next(case for case in TINY_MODELS if case.name == "llama-tied").save(tmp_path)
+    edit_tensors(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors.pop("model.embed_tokens.weight")}))
+    table = load_file(tmp_path / "model.safetensors")["lm_head.weight"]
+    config = read_model_config(tmp_path, model="tiny")
+    for stage in plan_stages(config, num_stages):
+        model = initialize_model(config, replace(make_context(), stage=stage))
+        found = [tensor for _, group in tensors_by_owner(model, read(model)) for tensor in group.values()]
+        has_table = any(torch.equal(tensor, table) for tensor in found)
+        assert has_table == (stage.is_first or stage.is_last)
+
+
+def read(model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
+    return get_model_loader(LoadConfig(load_format="auto", seed=0)).tensors(model)
 
 
 def test_missing_tensor(folder: Path) -> None:

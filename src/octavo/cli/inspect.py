@@ -58,6 +58,7 @@ def facts(path: Path, config: ModelConfig, stored: list[StoredTensor]) -> dict[s
         "context": f"{config.max_model_len:,} tokens, {size_text(kv_bytes)} of KV cache each",
         **({"images": _images(config.vision)} if config.vision is not None else {}),
         "vocabulary": f"{config.vocab_size:,} tokens",
+        "logits head": "the embedding (tied)" if config.tie_word_embeddings else "its own",
         "chat template": _chat_template(path),
         "tensors": ", ".join(_by_type(stored)),
         "weights": f"{on_disk}; {_computed(config, stored, num_weights * num_bytes)}",

@@ -13,6 +13,7 @@ import numpy as np
 
 from octavo.config.gguf_gemma3 import gemma3_settings
 from octavo.config.hf_quantization import GGUF_TYPES
+from octavo.config.hf_rope import yarn_attention_factor
 from octavo.config.json_fields import JsonFields
 from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.gguf.file import GgufFile
@@ -30,7 +31,7 @@ _ARCHITECTURES = MappingProxyType(
 )
 _PROJECTOR = "clip"  # whatever the vision tower is
 _ROPE_TYPES = {"none": None, "linear": "linear", "yarn": "yarn"}
-# Llama 3.1 and 3.2: the file has only the factors derived from these; see `_llama3_scaling`.
+# Llama 3.1 and 3.2: the file has only the factors derived from these; see `_scaling_by_frequency`.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
 # Further settings of YaRN, and the values that leave it as it is.
 _YARN_NEUTRAL = MappingProxyType(
@@ -168,14 +169,17 @@ class _Translation:
         if dimensions != head_dim:
             raise self._unsupported("rope.dimension_count", f"all {head_dim} dimensions of a head must be rotated")
         theta = self._get("rope.freq_base", 10000.0)
-        if _FACTORS in self._file.tensors:
-            return {"rope_theta": theta, **self._llama3_scaling(theta, dimensions)}
+        scaled = self._scaling_by_frequency(theta, dimensions) if _FACTORS in self._file.tensors else None
+        if scaled is not None and "divisors" not in scaled:
+            return {"rope_theta": theta, **scaled}
         factor = self._get("rope.scaling.factor", self._get("rope.scale_linear", None))  # the older name
         name = self._get("rope.scaling.type", "linear" if factor else "none")
         if name not in _ROPE_TYPES:
             raise self._unsupported("rope.scaling.type", "known: " + ", ".join(_ROPE_TYPES))
         if _ROPE_TYPES[name] is None:
-            return {"rope_theta": theta, "rope_type": "default"}
+            return {"rope_theta": theta, **(scaled or {"rope_type": "default"})}
+        if scaled is not None:
+            raise self._unsupported("rope.scaling.type", f"the file also has {_FACTORS}, which is no {name} scaling")
         scaling = {
             "rope_theta": theta,
             "rope_type": _ROPE_TYPES[name],
@@ -198,16 +202,18 @@ class _Translation:
             "beta_slow": self._get("rope.scaling.yarn_beta_slow", None),
         }
 
-    def _llama3_scaling(self, theta: float, dimensions: int) -> dict[str, Any]:
-        """Recover the settings behind the per-frequency factors, and verify that they yield exactly these factors."""
+    def _scaling_by_frequency(self, theta: float, dimensions: int) -> dict[str, Any]:
+        """Return the settings of Llama 3.1 if they yield exactly the file's factors, else the factors themselves."""
         tensor = self._file.tensors[_FACTORS]
         if tensor.type.name != "F32" or tensor.shape != (dimensions // 2,):
             raise CheckpointError(f"{self._file.path}: {_FACTORS}: {dimensions // 2} numbers in F32 are expected")
         found = tensor.data.view(np.float32).astype(np.float64)
         factor = float(found.max())
         made = [_llama3_factor(theta ** (-2 * index / dimensions), factor) for index in range(dimensions // 2)]
+        if not np.all(np.isfinite(found) & (found > 0)):
+            raise CheckpointError(f"{self._file.path}: {_FACTORS}: finite numbers above 0 are expected")
         if not np.allclose(found, made, rtol=1e-4):
-            raise UnsupportedModelError(f"{self._file.path}: {_FACTORS} does not scale frequencies as Llama 3.1 does")
+            return {"rope_type": "default", "divisors": found.tolist()}
         return {
             "rope_type": "llama3",
             "factor": factor,
@@ -215,11 +221,6 @@ class _Translation:
             "high_freq_factor": _LLAMA3_HIGH,
             "original_max_position_embeddings": _LLAMA3_ORIGINAL,
         }
-
-
-def yarn_attention_factor(factor: float) -> float:
-    """Return what YaRN multiplies queries and keys by, where a model does not say it (transformers' `yarn`)."""
-    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _llama3_factor(frequency: float, factor: float) -> float:

@@ -4,6 +4,7 @@ A checkpoint is read as its authors meant it or rejected: any unsupported settin
 error that names the file, the key and the value.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import cast, get_args
@@ -17,6 +18,7 @@ from octavo.config.hf_rope import max_supported_len, read_local_rope, read_rope
 from octavo.config.hf_vision import read_vision, text_facts, text_fields
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import DType, ModelConfig, RopeConfig
+from octavo.config.stored_head import has_own_head
 from octavo.errors import InvalidParameterError, UnsupportedModelError, nearest_hint
 
 # Keys that change the result if set (neither null, false nor empty) and that Octavo does not support.
@@ -30,14 +32,17 @@ _ACTIVATIONS = MappingProxyType(
 def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_len: int | None = None) -> ModelConfig:
     """Read the checkpoint in folder `path`, or in the GGUF file `path`; `model` is the name the user gave.
 
-    `dtype` "auto" uses the checkpoint's own; `max_model_len` None uses the maximum that the checkpoint supports.
+    `dtype` "auto" uses the checkpoint's own; `max_model_len` None uses the maximum that the checkpoint supports. Head
+    and embedding are tied if the configuration says so and the files have no other head.
 
     Raises:
         CheckpointError: `config.json` or `generation_config.json` is missing, malformed or inconsistent.
         UnsupportedModelError: valid, but with an architecture or a setting that Octavo does not support.
         InvalidParameterError: `max_model_len` exceeds what the checkpoint supports.
     """
-    return model_config_of(_read_fields(path), path, model=model, dtype=dtype, max_model_len=max_model_len)
+    config = model_config_of(_read_fields(path), path, model=model, dtype=dtype, max_model_len=max_model_len)
+    is_tied = config.tie_word_embeddings and (path.is_file() or not has_own_head(path))
+    return replace(config, tie_word_embeddings=is_tied)
 
 
 def model_config_of(

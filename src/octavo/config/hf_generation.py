@@ -1,9 +1,20 @@
 """Reads EOS tokens and default sampling parameters from a checkpoint."""
 
+import logging
 from pathlib import Path
+from typing import Any
 
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import GenerationDefaults
+from octavo.errors import InvalidParameterError
+from octavo.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+# Key of the file -> parameter; the first ones are not in use with `do_sample: false`.
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+_NAMES = {"repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens"}
+_INTEGERS = ("top_k", "max_tokens")
 
 
 def read_eos_token_ids(path: Path, config: JsonFields) -> tuple[int, ...]:
@@ -14,25 +25,37 @@ def read_eos_token_ids(path: Path, config: JsonFields) -> tuple[int, ...]:
 def read_generation_defaults(path: Path) -> GenerationDefaults:
     """Read the default sampling parameters from `generation_config.json`; all None if there is no such file.
 
-    `do_sample: false` means that the file's sampling values are not in use, so they are ignored.
+    `do_sample: false` means that the file's sampling values are not in use, so they are ignored. A value that no
+    request may have does not keep the model from loading: a warning says that it is ignored.
 
     Raises:
-        CheckpointError: names the file and the key of a malformed value.
+        CheckpointError: the file is malformed.
     """
     fields = _generation_config(path)
-    is_sampled = fields.flag("do_sample", True)
+    names = dict(zip(_SAMPLING, _SAMPLING, strict=True)) if _is_sampled(fields) else {}
+    values = {name: _usable(fields, key, name) for key, name in (names | _NAMES).items() if key in fields}
+    return GenerationDefaults(**{name: value for name, value in values.items() if value is not None})
 
-    def number(key: str, *, can_be_zero: bool = False) -> float | None:
-        return fields.number(key, can_be_zero=can_be_zero) if key in fields else None
 
-    return GenerationDefaults(
-        temperature=number("temperature", can_be_zero=True) if is_sampled else None,
-        top_p=number("top_p") if is_sampled else None,
-        top_k=fields.integer("top_k", minimum=-1) if is_sampled and "top_k" in fields else None,
-        min_p=number("min_p", can_be_zero=True) if is_sampled else None,
-        repetition_penalty=number("repetition_penalty"),
-        max_tokens=fields.integer("max_new_tokens") if "max_new_tokens" in fields else None,
-    )
+def _is_sampled(fields: JsonFields) -> bool:
+    value = fields.values.get("do_sample", True)
+    if not isinstance(value, bool):
+        logger.warning("%s: do_sample=%r is ignored: true or false is expected", fields.origin, value)
+    return value is not False
+
+
+def _usable(fields: JsonFields, key: str, name: str) -> Any:
+    """Return a value if a request may have it, else None."""
+    value = fields.values[key]
+    is_integer = name in _INTEGERS
+    if isinstance(value, float) and is_integer and value.is_integer():
+        value = int(value)
+    try:
+        SamplingParams.from_options({name: value})
+    except InvalidParameterError as error:
+        logger.warning("%s: %s=%r is ignored: %s", fields.origin, key, fields.values[key], error)
+        return None
+    return value if is_integer else float(value)
 
 
 def _generation_config(path: Path) -> JsonFields:

@@ -4,9 +4,12 @@ Version 4 writes `rope_theta` and `rope_scaling: {type | rope_type, ...}` or nul
 `rope_parameters: {rope_theta, rope_type, ...}`.
 """
 
+import math
 from dataclasses import replace
+from types import MappingProxyType
 from typing import cast, get_args
 
+from octavo.config.hf_quantization import GGUF_TYPES
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import RopeConfig, RopeKind
 from octavo.errors import UnsupportedModelError
@@ -17,9 +20,10 @@ _KNOWN_KEYS = frozenset(
         *("rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
         *("low_freq_factor", "high_freq_factor"),
         *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate", "finetuned"),
+        *("attn_factor", "extrapolation_factor", "apply_yarn_scaling"),
     }
 )
-
+_YARN_NEUTRAL = MappingProxyType({"extrapolation_factor": 1.0, "apply_yarn_scaling": True})
 
 _SECTION_KEYS = frozenset({"mrope_section", "mrope_interleaved"})
 
@@ -78,13 +82,27 @@ def _one_axis(config: JsonFields, fields: JsonFields, max_position_embeddings: i
     _refuse_unknown(config, fields)
     theta = fields.number("rope_theta", config.number("rope_theta", default_theta))
     if kind == "default":
-        return RopeConfig(theta=theta)
+        return RopeConfig(theta=theta, divisors=tuple(fields.values.get("divisors", ())))
     original = _original_max_position(config, fields, kind, max_position_embeddings)
     if kind == "yarn":
         return _yarn(fields, theta, original, max_position_embeddings)
     if kind == "llama3":
         return _llama3(fields, theta, original)
     return RopeConfig(theta=theta, kind=kind, factor=fields.number("factor"), original_max_position=original)
+
+
+def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
+    """Return YaRN's temperature (section 3.3), by which queries and keys are multiplied where a model does not say it.
+
+    The mscale pair is DeepSeek's variant.
+    """
+
+    def temperature(mscale: float) -> float:
+        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    if mscale is not None and mscale_all_dim is not None:
+        return temperature(mscale) / temperature(mscale_all_dim)
+    return temperature(1.0)
 
 
 def max_supported_len(rope: RopeConfig, max_position_embeddings: int) -> int:
@@ -123,7 +141,8 @@ def _kind(fields: JsonFields) -> RopeKind:
 
 
 def _refuse_unknown(config: JsonFields, fields: JsonFields) -> None:
-    for key in sorted(fields.values.keys() - _KNOWN_KEYS):
+    known = _KNOWN_KEYS | ({"divisors"} if GGUF_TYPES in config else frozenset())  # which only such files have
+    for key in sorted(fields.values.keys() - known):
         raise UnsupportedModelError(f"{fields.origin}: {key}={fields.values[key]!r} is not supported")
     for source in (config, fields):
         if source.number("partial_rotary_factor", 1.0) != 1.0:
@@ -162,18 +181,30 @@ def _yarn(fields: JsonFields, theta: float, original: int, max_position_embeddin
     if theta == 1.0:
         raise fields.fail("rope_theta", "yarn divides by its logarithm, so it cannot be 1")
 
+    for key, neutral in _YARN_NEUTRAL.items():
+        if fields.values.get(key, neutral) != neutral:
+            raise UnsupportedModelError(
+                f"{fields.origin}: {key}={fields.values[key]!r} is not supported; only {neutral} is"
+            )
+
     def optional(key: str) -> float | None:
         return fields.number(key, can_be_zero=True) or None if key in fields else None  # 0 means unset, as elsewhere
+
+    factor = fields.number("factor", max_position_embeddings / original)
+    mscale, mscale_all_dim = optional("mscale"), optional("mscale_all_dim")
+    attention_factor, times = optional("attention_factor"), optional("attn_factor")
+    if attention_factor is None and times is not None:  # it multiplies YaRN's own, as in GGUF files and in vLLM
+        attention_factor = times * yarn_attention_factor(factor, mscale, mscale_all_dim)
 
     return RopeConfig(
         theta=theta,
         kind="yarn",
-        factor=fields.number("factor", max_position_embeddings / original),
+        factor=factor,
         original_max_position=original,
         beta_fast=fields.number("beta_fast", 32.0),
         beta_slow=fields.number("beta_slow", 1.0),
-        attention_factor=optional("attention_factor"),
-        mscale=optional("mscale"),
-        mscale_all_dim=optional("mscale_all_dim"),
+        attention_factor=attention_factor,
+        mscale=mscale,
+        mscale_all_dim=mscale_all_dim,
         truncate=fields.flag("truncate", True),
     )

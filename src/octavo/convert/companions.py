@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.convert.source import Checkpoint
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.gguf.file import GgufFile
 from octavo.tokenizer.files import TokenizerFiles, read_tokenizer_files
 
@@ -25,8 +25,12 @@ def write_companions(checkpoint: Checkpoint, folder: Path) -> None:
 
     Raises:
         CheckpointError: a file that cannot be read, or the tokenizer of a GGUF file is malformed.
-        UnsupportedModelError: it is of a kind that Octavo does not read.
+        UnsupportedModelError: it is of a kind that Octavo does not read, or config.json cannot say how
+            frequencies are scaled.
     """
+    if checkpoint.model.rope.divisors:
+        why = "its rope_freqs.weight is no scaling that config.json can name; only gguf has a place for it"
+        raise UnsupportedModelError(f"{checkpoint.path}: {why}")
     write_json(folder / "config.json", checkpoint.settings)
     if checkpoint.path.is_dir():
         _copy(checkpoint.path, folder)

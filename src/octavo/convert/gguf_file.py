@@ -164,9 +164,9 @@ class _Tensors:
             yield name, tensor.to(device) if device.type == "meta" else tensor
 
     def _factors(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the divisors of frequencies of Llama 3.1's scaling."""
+        """Yield the divisors of frequencies: of Llama 3.1's scaling, or those that another such file has."""
         rope = self._checkpoint.model.rope
-        if rope.kind == "llama3":
+        if rope.kind == "llama3" or rope.divisors:
             head_dim = self._checkpoint.model.head_dim
             scaled, _ = inverse_frequencies(rope, head_dim)
             plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from octavo.config.gguf import yarn_attention_factor
+from octavo.config.hf_rope import yarn_attention_factor
 from octavo.config.model import ModelConfig
 from octavo.convert.gguf_gemma3 import write_gemma3_settings
 from octavo.convert.gguf_scores import has_space_prefix, token_scores

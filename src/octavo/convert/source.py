@@ -14,7 +14,7 @@ from octavo.config.hf import read_model_config
 from octavo.config.hf_quantization import GGUF_TYPES, read_quantization
 from octavo.config.hub import resolve_model
 from octavo.config.json_fields import JsonFields
-from octavo.config.model import DType, ModelConfig
+from octavo.config.model import ModelConfig
 from octavo.errors import InvalidParameterError
 from octavo.loader.registry import get_model_loader
 from octavo.worker.parameters import empty_model
@@ -55,7 +55,7 @@ class Checkpoint:
         return cls(
             path=path,
             model=model,
-            settings=_settings(path, model.dtype if is_cast else None),
+            settings=_settings(path, model, is_cast=is_cast),
             load_format=load_format,
             dtype=getattr(torch, model.dtype) if is_cast else None,
         )
@@ -79,7 +79,7 @@ class Checkpoint:
             yield name, tensor.to(self.dtype) if is_cast else tensor
 
 
-def _settings(path: Path, dtype: DType | None) -> dict[str, Any]:
+def _settings(path: Path, model: ModelConfig, *, is_cast: bool) -> dict[str, Any]:
     """Return config.json's contents: the folder's own, or those that a GGUF file's metadata stands for."""
     if path.is_file():
         values = read_gguf_fields(path).values
@@ -87,10 +87,21 @@ def _settings(path: Path, dtype: DType | None) -> dict[str, Any]:
     else:
         own = JsonFields.read(path / "config.json")
         settings = {**own.values, **dict.fromkeys(own.nulls)}
-    if dtype is not None:
+    if is_cast:
         settings.pop("torch_dtype", None)
-        settings["dtype"] = dtype
+        settings["dtype"] = model.dtype
+    if not model.tie_word_embeddings:
+        is_default = ARCHITECTURES[model.architecture].defaults.get("tie_word_embeddings", False)
+        settings = _untied(settings, is_default=is_default)
     return settings
+
+
+def _untied(settings: dict[str, Any], *, is_default: bool) -> dict[str, Any]:
+    """Let the settings say that the head is not the embedding, wherever they say that it is."""
+    key, nested = "tie_word_embeddings", settings.get("text_config")
+    if nested is not None:
+        settings = settings | {"text_config": _untied(nested, is_default=False)}
+    return settings | {key: False} if settings.get(key, is_default) else settings
 
 
 def _for_transformers(settings: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import nn
 
+from octavo.config.hf_rope import yarn_attention_factor
 from octavo.config.model import RopeConfig
 
 
@@ -68,7 +69,11 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> tuple[torch.Tensor
     if rope.kind == "llama3":
         return _llama3(rope, 1.0 / periods), 1.0
     if rope.kind == "yarn":
-        return _yarn(rope, periods, rotary_dim), _yarn_attention_factor(rope)
+        given = rope.attention_factor
+        own = yarn_attention_factor(rope.factor, rope.mscale, rope.mscale_all_dim)
+        return _yarn(rope, periods, rotary_dim), own if given is None else given
+    if rope.divisors:
+        return 1.0 / (periods * torch.tensor(rope.divisors, dtype=torch.float32)), 1.0
     return 1.0 / periods, 1.0
 
 
@@ -102,16 +107,3 @@ def _yarn_blend_range(rope: RopeConfig, rotary_dim: int) -> tuple[float, float]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary_dim - 1)
     return low, high + 0.001 if low == high else high
-
-
-def _yarn_attention_factor(rope: RopeConfig) -> float:
-    """YaRN's temperature (section 3.3), for queries and keys alike; the mscale pair is DeepSeek's variant."""
-    if rope.attention_factor is not None:
-        return rope.attention_factor
-
-    def temperature(mscale: float) -> float:
-        return 0.1 * mscale * math.log(rope.factor) + 1.0 if rope.factor > 1.0 else 1.0
-
-    if rope.mscale is not None and rope.mscale_all_dim is not None:
-        return temperature(rope.mscale) / temperature(rope.mscale_all_dim)
-    return temperature(1.0)

@@ -196,10 +196,10 @@ class DecoderForCausalLM(CausalLM):
     @property
     def weight_targets(self) -> Mapping[str, str]:
         """See `CausalLM.weight_targets`. A tied head on another stage than the embedding loads the table itself."""
-        if not self.config.tie_word_embeddings or self.stage.is_first:
+        if not self.config.tie_word_embeddings:
             return self.weight_names
         others = {name: target for name, target in self.weight_names.items() if target != "logits_head"}
-        return {**others, "model.embed_tokens": "logits_head"}
+        return others if self.stage.is_first else {**others, "model.embed_tokens": "logits_head"}
 
     @property
     def parts_on_other_ranks(self) -> frozenset[str]:
@@ -275,9 +275,10 @@ class DecoderForCausalLM(CausalLM):
             x, residual = self.norm.add(x, residual)
         return IntermediateTensors(x, residual, tuple(aux))
 
-    def ignores_weight(self, name: str) -> bool:
-        """See `CausalLM.ignores_weight`. Checkpoints often contain a tied head, too; the embedding's table is used."""
-        return super().ignores_weight(name) or (self.config.tie_word_embeddings and name == "lm_head.weight")
+    @property
+    def twins(self) -> Mapping[str, str]:
+        """See `CausalLM.twins`. Checkpoints contain the table of a tied model under either name, or under both."""
+        return {"lm_head.weight": "model.embed_tokens.weight"} if self.config.tie_word_embeddings else {}
 
     def compute_logits(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """See `CausalLM.compute_logits`."""

@@ -85,6 +85,11 @@ class CausalLM(nn.Module, ABC):
         return {}
 
     @property
+    def twins(self) -> Mapping[str, str]:
+        """Tensors that equal another one, by name: a checkpoint has either or both, and the first one is used."""
+        return {}
+
+    @property
     def encoder(self) -> "VisionTower | None":
         """The vision tower; None: the model has none, or not on this stage."""
         return None

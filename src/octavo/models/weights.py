@@ -115,14 +115,21 @@ def numbers_in(template: str, layers: range, num_experts: int) -> Iterator[dict[
 def spelt_as_in_table(
     model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Split tensors with alternative names into views under the names of the model's table."""
+    """Split tensors with alternative names into views under the names of the model's table; of twins, yield one."""
     others = {
         template.format(**numbers): [name.replace("{layer}", str(numbers.get("layer"))) for name in names]
         for template, names in model.other_spellings.items()
         for numbers in numbers_in(template, model.stage.layers, model.num_experts)
     } | {name: list(parts) for name, parts in model.split_tensors.items()}
+    spelling_of_twin: dict[str, str] = {}
     for original, tensor in tensors:
         name = renamed(model, original)
+        twin = model.twins.get(name, name)
+        if twin != name and tensor.shape[:1] != (model.config.vocab_size,):
+            continue  # `config/stored_head.py` has warned of it
+        if spelling_of_twin.setdefault(twin, name) != name:
+            continue
+        name = twin
         if name not in others:
             yield name, tensor
         elif "{expert}" in others[name][0]:

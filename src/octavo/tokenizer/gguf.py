@@ -189,9 +189,7 @@ class _Fields:
 
 def _byte_level(fields: _Fields) -> Backend:
     name = fields.pre
-    if name is None:
-        raise fields.fail("pre", f"a name is expected, found {fields.get('pre')!r}")
-    if name not in _PRE_TOKENIZERS:
+    if name is None or name not in _PRE_TOKENIZERS:
         raise fields.unsupported("pre", "known: " + ", ".join((*_PRE_TOKENIZERS, *_OTHER_NAMES)))
     vocab = {token: index for index, token in enumerate(fields.tokens)}
     model = BPE(vocab, fields.merges(), ignore_merges=name in _WHOLE_WORDS_FIRST)
