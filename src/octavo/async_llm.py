@@ -49,7 +49,7 @@ class AsyncLLM:
         loading = self._loading
         if loading is None or (loading.done() and loading.exception() is not None):  # the next caller tries again
             loading = self._loading = _load(self._args)
-        return await asyncio.wrap_future(loading)
+        return loading.result() if loading.done() else await asyncio.wrap_future(loading)
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer. Raises RuntimeError if the model is not loaded yet."""

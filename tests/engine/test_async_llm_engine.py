@@ -113,7 +113,7 @@ async def test_exit_tells_those_who_wait(engine: AsyncLLMEngine) -> None:
 
 
 async def test_an_id_is_free_when_its_request_has_ended_for_the_caller(engine: AsyncLLMEngine) -> None:
-    """By a stop string, by a reader that leaves, by an abort: the core hears of each later, and mixes nothing up."""
+    """By a stop string, a reader that leaves, an abort: the core hears of each later, and mixes nothing up."""
     plain = await engine.generate("Hi", params(60))
     stopping = params(60).replace(stop=[plain.text[10:13]])
     expected = await engine.generate("Hi", stopping)
@@ -124,6 +124,9 @@ async def test_an_id_is_free_when_its_request_has_ended_for_the_caller(engine: A
         stream = engine.stream("Hi", params(1500), request_id="job-7")
         await anext(stream)
         await stream.aclose()
+    for _ in range(4):
+        async for _ in engine.stream("Hi", params(1500), request_id="job-7"):
+            break
     aborted = engine.stream("Hi", params(1500), request_id="job-7")
     await anext(aborted)
     await engine.abort_request("job-7")

@@ -15,11 +15,13 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+import zmq
 from tests import fakes
 from tests.marks import needs_populate
 
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
+from octavo.engine.core_sockets import CoreSockets
 from octavo.engine.front import read_tokenizer
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.process_client import ProcessClient
@@ -142,17 +144,49 @@ def test_a_core_that_cannot_start_raises_its_own_error() -> None:
 
 
 def test_the_core_leaves_with_its_parent(tmp_path: Path) -> None:
+    """And no file is left, in a temporary folder whose name is longer than the address of a Unix socket may be."""
+    folder = tmp_path / ("t" * 100)
+    folder.mkdir()
     code = (
         "import time; from octavo import LLMEngine; from octavo.engine.process_client import ProcessClient;"
         f"ProcessClient.command = {fakes.CORE}; e = LLMEngine('demo', engine_process=True, num_kv_blocks=64);"
         "print(e.front.client.pid, flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+    environment = os.environ | {"TMPDIR": str(folder)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as parent:
         assert parent.stdout is not None
         core_pid = int(parent.stdout.readline())
         assert psutil.pid_exists(core_pid)
         parent.kill()
     assert wait_until_gone(core_pid, within_s=10.0)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_abstract", [True, False])
+def test_addresses_take_messages_of_this_user_and_leave_nothing(
+    is_abstract: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 100)))
+    addresses = CoreSockets.make(is_abstract=is_abstract)
+    with zmq.Context() as context:
+        inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+        addresses.bind(inbox, "from-core")
+        addresses.connect(outbox, "from-core")
+        outbox.send(b"hello")
+        assert inbox.recv() == b"hello"
+        if is_abstract:
+            strange = context.socket(zmq.PULL)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "geteuid", lambda: os.getuid() + 1)  # so that this user is another
+                addresses.bind(strange, "to-core")
+            knocking = context.socket(zmq.PUSH)
+            addresses.connect(knocking, "to-core")
+            knocking.send(b"hello")
+            assert not strange.poll(200)
+        context.destroy(linger=0)
+    addresses.delete()
+    addresses.delete()
+    assert is_abstract or not Path(addresses.prefix).exists()
 
 
 @pytest.mark.usefixtures("_fake_core")

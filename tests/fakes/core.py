@@ -1,4 +1,4 @@
-"""An engine core in a process of its own, whose model is a fake. Run as `python tests/fakes/core.py FOLDER`.
+"""An engine core in a process of its own, whose model is a fake. Run as `python tests/fakes/core.py PREFIX`.
 
 It is `octavo.engine.core_proc` but for its executor. A core with a model takes two CPU seconds more to start.
 """

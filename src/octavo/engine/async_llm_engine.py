@@ -131,6 +131,8 @@ class AsyncLLMEngine:
             EngineDeadError: the engine died.
         """
         await self._check_structured_outputs([sampling_params])
+        if request_id in self.front.outputs:
+            await self._let_streams_close()
         processed = self.front.process(
             prompt,
             sampling_params,
@@ -247,6 +249,11 @@ class AsyncLLMEngine:
         }
         for constraint in constraints:
             await asyncio.to_thread(self.front.inputs.check_structured_output, constraint)
+
+    async def _let_streams_close(self) -> None:
+        """Give the event loop the two turns in which it closes a stream whose reader has left by `break`."""
+        for _ in range(2):
+            await asyncio.sleep(0)
 
     def _start(self, processed: ProcessedRequest, notify: Callable[[], None]) -> RequestState:
         if self._death is not None:

@@ -1,4 +1,4 @@
-"""The child process: an engine core on two sockets. Run by `ProcessClient`.
+"""The child process: an engine core on two sockets. Run by `ProcessClient`, with the prefix of their addresses.
 
 Exits with code 0 when told to or when its parent has exited, and with 1 when it fails.
 """
@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -30,6 +29,7 @@ from octavo.contracts.control import (
 from octavo.contracts.frames import FrameDecoder
 from octavo.device.collector import freeze_loaded_objects, without_garbage_collection
 from octavo.engine.core import EngineCore
+from octavo.engine.core_sockets import CoreSockets
 from octavo.errors import EngineDeadError, UserError
 from octavo.executor.base import make_executor
 
@@ -42,13 +42,13 @@ _LEAVE_S = 5.0  # for a graceful shutdown, including a step in flight
 class CoreProc:
     """Processes messages and steps; when idle, prepares later steps, then sleeps."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, addresses: CoreSockets) -> None:
         sockets = zmq.Context()
         self._inbox = sockets.socket(zmq.PULL)
         self._outbox = sockets.socket(zmq.PUSH)
         for socket, name in ((self._inbox, "to-core"), (self._outbox, "from-core")):
             socket.set_hwm(0)
-            socket.connect(f"ipc://{folder / name}")
+            addresses.connect(socket, name)
         self._decode = FrameDecoder[ToCore](ToCore).decode
         self._sockets = sockets
         self._is_preparing = False
@@ -120,11 +120,12 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # both processes receive them; the parent decides
         signal.signal(number, signal.SIG_IGN)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
-    threading.Thread(target=_exit_when_parent_is_gone, args=(os.getppid(),), daemon=True).start()
-    return CoreProc(Path(sys.argv[1])).run(config)
+    addresses = CoreSockets(sys.argv[1])
+    threading.Thread(target=_exit_when_parent_is_gone, args=(os.getppid(), addresses), daemon=True).start()
+    return CoreProc(addresses).run(config)
 
 
-def _exit_when_parent_is_gone(parent: int) -> None:
+def _exit_when_parent_is_gone(parent: int, addresses: CoreSockets) -> None:
     """Watch the pipe: a death signal from the kernel would fire when the parent's *thread* ends."""
     # Ends when the parent closes the pipe, or dies. Not `sys.stdin.read`: the lock it holds while waiting would abort
     # the interpreter at exit.
@@ -133,6 +134,8 @@ def _exit_when_parent_is_gone(parent: int) -> None:
     deadline_s = time.monotonic() + _LEAVE_S
     while os.getppid() == parent and time.monotonic() < deadline_s:
         time.sleep(0.05)
+    if os.getppid() != parent:
+        addresses.delete()
     os._exit(0)
 
 

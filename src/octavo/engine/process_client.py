@@ -7,14 +7,11 @@ from standard input, and that pipe stays open: when it closes, the parent has ex
 import contextlib
 import itertools
 import queue
-import shutil
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,6 +34,7 @@ from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
 from octavo.contracts.frames import encode_frames
 from octavo.engine.child_output import relay_lines
 from octavo.engine.core_client import CoreMethod
+from octavo.engine.core_sockets import CoreSockets
 from octavo.errors import EngineDeadError, EngineError, OctavoError, named_error
 
 _POLL_MS = 100  # how often a waiting listener checks that the child is alive
@@ -47,7 +45,7 @@ _CLOSE_S = 5.0  # how long the child may take to exit
 class ProcessClient:
     """Implements `EngineCoreClient`. Starts the child, which loads the model; a thread receives from it."""
 
-    # Followed by the folder of the sockets.
+    # Followed by the prefix of the addresses of the sockets.
     command: Sequence[str] = child_command("octavo.engine.core_proc")
 
     def __init__(self, config: EngineConfig, deliver: Callable[[EngineCoreOutputs | None], None] | None = None) -> None:
@@ -56,7 +54,7 @@ class ProcessClient:
         Raises:
             EngineDeadError: the process cannot be started.
         """
-        self._folder = Path(tempfile.mkdtemp(prefix="octavo-"))
+        self._addresses = CoreSockets.make()
         self._sockets = zmq.Context()
         self._to_core = self._bind(zmq.PUSH, "to-core")
         self._from_core = self._bind(zmq.PULL, "from-core")
@@ -142,16 +140,16 @@ class ProcessClient:
 
     def _clean_up(self) -> None:
         self._sockets.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._addresses.delete()
 
     def _bind(self, kind: int, name: str) -> "zmq.Socket[bytes]":
         socket = self._sockets.socket(kind)
         socket.set_hwm(0)  # never drop; admission limits what is outstanding
-        socket.bind(f"ipc://{self._folder / name}")
+        self._addresses.bind(socket, name)
         return socket
 
     def _start(self, config: EngineConfig) -> "subprocess.Popen[bytes]":
-        command = [*self.command, str(self._folder)]
+        command = [*self.command, self._addresses.prefix]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=child_environment())
         assert child.stdin is not None
         assert child.stderr is not None
