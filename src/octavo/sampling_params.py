@@ -39,6 +39,10 @@ class SamplingParams:
     Limits that depend on the model (token ids, context length) are checked when the request enters the engine. Lists
     are accepted and stored as tuples. Keys of `dict` options are integers, or decimal strings as in JSON.
 
+    The noise of a sample depends on `seed`, the output position and the token id, not on the prompt. Prompts with the
+    same seed share it, so samples of different prompts are not independent: their first tokens are often equal. For
+    independent samples that can be repeated, give each prompt its own seed, or none and the engine a `seed`.
+
     Raises:
         InvalidParameterError: names the field, its value and the limit.
     """
@@ -60,7 +64,7 @@ class SamplingParams:
     ignore_eos: bool = False
     max_tokens: int | None = 16  # None: up to the end of the model's context
     min_tokens: int = 0
-    seed: int | None = None  # None: a random one is generated and reported
+    seed: int | None = None  # None: a random one is generated and reported; see above for many prompts
     logprobs: int | None = None  # number of top tokens, in addition to the sampled one
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True

@@ -16,7 +16,9 @@ from octavo.errors import InvalidParameterError, PromptTooLongError, UnknownOpti
 from octavo.multimodal.prompt import MultiModalPrompt
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestPriority, SamplingParams
+from octavo.server.openai.content_parts import token_ids_of
 from octavo.testing import FakeExecutor
+from octavo.tokenizer.tokenizer import Tokenizer
 
 
 def run(engine: LLMEngine) -> dict[str, RequestOutput]:
@@ -204,6 +206,18 @@ def test_a_prompt_that_cannot_fit_is_told_the_limit(make_engine: MakeEngine) -> 
         engine.add_request({"prompt_token_ids": [1] * 16})
     output = engine.generate({"prompt_token_ids": [1] * 15}, SamplingParams(max_tokens=None, ignore_eos=True))[0]
     assert len(output.outputs[0].token_ids) == 1
+
+
+def test_a_prompt_far_too_long_is_refused_before_it_is_tokenized(
+    engine: LLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, text = engine.front.inputs, "far too long " * 10_000
+    message = {"role": "user", "content": text}
+    assert len(token_ids_of(inputs.chat_prompt([message], False))) > 20_000  # to be truncated by the caller
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("tokenized"))
+    for request in (lambda: engine.add_request(text), lambda: inputs.chat_prompt([message])):
+        with pytest.raises(PromptTooLongError, match="at least"):
+            request()
 
 
 def test_a_request_id_in_use_is_refused(engine: LLMEngine) -> None:

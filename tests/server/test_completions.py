@@ -104,7 +104,17 @@ def test_a_model_that_fills_no_middle_says_so(server: HttpServer) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "suffix")
 
 
-def test_a_prompt_that_is_too_long_is_told_in_the_known_words(server: HttpServer) -> None:
-    error = server.post(PATH, {"prompt": "hello " * 5000}).json()["error"]
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "ab " * 2500},
+        {"prompt": ["x", "ab " * 20_000]},
+        {"prompt": "ab " * 20_000, "add_special_tokens": False},
+    ],
+)
+def test_a_prompt_that_is_too_long_is_told_in_the_known_words(server: HttpServer, fields: dict[str, Any]) -> None:
+    error = server.post(PATH, fields).json()["error"]
     assert error["message"].startswith("This model's maximum context length is 2048 tokens")
+    assert ("at least" in error["message"]) == (fields["prompt"] != "ab " * 2500)  # proven by its size alone
     assert error["code"] == "context_length_exceeded"
+    assert complete(server, **fields | {"truncate_prompt_tokens": 5}, max_tokens=1)

@@ -46,7 +46,7 @@ SAMPLING_HELP = {
     "stop": "stop at this text (repeatable)",
     "ignore_eos": "continue after the model's EOS token",
     "logprobs": "number of top logprobs to report in JSON",
-    "seed": "seed for sampling",
+    "seed": "seed for sampling; prompts that share one share their random numbers",
 }
 REPEATABLE = ("stop",)
 _DEFINITIONS: dict[Any, tuple[str, type]] = {

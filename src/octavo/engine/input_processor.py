@@ -10,7 +10,7 @@ from octavo.contracts.engine import EngineCoreRequest
 from octavo.contracts.lora import AdapterRef
 from octavo.engine.adapter_files import AdapterFiles
 from octavo.engine.stop_finder import StopFinder
-from octavo.errors import InvalidParameterError, PromptTooLongError
+from octavo.errors import InvalidParameterError
 from octavo.inputs import TokensPrompt, parse_prompt
 from octavo.lora_request import LoRARequest
 from octavo.multimodal.messages import has_images
@@ -20,6 +20,7 @@ from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.seeds import derive_seed, draw_seed
 from octavo.structured.checker import StructuredOutputChecker
 from octavo.structured_output import StructuredOutput
+from octavo.tokenizer.context_limit import ContextLimit
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -46,7 +47,7 @@ class InputProcessor:
         self.default_params = _default_params(config)
         self._tokenizer = tokenizer
         self._vocab_size = config.model.vocab_size
-        self._max_model_len = config.model.max_model_len
+        self._limit = ContextLimit(tokenizer, config.model.max_model_len)
         fallback = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self._eos_token_ids = list(config.model.eos_token_ids or fallback)
         self._engine_seed = config.seed
@@ -54,7 +55,7 @@ class InputProcessor:
         self._core_ids = itertools.count()  # never used twice, so a late message about a sample meets no other
         self._last_bad_words: tuple[Sequence[str], list[list[int]]] = (), []
         self._constraints = StructuredOutputChecker()
-        self._multimodal = _multimodal(config, tokenizer)
+        self._multimodal = _multimodal(config, self._limit)
         self._adapters = None if config.lora is None else AdapterFiles(config.lora)
 
     def process(
@@ -125,16 +126,24 @@ class InputProcessor:
         return self._adapters.read(request)
 
     def chat_prompt(
-        self, messages: Sequence[Mapping[str, object]], **template_options: object
+        self, messages: Sequence[Mapping[str, object]], has_to_fit: bool = True, /, **template_options: object
     ) -> TokensPrompt | MultiModalPrompt:
         """Render a conversation with the model's chat template; return a token prompt, or one with images.
 
         Raises:
             InvalidParameterError: malformed messages, a model without a template, or images that it cannot take.
+            PromptTooLongError: it has to fit, and is much longer than the model's context.
         """
         if has_images(messages):
             return self.multimodal.of_chat(messages, **template_options)
-        return {"prompt_token_ids": self._tokenizer.encode_chat(messages, **template_options)}
+        text = self._tokenizer.render_chat(messages, **template_options)
+        if has_to_fit:
+            self.check_text_length(text)
+        return {"prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)}  # the template writes them
+
+    def check_text_length(self, text: str) -> None:
+        """See `ContextLimit.check_text`; for text that is tokenized elsewhere."""
+        self._limit.check_text(text)
 
     @property
     def multimodal(self) -> MultiModalProcessor:
@@ -165,6 +174,7 @@ class InputProcessor:
             return prompt.text, prompt.token_ids
         parsed = parse_prompt(prompt)
         if parsed.text is not None:
+            self.check_text_length(parsed.text)
             return parsed.text, self._tokenizer.encode(parsed.text)
         assert parsed.token_ids is not None
         return None, parsed.token_ids
@@ -172,11 +182,7 @@ class InputProcessor:
     def _check_length(self, token_ids: list[int], params: SamplingParams) -> None:
         if not token_ids:
             raise InvalidParameterError("prompt", "", "at least one token")
-        least = len(token_ids) + max(1, params.min_tokens)
-        if least > self._max_model_len:
-            wanted = f"{len(token_ids)} tokens" + (f" + min_tokens {params.min_tokens}" if params.min_tokens else "")
-            limit = f"This model's maximum context length is {self._max_model_len} tokens, prompt and output together"
-            raise PromptTooLongError("prompt", wanted, limit)
+        self._limit.check(len(token_ids), params.min_tokens)
 
     def _check_prompt_ids(self, token_ids: list[int], field: str) -> None:
         """Refuse ids without a row of the embedding, whatever they come from.
@@ -202,7 +208,7 @@ class InputProcessor:
 
     def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """Fill in what the user left unset: a seed, and the context length as the limit."""
-        room = self._max_model_len - num_prompt_tokens
+        room = self._limit.max_model_len - num_prompt_tokens
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         return params.replace(max_tokens=max_tokens, seed=self._draw_seed() if params.seed is None else params.seed)
 
@@ -234,11 +240,11 @@ def _default_params(config: EngineConfig) -> SamplingParams:
     return SamplingParams.from_options({name: value for name, value in given.items() if value is not None})
 
 
-def _multimodal(config: EngineConfig, tokenizer: Tokenizer) -> MultiModalProcessor | None:
+def _multimodal(config: EngineConfig, limit: ContextLimit) -> MultiModalProcessor | None:
     model = config.model
     if model.vision is None:
         return None
-    return MultiModalProcessor(model.path, model.vision, tokenizer, config.scheduler.encoder_cache_tokens)
+    return MultiModalProcessor(model.path, model.vision, limit, config.scheduler.encoder_cache_tokens)
 
 
 def _check_priority(priority: object) -> int:

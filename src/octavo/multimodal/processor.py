@@ -16,7 +16,7 @@ from octavo.multimodal.placeholder_text import PlaceholderTexts, with_frame_time
 from octavo.multimodal.placeholders import expand_vision_placeholders
 from octavo.multimodal.prompt import Medium, MultiModalPrompt
 from octavo.multimodal.videos import Video
-from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.context_limit import ContextLimit
 
 _PROMPT_KEYS = {"prompt", "images", "videos"}
 
@@ -24,8 +24,8 @@ _PROMPT_KEYS = {"prompt", "images", "videos"}
 class MultiModalProcessor:
     """Of one model. Its settings are read when the first image comes; callable from any thread."""
 
-    def __init__(self, path: str, vision: VisionConfig, tokenizer: Tokenizer, max_image_tokens: int) -> None:
-        self._path, self._vision, self._tokenizer = Path(path), vision, tokenizer
+    def __init__(self, path: str, vision: VisionConfig, limit: ContextLimit, max_image_tokens: int) -> None:
+        self._path, self._vision, self._limit, self._tokenizer = Path(path), vision, limit, limit.tokenizer
         self._max_image_tokens = max_image_tokens  # what the encoder cache holds
 
     def of_request(self, request: object, processor: Any = None, **template_options: object) -> MultiModalPrompt:
@@ -35,6 +35,7 @@ class MultiModalProcessor:
 
         Raises:
             InvalidParameterError: a malformed request, or images that cannot be read or do not match the prompt.
+            PromptTooLongError: a text that is much longer than the model's context.
         """
         if not isinstance(request, Mapping) or not _is_known(set(request)):
             limit = '{"messages": [...]} or {"prompt": text, "images": [...], "videos": [...]} is expected'
@@ -59,6 +60,7 @@ class MultiModalProcessor:
         return self.of_request({"messages": messages}, **template_options)
 
     def _of_text(self, text: str, sources: Sequence[Source], *, is_rendered: bool) -> MultiModalPrompt:
+        self._limit.check_text(text)  # placeholders only get longer
         media: list[tuple[bool, Medium]] = []
         videos: list[Video] = []
         for source in sources:

@@ -32,7 +32,9 @@ from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconn
 T = TypeVar("T")
 Reply = msgspec.Struct | FrameSource
 
-LARGE_BODY = 64 * 1024  # bytes; from here on, a body is processed outside the event loop
+LARGE_BODY = (
+    8 * 1024
+)  # bytes, tokenized in a few milliseconds; from here on, a body is processed outside the event loop
 CLIENT_GONE = 499  # only visible in the access log
 
 

@@ -11,8 +11,9 @@ from octavo.errors import InvalidParameterError
 from octavo.tokenizer.byte_table import ByteTable, DecoderRules, parse_decoder
 from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.files import TokenizerFiles, read_tokenizer_files
+from octavo.tokenizer.length_bound import LengthBound
 
-_LONG_TEXT = 16_384  # characters; beyond that use `encode_batch`, as `encode` holds the GIL
+_LONG_TEXT = 4096  # characters; beyond that use `encode_batch`, as `encode` holds the GIL
 
 
 class Tokenizer:
@@ -101,6 +102,10 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidParameterError("prompt", text, "must be valid Unicode text (no lone surrogates)") from error
 
+    def min_tokens(self, text: str) -> int:
+        """Return a number of tokens that `text` has at least, without tokenizing it; 0 if nothing is certain."""
+        return self._length_bound.min_tokens(text)
+
     def encode_all(self, texts: Sequence[str], field: str) -> list[list[int]]:
         """Return the ids of each text, without tokens around it: without the GIL, and on several cores.
 
@@ -142,6 +147,10 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[Mapping[str, object]], **options: Any) -> list[int]:
         """Return the ids of a conversation. The template writes its own special tokens, so none are added."""
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
+
+    @cached_property
+    def _length_bound(self) -> LengthBound:
+        return LengthBound.of(self._backend)
 
     @cached_property
     def _full_table(self) -> ByteTable:

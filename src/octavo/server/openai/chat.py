@@ -70,7 +70,9 @@ def plan_chat(
         for text in unread_parts(request, template, has_tools=answers.tools is not None):
             warn(text)
     messages = template_messages(request.messages, front.tokenizer, warn, media)
-    prompt = truncated_chat(front.inputs.chat_prompt(messages, **template_options), request.truncate_prompt_tokens)
+    has_to_fit = request.truncate_prompt_tokens is None
+    prompt = front.inputs.chat_prompt(messages, has_to_fit, **template_options)
+    prompt = truncated_chat(prompt, request.truncate_prompt_tokens)
     answers = answers.after(token_ids_of(prompt))
     processed = process_prompt(front, request, prompt, answers.params, warn, adapter)
     return ChatPlan(

@@ -80,6 +80,8 @@ def _with_ids(prompt: Prompt, front: EngineFront, request: CompletionRequest) ->
     """Return the prompt unchanged unless the request has options for its tokens."""
     adds_special_tokens = request.add_special_tokens is not False
     if isinstance(prompt, str) and (request.truncate_prompt_tokens is not None or not adds_special_tokens):
+        if request.truncate_prompt_tokens is None:
+            front.inputs.check_text_length(prompt)
         prompt = {"prompt_token_ids": front.tokenizer.encode(prompt, adds_special_tokens)}
     return prompt if isinstance(prompt, str) else truncated(prompt, request.truncate_prompt_tokens)
 

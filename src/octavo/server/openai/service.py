@@ -166,7 +166,7 @@ def tokenize(request: TokenizeRequest, front: EngineFront, media: MediaReader | 
         tools = None if request.tools is None else [msgspec.to_builtins(tool) for tool in request.tools]
         options = {**(request.chat_template_kwargs or {}), "tools": tools, **prompt_end(request)}
         messages = template_messages(request.messages, tokenizer, warn, media)
-        token_ids = token_ids_of(front.inputs.chat_prompt(messages, **options))
+        token_ids = token_ids_of(front.inputs.chat_prompt(messages, False, **options))
     else:
         token_ids = tokenizer.encode(request.prompt or "", add_special_tokens=request.add_special_tokens is not False)
     texts = [tokenizer.token_text(token_id) for token_id in token_ids] if request.return_token_strs else None
