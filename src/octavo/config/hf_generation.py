@@ -5,21 +5,23 @@ from pathlib import Path
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import GenerationDefaults
 
+GGUF_SAMPLING = "gguf_sampling"  # `config/gguf_sampling.py`: of a GGUF file
+
 
 def read_eos_token_ids(path: Path, config: JsonFields) -> tuple[int, ...]:
     """Return the EOS token ids from `generation_config.json`, else from `config.json`; possibly none."""
     return _generation_config(path).token_ids("eos_token_id") or config.token_ids("eos_token_id")
 
 
-def read_generation_defaults(path: Path) -> GenerationDefaults:
-    """Read the default sampling parameters from `generation_config.json`; all None if there is no such file.
+def read_generation_defaults(path: Path, config: JsonFields) -> GenerationDefaults:
+    """Read the default sampling parameters from `generation_config.json` or the GGUF file; all None without any.
 
     `do_sample: false` means that the file's sampling values are not in use, so they are ignored.
 
     Raises:
         CheckpointError: names the file and the key of a malformed value.
     """
-    fields = _generation_config(path)
+    fields = config.nested(GGUF_SAMPLING) if GGUF_SAMPLING in config else _generation_config(path)
     is_sampled = fields.flag("do_sample", True)
 
     def number(key: str, *, can_be_zero: bool = False) -> float | None:
