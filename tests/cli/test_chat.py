@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +17,10 @@ import pytest
 from tests.fakes import OCTAVO
 
 from octavo.cli.chat import ChatSession, Conversation
-from octavo.cli.chat_models import stream_response
+from octavo.cli.chat_models import chat_params, stream_response
+from octavo.cli.options import AnswerOptions
+from octavo.config.args import EngineArgs
+from octavo.config.model import GenerationDefaults
 from octavo.errors import EngineDeadError, InvalidParameterError
 from octavo.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.sampling_params import SamplingParams
@@ -191,6 +195,19 @@ class Terminal:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         os.close(self._master)
+
+
+def test_where_a_checkpoint_names_no_sampling_the_terminal_does(capsys: pytest.CaptureFixture[str]) -> None:
+    config = EngineArgs(model_name="demo").resolve()
+    own, sampling = SamplingParams(temperature=0.3, top_k=20), AnswerOptions({"top_p": 0.5})
+    assert chat_params(own, config, sampling) == own.replace(top_p=0.5, max_tokens=None)
+    neutral = replace(config, model=replace(config.model, generation=GenerationDefaults()))
+    params = chat_params(SamplingParams(), replace(neutral, use_generation_config=False), AnswerOptions({}))
+    assert params == SamplingParams(max_tokens=None)
+    assert capsys.readouterr().err == ""
+    params = chat_params(SamplingParams(), neutral, sampling)
+    assert params == SamplingParams(temperature=0.8, top_k=40, top_p=0.5, min_p=0.05, max_tokens=None)
+    assert "starts from temperature 0.8, top_k 40, min_p 0.05." in capsys.readouterr().err
 
 
 def test_a_conversation_in_a_terminal_with_ctrl_c() -> None:

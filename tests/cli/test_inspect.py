@@ -1,6 +1,7 @@
 """`octavo inspect`: safetensors and GGUF, for people and as JSON, without torch."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,14 @@ def test_a_tensorizer_file_says_the_same(folder: Path, tmp_path: Path) -> None:
     ours, theirs = facts(str(folder), "--tensors"), facts(str(tmp_path / "out"), "--tensors")
     assert ours["weights"] == theirs["weights"]
     assert sorted(each[:2] for each in ours["tensors"]) == sorted(each[:2] for each in theirs["tensors"])  # type: ignore[attr-defined]
+
+
+def test_float16_may_be_computed_in_another_dtype(folder: Path, tmp_path: Path) -> None:
+    settings = json.loads((folder / "config.json").read_text())
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "dtype": "float16", "torch_dtype": None}))
+    assert "computed in bfloat16 on CPUs" in str(facts(str(tmp_path))["dtype"])
+    assert "dtype" not in facts(str(tmp_path), "--dtype", "float16")
 
 
 def test_a_damaged_file_is_a_user_error(tmp_path: Path) -> None:

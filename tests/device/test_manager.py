@@ -58,6 +58,7 @@ def test_dtypes() -> None:
     devices = DeviceManager("cpu")
     assert devices.resolve_dtype("auto", "bfloat16") == torch.bfloat16
     assert devices.resolve_dtype("float16", "bfloat16") == torch.float16
+    assert devices.resolve_dtype("float16", "float16") == torch.float16
     with pytest.raises(InvalidParameterError, match="one of auto, float32"):
         devices.resolve_dtype("float8", "bfloat16")
 

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from gguf.constants import Keys
 from tests.gguf.files import convert, round_matrices
 from tests.models.paged import PagedRunner, load
 from tests.models.tiny import TINY_MODELS, TinyModel
 
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
-from octavo.config.model import RopeConfig
+from octavo.config.model import GenerationDefaults, RopeConfig
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.layers.rotary import inverse_frequencies
 from octavo.loader.registry import get_model_loader
@@ -61,6 +62,26 @@ def test_settings_are_those_of_config_json(tmp_path: Path) -> None:
         for field in theirs.__dataclass_fields__:
             if field not in ("path", "architecture", "bos_token_id", "eos_token_ids"):
                 assert getattr(ours, field) == getattr(theirs, field), (name, field)
+
+
+def test_defaults_of_sampling(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Under the names of llama.cpp; what it means by unusual values; what Octavo lacks or cannot use is named."""
+    tiny("llama").save(tmp_path)
+    keys = {"temp": 0.7, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "penalty_repeat": 1.1}
+    names = {getattr(Keys.General, f"SAMPLING_{key.upper()}") for key in keys}
+    assert names == {f"general.sampling.{key}" for key in keys}
+
+    def read(**values: Any) -> GenerationDefaults:
+        named = {f"general__sampling__{key}": value for key, value in values.items()}
+        return read_model_config(convert(tmp_path, tmp_path / "model.gguf", **named), model="m").generation
+
+    wanted = GenerationDefaults(temperature=0.7, top_k=20, top_p=0.95, min_p=0.05, repetition_penalty=1.1)
+    assert (read(**keys), caplog.text) == (wanted, "")
+    assert wanted.names_sampling
+    assert read(temp=-1.0, top_k=-5, mirostat=0) == GenerationDefaults(temperature=0.0, top_k=-1)
+    assert caplog.text == ""
+    assert not read(top_p=1.5, min_p=float("nan"), temp="hot", mirostat=2).names_sampling
+    assert caplog.text.count("has no effect") == 4
 
 
 def test_factors_of_llama_3_1_are_recognized(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The two kinds of model that `octavo chat` can talk to: in a local engine or on a server."""
 
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from octavo.cli.chat_text import ResponsePiece
@@ -10,9 +12,12 @@ from octavo.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
+    from octavo.config.engine import EngineConfig
     from octavo.sampling_params import SamplingParams
 
 Messages = Sequence[Mapping[str, object]]
+# llama.cpp's. Without any, small models answer from the whole vocabulary; the API keeps to what requests say.
+TERMINAL_SAMPLING = MappingProxyType({"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05})
 ChatModel = Callable[[Messages], AsyncIterator[ResponsePiece]]
 
 
@@ -22,8 +27,19 @@ async def local_model(engine: EngineOptions, sampling: AnswerOptions) -> AsyncIt
     from octavo import AsyncLLM
 
     async with AsyncLLM(**engine) as llm:
-        params = llm.get_default_sampling_params().replace(**{"max_tokens": None, **sampling})
+        engine_config = (await llm.engine()).front.config
+        params = chat_params(llm.get_default_sampling_params(), engine_config, sampling)
         yield lambda messages: stream_response(llm, params, messages)
+
+
+def chat_params(defaults: "SamplingParams", config: "EngineConfig", sampling: AnswerOptions) -> "SamplingParams":
+    """Return the parameters of answers: what was given, else the checkpoint's, else those of chats in a terminal."""
+    names_none = config.use_generation_config and not config.model.generation.names_sampling
+    added = {name: value for name, value in TERMINAL_SAMPLING.items() if names_none and name not in sampling}
+    if added and sampling.get("temperature") != 0:
+        told = ", ".join(f"{name} {value}" for name, value in added.items())
+        print(f"The model names no sampling parameters, so the chat starts from {told}.", file=sys.stderr)
+    return defaults.replace(**{"max_tokens": None, **added, **sampling})
 
 
 async def stream_response(

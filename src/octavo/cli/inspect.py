@@ -34,11 +34,14 @@ def inspect(
     path = resolve_model(model)
     config = read_model_config(path, model=model, dtype=dtype)
     stored = list(stored_tensors(path))
+    described = facts(path, config, stored)
+    if dtype == "auto" and config.dtype == "float16":  # to ask this machine's device would take torch
+        described["dtype"] = "float16; computed in bfloat16 on CPUs that have no kernels for float16"
     if json:
         listed = {"tensors": [[each.name, list(each.shape), each.type, each.num_bytes] for each in stored]}
-        print(json_codec.dumps(facts(path, config, stored) | (listed if tensors else {})))
+        print(json_codec.dumps(described | (listed if tensors else {})))
         return
-    print_table({name: [value] for name, value in facts(path, config, stored).items()})
+    print_table({name: [value] for name, value in described.items()})
     if tensors:
         print_table(
             {each.name: ["x".join(map(str, each.shape)), each.type, size_text(each.num_bytes)] for each in stored}

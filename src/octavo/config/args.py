@@ -71,7 +71,10 @@ class EngineArgs:
     tokenizer: str | None = option(None, "folder or Hub id of the tokenizer; default: the model's own")
     chat_template: str | None = option(None, "Jinja file to use instead of the model's chat template")
     revision: str | None = option(None, "branch, tag or commit of a Hub model")
-    dtype: Literal["auto", DType] = option("auto", "dtype of weights and activations; auto: the checkpoint's")
+    dtype: Literal["auto", DType] = option(
+        "auto",
+        "dtype of weights and activations; auto: the checkpoint's, but on CPUs without float16 kernels bfloat16",
+    )
     quantization: QuantizationName | None = option(
         None,
         "quantize the weights of linear layers at load time: int8 or int4 (GPU, or CPU with bfloat16 activations), "
@@ -226,6 +229,7 @@ class EngineArgs:
                 packed_cache_bytes=int(self.packed_cache_gib * 2**30),
             ),
             quantization=quantization,
+            is_dtype_auto=self.dtype == "auto",
             device=self.device,
             threads=self.threads,
             enforce_eager=self.enforce_eager,

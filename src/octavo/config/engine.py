@@ -54,6 +54,7 @@ class EngineConfig:
     scheduler: SchedulerConfig
     load: LoadConfig
     quantization: QuantizationName | None  # of linear weights, at load time; None: as in the checkpoint
+    is_dtype_auto: bool = False  # `model.dtype` is the checkpoint's; the worker may compute in another
     device: str  # auto, cpu, cuda, mps or xpu; resolved by the worker, because that needs torch
     threads: int | None = None  # CPU threads; None: one per core available to this process
     enforce_eager: bool = False  # no captured graphs

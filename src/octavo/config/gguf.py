@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from octavo.config.gguf_gemma3 import gemma3_settings
+from octavo.config.gguf_sampling import sampling_settings
+from octavo.config.hf_generation import GGUF_SAMPLING
 from octavo.config.hf_quantization import GGUF_TYPES
 from octavo.config.hf_rope import yarn_attention_factor
 from octavo.config.json_fields import JsonFields
@@ -97,6 +99,7 @@ class _Translation:
             "eos_token_id": self._end_ids(),
             **self._experts(),
             GGUF_TYPES: self._types(),
+            GGUF_SAMPLING: sampling_settings(self._file.path, self._file.metadata),
         }
         if self._file.architecture == "gemma3":
             values |= gemma3_settings(self._file, values["rope_parameters"])

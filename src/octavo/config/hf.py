@@ -93,7 +93,7 @@ def model_config_of(
         quantization=read_quantization(fields, _dtype(fields, dtype)),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=read_eos_token_ids(path, fields),
-        generation=read_generation_defaults(path),
+        generation=read_generation_defaults(path, fields),
     )
 
 

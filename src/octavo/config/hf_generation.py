@@ -16,14 +16,16 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 _NAMES = {"repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens"}
 _INTEGERS = ("top_k", "max_tokens")
 
+GGUF_SAMPLING = "gguf_sampling"  # `config/gguf_sampling.py`: of a GGUF file
+
 
 def read_eos_token_ids(path: Path, config: JsonFields) -> tuple[int, ...]:
     """Return the EOS token ids from `generation_config.json`, else from `config.json`; possibly none."""
     return _generation_config(path).token_ids("eos_token_id") or config.token_ids("eos_token_id")
 
 
-def read_generation_defaults(path: Path) -> GenerationDefaults:
-    """Read the default sampling parameters from `generation_config.json`; all None if there is no such file.
+def read_generation_defaults(path: Path, config: JsonFields) -> GenerationDefaults:
+    """Read the default sampling parameters from `generation_config.json` or the GGUF file; all None without any.
 
     `do_sample: false` means that the file's sampling values are not in use, so they are ignored. A value that no
     request may have does not keep the model from loading: a warning says that it is ignored.
@@ -31,7 +33,7 @@ def read_generation_defaults(path: Path) -> GenerationDefaults:
     Raises:
         CheckpointError: the file is malformed.
     """
-    fields = _generation_config(path)
+    fields = config.nested(GGUF_SAMPLING) if GGUF_SAMPLING in config else _generation_config(path)
     names = dict(zip(_SAMPLING, _SAMPLING, strict=True)) if _is_sampled(fields) else {}
     values = {name: _usable(fields, key, name) for key, name in (names | _NAMES).items() if key in fields}
     return GenerationDefaults(**{name: value for name, value in values.items() if value is not None})

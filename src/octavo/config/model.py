@@ -40,7 +40,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationDefaults:
-    """Default sampling parameters from `generation_config.json`; None if absent."""
+    """Default sampling parameters from `generation_config.json` or a GGUF file; None if absent."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -48,6 +48,11 @@ class GenerationDefaults:
     min_p: float | None = None
     repetition_penalty: float | None = None
     max_tokens: int | None = None
+
+    @property
+    def names_sampling(self) -> bool:
+        """Whether the checkpoint says anything about how to choose among tokens."""
+        return any(each is not None for each in (self.temperature, self.top_p, self.top_k, self.min_p))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

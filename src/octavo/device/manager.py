@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +15,7 @@ from octavo.config.model import DType
 from octavo.device.base import DeviceKind, DeviceMemory
 from octavo.device.device_queue import DeviceQueue
 from octavo.errors import DeviceUnavailableError, InvalidParameterError, UnknownOptionError
-from octavo.kernels.dispatch import DENSE_ONLY, select_kernels
+from octavo.kernels.dispatch import DENSE_ONLY, has_kernels, select_kernels
 from octavo.kernels.quantization import WeightFormat
 from octavo.kernels.reference import Kernels
 from octavo.models.interfaces import CausalLM
@@ -74,8 +75,8 @@ class DeviceManager:
         """Whether ranks of one host use the same memory."""
         return self._kind.ranks_share_memory
 
-    def resolve_dtype(self, dtype: str, checkpoint_dtype: DType) -> torch.dtype:
-        """Return the dtype of weights and activations; "auto" is the checkpoint's own.
+    def resolve_dtype(self, dtype: str, checkpoint_dtype: DType, *, is_quantized: bool = False) -> torch.dtype:
+        """Return the dtype of weights and activations; "auto" is the checkpoint's own, or bfloat16 if that `is_slow`.
 
         Raises:
             InvalidParameterError: an unknown dtype, or one that the device does not support.
@@ -85,7 +86,15 @@ class DeviceManager:
             raise InvalidParameterError("dtype", dtype, "one of auto, " + ", ".join(_DTYPES))
         if not self._kind.supports(_DTYPES[name]):
             raise InvalidParameterError("dtype", name, f"this {self.device.type} device cannot compute with it")
-        return _DTYPES[name]
+        return torch.bfloat16 if dtype == "auto" and self.is_slow(name, is_quantized=is_quantized) else _DTYPES[name]
+
+    def is_slow(self, dtype: str, *, is_quantized: bool = False) -> bool:
+        """Return whether this device has no kernels for activations of a dtype, but has them for bfloat16.
+
+        `is_quantized`: with quantized weights.
+        """
+        has = partial(has_kernels, self.device, is_quantized=is_quantized)
+        return self._kind.supports(torch.bfloat16) and has(torch.bfloat16) and not has(_DTYPES[dtype])
 
     def memory(self) -> DeviceMemory:
         """Read total and free memory."""
@@ -138,7 +147,9 @@ class DeviceManager:
         promise = "batch-invariant" if is_invariant else "not batch-invariant"
         is_recorded = kernels.records_calls and attention.records_calls
         steps = "" if self.device.type != "cpu" else "; steps are recorded" if is_recorded else "; steps run op by op"
-        return f"{kernels.name}, {attention.name}: {promise}{steps}"
+        name = str(dtype).removeprefix("torch.")
+        auto = f"; slow: dtype=auto computes {name} checkpoints in bfloat16" if self.is_slow(name) else ""
+        return f"{kernels.name}, {attention.name}: {promise}{steps}{auto}"
 
 
 def _load_kind(name: str) -> DeviceKind:

@@ -44,6 +44,18 @@ def select_kernels(
     return kernels
 
 
+def has_kernels(device: torch.device, dtype: torch.dtype, *, is_quantized: bool = False) -> bool:
+    """Return whether layers of this dtype are computed by more than the reference; devices other than CPUs always do.
+
+    oneDNN's kernels know dense weights only.
+    """
+    if device.type != "cpu":
+        return True
+    kernels = select_kernels(device, dtype)
+    is_native = dtype in _NATIVE_DTYPES and kernels.records_calls
+    return is_native or (not is_quantized and type(kernels) is not Kernels)
+
+
 def _triton_kernels(forms: frozenset[WeightFormat | None], *, deterministic: bool) -> Kernels:
     from octavo.kernels.triton.deterministic import DeterministicKernels
     from octavo.kernels.triton.kernels import TritonKernels

@@ -26,6 +26,7 @@ from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.sampling.rows import SamplingRows
+from octavo.worker.computed_dtype import with_computed_dtype
 from octavo.worker.decode_graphs import DecodeGraphs, GraphUses, graph_bytes, row_bucket
 from octavo.worker.decode_record import DecodeRecord
 from octavo.worker.draft_builder import DraftBuilder
@@ -50,11 +51,12 @@ class RankBuilder:
     """Selects implementations by the rank's place and options. The constructor waits until all ranks have connected."""
 
     def __init__(self, config: EngineConfig, place: RankPlace, rendezvous: Rendezvous) -> None:
-        self._config, self._place = config, place
+        self._place = place
+        self.devices = DeviceManager(config.device, config.threads, rendezvous.local_rank)
+        self.config = self._config = config = with_computed_dtype(config, self.devices, place)
         is_expert_parallel = config.parallel.enable_expert_parallel
         self._part = sharded_config(config.model, place, is_expert_parallel=is_expert_parallel)
-        self.devices = DeviceManager(config.device, config.threads, rendezvous.local_rank)
-        self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
+        self._dtype: torch.dtype = getattr(torch, config.model.dtype)
         self._schemes, self._kernels = resolve_schemes(
             config.model.quantization,
             config.quantization,

@@ -27,8 +27,9 @@ class Worker:
     """
 
     def __init__(self, config: EngineConfig, place: RankPlace = ALONE, rendezvous: Rendezvous = _NOBODY_ELSE) -> None:
-        self._config, self.place = config, place
+        self.place = place
         self.builder = RankBuilder(config, place, rendezvous)
+        self._config = self.builder.config
         self.profile = self.builder.profile
         self._model: CausalLM | None = None
         self._runner: RankModelRunner | None = None

@@ -1,0 +1,88 @@
+"""What is stored in float16 is computed in bfloat16 on a CPU that has kernels for that alone."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.config.args import EngineArgs
+from octavo.config.hub import resolve_model
+from octavo.device.manager import DeviceManager
+from octavo.kernels import onednn
+from octavo.kernels.native_level import native_kernels
+from octavo.worker.worker import Worker
+
+pytestmark = pytest.mark.skipif(native_kernels() is None, reason="needs the C++ kernels")
+_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+
+
+@pytest.fixture(autouse=True)
+def _without_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "is_supported", lambda dtype: False)
+
+
+def worker(
+    folder: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], **options: Any
+) -> tuple[Worker, str]:
+    """Return a rank for the demo's configuration with `changes`, stored in float16, and what it warned of."""
+    demo = resolve_model("demo", with_weights=False)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo / name, folder)
+    settings = json.loads((demo / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"dtype": "float16"} | changes))
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        rank = Worker(EngineArgs(model_name=str(folder), load_format="dummy", device="cpu", **options).resolve())
+    return rank, caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "form"),
+    [
+        ({}, {}, ""),
+        ({}, {"quantization": "int8"}, "int8"),
+        ({}, {"kv_cache_dtype": "int8"}, "int8-kv"),
+        ({"quantization_config": _GPTQ}, {}, "gptq"),
+    ],
+)
+def test_auto(
+    changes: dict[str, Any], options: dict[str, Any], form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank, text = worker(tmp_path, caplog, changes, **options)
+    assert rank.profile.startswith("cpu-bfloat16-native-")
+    assert form in rank.profile
+    assert rank.builder.config.model.dtype == "bfloat16"
+    assert text.count("stored in float16, for which this CPU has no kernels: computing in bfloat16") == 1
+
+
+def test_a_draft_model_follows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rank, text = worker(tmp_path, caplog, {}, speculative_config={"model": str(tmp_path)})
+    draft = rank.builder.config.draft_model
+    assert draft is not None
+    assert draft.model.dtype == "bfloat16"
+    assert text.count("computing in bfloat16") == 1
+
+
+def test_float16_by_name_says_what_it_costs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rank, text = worker(tmp_path, caplog, {}, dtype="float16")
+    assert rank.profile == "cpu-float16-torch-reference-torch-sdpa"
+    assert text.count("at a small fraction of bfloat16's speed") == 1
+
+
+def test_where_onednn_has_kernels_only_quantized_weights_change(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onednn, "is_supported", lambda dtype: True)
+    rank, text = worker(tmp_path, caplog, {})
+    assert ("-float16-" in rank.profile, text) == (True, "")
+    rank, _ = worker(tmp_path, caplog, {}, quantization="int8")
+    assert "-bfloat16-" in rank.profile
+
+
+def test_the_device_says_so() -> None:
+    facts = DeviceManager("cpu").describe()
+    assert facts["float16"].endswith("slow: dtype=auto computes float16 checkpoints in bfloat16")
+    assert "slow" not in facts["float32"] + facts["bfloat16"]
