@@ -115,3 +115,62 @@ def test_stop_strings_end_the_answer_and_not_the_thought(server: HttpServer) -> 
     choice = whole(server, thinking_token_budget=3, **forced)["choices"][0]
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["now"]
     assert choice["finish_reason"] == "tool_calls"
+
+
+def continued(server: HttpServer, final: dict[str, Any], **fields: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The rest of a message that the request begins, whole and put together from a stream."""
+    body = {
+        "messages": [*QUESTION, {"role": "assistant", **final}],
+        "continue_final_message": True,
+        "chat_template_kwargs": None,
+        **fields,
+    }
+    reply = whole(server, **body)
+    message = put_together(server.stream(PATH, THINKING | body))
+    answer = reply["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == (answer.get("reasoning", ""), answer["content"])
+    return answer, reply["usage"]
+
+
+def test_a_thought_that_is_continued_stays_a_thought(server: HttpServer) -> None:
+    """With its budget, and the form after it; a thought that is closed is not opened again."""
+    form = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["yes", "no"]}}}}
+    thought = "We add the digits"
+    for final in ({"content": f"<think>\n{thought}"}, {"content": None, "reasoning": thought}):
+        answer, usage = continued(server, final, thinking_token_budget=6, **form)
+        assert answer["reasoning"]
+        assert answer["content"] in ('"yes"', '"no"')
+        assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] <= 7
+    for final in (
+        {"content": f"<think>\n{thought}</think>\n\n"},
+        {"content": f"<think>\n{thought}</think>\n\nThe sum"},
+        {"content": "The sum", "reasoning_content": thought},
+    ):
+        answer, usage = continued(server, final, **form)
+        assert answer["content"] in ('"yes"', '"no"')
+        assert "reasoning" not in answer
+    told = [*QUESTION, {"role": "assistant", "content": f"<think>{thought}"}]
+    ended = whole(server, messages=told, add_generation_prompt=False, chat_template_kwargs=None, max_tokens=3)
+    assert "reasoning" not in ended["choices"][0]["message"]  # the demo's template ends every message
+
+
+def test_a_conversation_has_one_rendering(server: HttpServer) -> None:
+    """`/tokenize` counts what a chat counts, whatever is in the request."""
+    plain: dict[str, Any] = {"messages": QUESTION}
+    call = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    called = [*QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "7"}]
+    described = {"type": "function", "function": {"name": "f", "description": "F", "strict": True}}
+    for fields in (
+        {},
+        {"tools": [NOW, described]},
+        {"tools": [NOW], "tool_choice": "none"},
+        {"tools": [NOW], "messages": called},
+        {"reasoning_effort": "low"},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+        {"add_generation_prompt": False},
+        {"messages": [*QUESTION, {"role": "assistant", "reasoning": "Well"}], "continue_final_message": True},
+        {"truncate_prompt_tokens": 5},
+    ):
+        counted = server.post("/tokenize", plain | fields).json()["count"]
+        reply = server.post(PATH, plain | fields | {"max_tokens": 1}).json()
+        assert counted == reply["usage"]["prompt_tokens"], fields

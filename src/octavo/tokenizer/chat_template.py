@@ -250,7 +250,9 @@ def _part_text(name: str, part: object) -> str:
 
 
 def _marked(message: Mapping[str, object]) -> dict[str, object]:
-    content = message.get("content")
+    content, reasoning = message.get("content"), message.get("reasoning_content")
+    if not content and isinstance(reasoning, str) and reasoning:  # an answer that has not begun yet
+        return dict(message) | {"reasoning_content": reasoning + _CUT_MARK}
     if not isinstance(content, str):
         raise InvalidParameterError("messages", message, "continue_final_message requires text in the last message")
     return dict(message) | {"content": content + _CUT_MARK}

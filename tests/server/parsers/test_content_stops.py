@@ -50,7 +50,7 @@ def test_only_content_is_searched(text: str, content: str, found: str | None) ->
         if "<|x|>" not in text:
             assert message.content.rstrip() == content.rstrip()
         assert stop == found
-        assert bool(message.tool_calls) is (text.startswith(CALL) or text.startswith("I call."))
+        assert bool(message.tool_calls) is (text.startswith((CALL, "I call.")))
 
 
 @given(

@@ -84,3 +84,25 @@ def test_text_without_marks_passes_at_once() -> None:
     assert SpecialTokenFilter(["<|a|>"]).push("text") == [Content("text")]
     assert ContentOnly().push("text") == [Content("text")]
     assert not [*ContentOnly().push(""), *ContentOnly().finish()]
+
+
+@pytest.mark.parametrize(
+    ("begun", "inside"),
+    [
+        ("<think>\nThis is", True),
+        (" <think>", True),
+        ("<think>x</think>", None),
+        ("x</think>\nSo", None),
+        ("So", False),
+        ("The tag <think> is", False),
+    ],
+)
+def test_an_answer_that_was_begun(begun: str, inside: bool | None) -> None:
+    assert REASONING_FORMATS["think"].continues_inside(begun) is inside
+
+
+def test_a_continued_thought_keeps_its_white_space() -> None:
+    text = " a\n\ntest.\n</think>\n\nYes."
+    for pieces in ([text], list(text)):
+        message = parse_pieces(REASONING_FORMATS["think"].parser(starts_inside=True, is_continued=True), pieces)
+        assert (message.reasoning, message.content) == (" a\n\ntest.", "Yes.")

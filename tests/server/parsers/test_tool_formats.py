@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.server.parsers.support import make, parsed
+from tests.server.parsers.support import make, parse_pieces, parsed
 
 from octavo.server.openai.parsers.base import ToolCallArguments, ToolCallStart
 from octavo.server.openai.parsers.hermes import HermesParser
@@ -175,6 +175,79 @@ def test_qwen3_coder() -> None:
 )
 def test_qwen3_coder_in_pieces(text: str, content: str, calls: Calls) -> None:
     assert parsed(Qwen3CoderParser, text) == (content, calls)
+
+
+DECLARED = {
+    "type": "object",
+    "$defs": {
+        "name": {"type": "string"},
+        "maybe": {"anyOf": [{"$ref": "#/$defs/name"}, {"type": "null"}]},
+        "loop": {"anyOf": [{"$ref": "#/$defs/loop"}, {"type": "integer"}]},
+        "base": {"properties": {"inherited": {"type": ["string", "null"]}}},
+    },
+    "allOf": [{"$ref": "#/$defs/base"}],
+    "properties": {
+        "maybe": {"$ref": "#/$defs/maybe"},
+        "flag": {"type": "boolean"},
+        "flag_or_text": {"type": ["boolean", "string"]},
+        "listed": {"enum": ["1", "None", "True", 2]},
+        "constant": {"oneOf": [{"const": "7"}, {"const": 8}]},
+        "number": {"anyOf": [{"type": "number"}, {"type": "string"}]},
+        "whole": {"allOf": [{"type": ["string", "integer"]}, {"type": ["integer", "null"]}]},
+        "loop": {"$ref": "#/$defs/loop"},
+        "any": {},
+        "object": {"type": "object"},
+        "array": {"type": "array", "items": {"type": "boolean"}},
+        "nullable": {"type": "integer", "nullable": True},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("maybe", "123", "123"),
+        ("maybe", "null", None),
+        ("maybe", "None", None),
+        ("maybe", '{"a": 1}', '{"a": 1}'),
+        ("maybe", '"123"', "123"),  # as a grammar makes the model write it
+        ("maybe", " two words ", " two words "),
+        ("flag", "True", True),
+        ("flag", "FALSE", False),
+        ("flag_or_text", "True", True),
+        ("flag_or_text", "12", "12"),
+        ("listed", "1", "1"),
+        ("listed", "2", 2),
+        ("listed", "None", "None"),
+        ("listed", "True", "True"),
+        ("constant", "7", "7"),
+        ("constant", "8", 8),
+        ("number", "1.5", 1.5),
+        ("number", "NaN", "NaN"),
+        ("number", "-Infinity", "-Infinity"),
+        ("number", "1_000", "1_000"),
+        ("whole", "5", 5),
+        ("loop", "5", 5),
+        ("any", "NaN", "NaN"),
+        ("any", "True", True),
+        ("any", "'x'", "'x'"),
+        ("any", "[x] done", "[x] done"),
+        ("object", '{"a": [1, NaN]}', '{"a": [1, NaN]}'),
+        ("object", "{'a': [True, None], \"b\": {'c': 'd'}}", {"a": [True, None], "b": {"c": "d"}}),
+        ("object", '{"a": "x\ny"}', {"a": "x\ny"}),
+        ("array", "[true, False]", [True, False]),
+        ("nullable", "None", None),
+        ("inherited", "12", "12"),
+        ("unknown", "12", "12"),
+    ],
+)
+def test_qwen3_coder_values_have_the_types_that_the_schema_allows(key: str, text: str, value: object) -> None:
+    whole = f"<tool_call>\n<function=f>\n<parameter={key}>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    parser = Qwen3CoderParser({"f": DECLARED})
+    message = parse_pieces(parser, list(whole))
+    found = json.loads(message.tool_calls[0].arguments, parse_constant=pytest.fail)
+    assert found == {key: value}
+    assert type(found[key]) is type(value)
 
 
 def test_arguments_stream_as_they_come() -> None:

@@ -6,6 +6,7 @@ from typing import Self
 
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import bad_request
+from octavo.server.openai.chat_prompt import BegunAnswer, prompt_options
 from octavo.server.openai.content_stops import ContentStops
 from octavo.server.openai.parsers.base import CallLimit, Chain, ContentOnly, OutputParser, SpecialTokenFilter
 from octavo.server.openai.parsers.reasoning import ReasoningParser
@@ -21,8 +22,6 @@ from octavo.server.openai.tools import ToolUse, tool_use
 from octavo.structured_output import MAX_REASONING_TOKENS, Reasoning, StructuredOutput
 from octavo.tokenizer.tokenizer import Tokenizer
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 _SWITCHES = ("enable_thinking", "thinking")  # what templates call the variable that turns reasoning on and off
 _NUM_TAIL_TOKENS = 16  # enough of a prompt to see its final tags
 
@@ -53,10 +52,14 @@ class AnswerFormats:
         tags = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
         return all(len(self.tokenizer.encode(tag, add_special_tokens=False)) == 1 for tag in tags)
 
-    def starts_inside(self, prompt_token_ids: Sequence[int]) -> bool | None:
+    def starts_inside(self, prompt_token_ids: Sequence[int], begun: BegunAnswer | None = None) -> bool | None:
         """Return whether answers to this prompt start inside reasoning; None if there is no reasoning to look for."""
         if self.reasoning is None:
             return None
+        if begun is not None and begun.reasoning:
+            return None if begun.content else True
+        if begun is not None and (inside := self.reasoning.continues_inside(begun.content)) is not False:
+            return inside
         tail = prompt_token_ids[-_NUM_TAIL_TOKENS:]
         return self.reasoning.starts_inside(self.tokenizer.decode(tail, skip_special_tokens=False))
 
@@ -74,6 +77,7 @@ class AnswerPlan:
     thinking_budget: int | None  # tokens
     thinks_not: bool = False  # the client has turned reasoning off
     starts_inside: bool | None = None  # answers start inside reasoning; None: there is none
+    is_continued: bool = False  # the prompt ends within the answer
 
     @classmethod
     def of(cls, request: ChatCompletionRequest, params: SamplingParams, formats: AnswerFormats) -> Self:
@@ -91,25 +95,31 @@ class AnswerPlan:
         if marks & formats.special_tokens and params.skip_special_tokens:
             params = params.replace(skip_special_tokens=False)
             hidden = formats.special_tokens - marks
-        prompt_options = _prompt_options(request, tools)
+        options = prompt_options(request, None if tools is None else tools.prompt_tools)
         return cls(
             formats=formats,
             tools=tools,
             params=params,
-            prompt_options=prompt_options,
+            prompt_options=options,
             hidden=hidden,
             shows_reasoning=request.include_reasoning is not False,
             thinking_budget=_thinking_budget(request, formats),
-            thinks_not=any(prompt_options.get(name) is False for name in _SWITCHES),
+            thinks_not=any(options.get(name) is False for name in _SWITCHES),
         )
 
-    def after(self, prompt_token_ids: Sequence[int]) -> Self:
+    def after(self, prompt_token_ids: Sequence[int], begun: BegunAnswer | None = None) -> Self:
         """Return the plan for answers to this prompt: with reasoning and its budget before the constraint.
+
+        `begun` is the part of the answer in which the prompt ends.
 
         Raises:
             ApiError: 400; a budget that cannot be enforced.
         """
-        starts_inside = self.formats.starts_inside(prompt_token_ids)
+        if begun is not None:
+            return replace(self, is_continued=True)._settled(self.formats.starts_inside(prompt_token_ids, begun))
+        return self._settled(self.formats.starts_inside(prompt_token_ids))
+
+    def _settled(self, starts_inside: bool | None) -> Self:
         constraint, tags = self.params.structured_output, self.formats.reasoning
         if tags is None or starts_inside is None or (constraint is None and self.thinking_budget is None):
             return replace(self, starts_inside=starts_inside)
@@ -135,7 +145,7 @@ class AnswerPlan:
         if self.starts_inside is not None:
             tokenizer, tags = self.formats.tokenizer, self.formats.reasoning
             assert tags is not None
-            reasoning = tags.parser(starts_inside=self.starts_inside)
+            reasoning = tags.parser(starts_inside=self.starts_inside, is_continued=self.is_continued)
             counter = ReasoningTokens(tokenizer, reasoning, tags.end)
             parser = Chain(reasoning, parser)
         if self.hidden:
@@ -155,25 +165,6 @@ class AnswerPlan:
             return ContentOnly()
         parser = self.tools.parser(self.params)(self.tools.schemas)
         return parser if self.tools.is_parallel else CallLimit(parser, 1)
-
-
-def _prompt_options(request: ChatCompletionRequest, tools: ToolUse | None) -> dict[str, object]:
-    """Return the chat template's variables other than the messages. The client's own take precedence.
-
-    Raises:
-        ApiError: 400, names the field.
-    """
-    options: dict[str, object] = {} if tools is None else {"tools": tools.prompt_tools}
-    effort = request.reasoning_effort
-    if effort is not None:
-        if effort not in EFFORTS:
-            raise bad_request(f"reasoning_effort must be one of {', '.join(EFFORTS)}.", "reasoning_effort")
-        options |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-    for name, value in (request.chat_template_kwargs or {}).items():
-        if name in _OWN_VARIABLES:
-            raise bad_request(f"'{name}' is a separate field.", f"chat_template_kwargs.{name}")
-        options[name] = value
-    return options
 
 
 def _thinking_budget(request: ChatCompletionRequest, formats: AnswerFormats) -> int | None:

@@ -13,9 +13,9 @@ from octavo.engine.front import EngineFront
 from octavo.engine.request_state import CompletionDelta
 from octavo.server.errors import bad_request
 from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
-from octavo.server.openai.content_parts import MediaReader, token_ids_of, truncated_chat
+from octavo.server.openai.chat_prompt import BegunAnswer, render_chat
+from octavo.server.openai.content_parts import MediaReader, token_ids_of
 from octavo.server.openai.logprobs import ChatRows, TokenNames
-from octavo.server.openai.messages import prompt_end, template_messages
 from octavo.server.openai.params import ResponseOptions, Warn, chat_params, process_prompt
 from octavo.server.openai.parsers.base import (
     Content,
@@ -63,17 +63,12 @@ def plan_chat(
     _refuse_unsupported(request)
     options = ResponseOptions.of(request)
     answers = AnswerPlan.of(request, chat_params(request, front.inputs.default_params), formats)
-    template_options = {**answers.prompt_options, **prompt_end(request)}
-    if request.documents is not None:
-        template_options["documents"] = request.documents
     if (template := front.tokenizer.chat_template) is not None:
         for text in unread_parts(request, template, has_tools=answers.tools is not None):
             warn(text)
-    messages = template_messages(request.messages, front.tokenizer, warn, media)
-    has_to_fit = request.truncate_prompt_tokens is None
-    prompt = front.inputs.chat_prompt(messages, has_to_fit, **template_options)
-    prompt = truncated_chat(prompt, request.truncate_prompt_tokens)
-    answers = answers.after(token_ids_of(prompt))
+    prompt = render_chat(request, request.messages, answers.prompt_options, front, formats.reasoning, media, warn)
+    token_ids = token_ids_of(prompt)
+    answers = answers.after(token_ids, BegunAnswer.of(request, token_ids, front.tokenizer))
     processed = process_prompt(front, request, prompt, answers.params, warn, adapter)
     return ChatPlan(
         head=head,

@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-import msgspec
-
 from octavo._version import __version__
 from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.engine.front import EngineFront
@@ -19,11 +17,11 @@ from octavo.server.errors import as_api_error, bad_request
 from octavo.server.openai.adapters import ServedAdapters
 from octavo.server.openai.answer_plan import AnswerFormats
 from octavo.server.openai.chat import ChatStream, plan_chat
+from octavo.server.openai.chat_prompt import prompt_options, render_chat
 from octavo.server.openai.completion import CompletionStream, plan_completion
 from octavo.server.openai.content_parts import MediaReader, has_media, token_ids_of
-from octavo.server.openai.messages import prompt_end, template_messages
 from octavo.server.openai.models import ModelNames
-from octavo.server.openai.params import Warn, needs_grammar, wire_names
+from octavo.server.openai.params import Warn, needs_grammar, truncated, wire_names
 from octavo.server.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -33,6 +31,7 @@ from octavo.server.openai.protocol import (
 )
 from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
 from octavo.server.openai.reply_stream import ReplyHead
+from octavo.server.openai.tools import shown_tools
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +123,9 @@ class OpenAICompatibleService:
         """Return the token ids of a text or of a conversation."""
         self.models.find(request.model)
         media = await self._media(request)
-        return await _settle(partial(tokenize, request, self._engine.front, media, warn), request, is_large)
+        return await _settle(
+            partial(tokenize, request, self._engine.front, self._formats, media, warn), request, is_large
+        )
 
     async def detokenize(
         self, request: DetokenizeRequest, *, warn: Warn = logger.warning, is_large: bool = False
@@ -157,18 +158,20 @@ async def _settle(work: Callable[[], T], request: object, is_large: bool) -> T:
         raise as_api_error(error, names) from error
 
 
-def tokenize(request: TokenizeRequest, front: EngineFront, media: MediaReader | None, warn: Warn) -> TokenizeReply:
-    """Return the ids of a text, or of a conversation rendered by the model's chat template."""
+def tokenize(
+    request: TokenizeRequest, front: EngineFront, formats: AnswerFormats, media: MediaReader | None, warn: Warn
+) -> TokenizeReply:
+    """Return the ids of a text, or of a conversation as a chat renders it."""
     if (request.prompt is None) == (request.messages is None):
         raise bad_request("Exactly one of 'prompt' and 'messages' is required.", "prompt")
     tokenizer = front.tokenizer
     if request.messages is not None:
-        tools = None if request.tools is None else [msgspec.to_builtins(tool) for tool in request.tools]
-        options = {**(request.chat_template_kwargs or {}), "tools": tools, **prompt_end(request)}
-        messages = template_messages(request.messages, tokenizer, warn, media)
-        token_ids = token_ids_of(front.inputs.chat_prompt(messages, False, **options))
+        options = prompt_options(request, shown_tools(request))
+        prompt = render_chat(request, request.messages, options, front, formats.reasoning, media, warn)
+        token_ids = token_ids_of(prompt)
     else:
         token_ids = tokenizer.encode(request.prompt or "", add_special_tokens=request.add_special_tokens is not False)
+        token_ids = truncated({"prompt_token_ids": token_ids}, request.truncate_prompt_tokens)["prompt_token_ids"]
     texts = [tokenizer.token_text(token_id) for token_id in token_ids] if request.return_token_strs else None
     return TokenizeReply(
         count=len(token_ids), max_model_len=front.config.model.max_model_len, tokens=token_ids, token_strs=texts

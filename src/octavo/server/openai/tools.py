@@ -17,7 +17,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.openai.parsers.hermes import HermesParser
 from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser
-from octavo.server.openai.protocol import ChatCompletionRequest, ToolChoiceObject, ToolDefinition
+from octavo.server.openai.protocol import ChatCompletionRequest, TokenizeRequest, ToolChoiceObject, ToolDefinition
 from octavo.server.openai.schemas import closed_arguments, takes_nothing
 from octavo.structured_output import StructuralTag, StructuredOutput
 
@@ -68,6 +68,19 @@ class ToolUse:
         return self.own_parser if is_free else forced_parser(self.own_parser, self.schemas)
 
 
+def shown_tools(request: TokenizeRequest) -> list[Mapping[str, object]] | None:
+    """Return the tools of a request as its chat would show them to the model; None: it shows none.
+
+    Raises:
+        ApiError: 400, names the field.
+    """
+    tools = request.tools or []
+    schemas = _checked_schemas(tools)
+    if tool_choice(request, list(schemas)).mode == "none" or not tools:
+        return None
+    return [_prompt_tool(tool) for tool in tools]
+
+
 def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | None) -> ToolUse | None:
     """Check the tools of a request; return None if none may be called.
 
@@ -103,7 +116,7 @@ class ToolChoice:
     is_named: bool = False  # one named call must be made
 
 
-def tool_choice(request: ChatCompletionRequest, names: Sequence[str]) -> ToolChoice:
+def tool_choice(request: ChatCompletionRequest | TokenizeRequest, names: Sequence[str]) -> ToolChoice:
     """Return a request's choice among the tools called `names`.
 
     Raises:

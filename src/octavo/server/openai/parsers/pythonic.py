@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from keyword import iskeyword
 
+from octavo.server.openai.parsers.python_literals import key_of, value_of
 from octavo.server.openai.parsers.reader import MalformedError, Steps, TextReader, copy_until, read_while
 from octavo.server.openai.parsers.tool_calls import ToolCallParser, parameters_of, quoted
 from octavo.structured_output import StructuralTag
@@ -20,7 +21,6 @@ _NAME = re.compile(r"[\w.\-]*")
 _PLAIN = re.compile(r"[^()\[\]{}\"']*")
 _PLAIN_IN_STRING = re.compile(r"[^\\\"']*")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_JSON_NAMES: dict[str, object] = {"true": True, "false": False, "null": None}  # models mix Python and JSON
 
 
 class PythonicParser(ToolCallParser):
@@ -152,7 +152,7 @@ def keyword_arguments(text: str) -> dict[str, object]:
         assert isinstance(call, ast.Call)
         if call.args:
             raise MalformedError("argument without a name")
-        return {_key(keyword.arg): _argument(f"f{text}", keyword.value) for keyword in call.keywords}
+        return {key_of(keyword.arg): _argument(f"f{text}", keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise MalformedError("arguments") from error
 
@@ -183,26 +183,4 @@ def _argument(source: str, node: ast.expr) -> object:
     try:
         return json.loads(ast.get_source_segment(source, node) or "")
     except ValueError:
-        return _value(node)
-
-
-def _value(node: ast.expr) -> object:
-    match node:
-        case ast.Constant(value=None | bool() | int() | float() | str() as value):
-            return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return -number
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_value(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            names = [_key(_value(key) if key is not None else None) for key in keys]
-            return dict(zip(names, map(_value, values), strict=True))
-        case ast.Name(id=name) if name in _JSON_NAMES:
-            return _JSON_NAMES[name]
-    raise MalformedError("value")
-
-
-def _key(name: object) -> str:
-    if not isinstance(name, str):
-        raise MalformedError("key")
-    return name
+        return value_of(node)

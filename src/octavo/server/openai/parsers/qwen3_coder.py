@@ -3,13 +3,15 @@
     <tool_call><function=f><parameter=a>text</parameter></function></tool_call>
 
 One line break at either end of a value belongs to the tags. Values have no type: those declared as strings by the
-tool's schema are taken verbatim (and streamed), others are parsed as JSON if possible.
+tool's schema are taken verbatim (and streamed), others are read as one of the types that it
+allows (`declared.py`).
 """
 
 import json
 import re
 from collections.abc import Mapping
 
+from octavo.server.openai.parsers.declared import json_value, parameter_schema
 from octavo.server.openai.parsers.reader import MalformedError, Steps, copy_until, read_while
 from octavo.server.openai.parsers.tool_calls import Parameter, Schemas, ToolCallParser, parameters_of, quoted
 from octavo.structured_output import StructuralTag
@@ -83,10 +85,12 @@ class Qwen3CoderParser(ToolCallParser):
         self._reader.unmark()
         self._arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
         yield from self._reader.takes("\n")
-        if self._is_string(function, key):
+        root = self._schemas[function]
+        schema = parameter_schema(root, key)
+        if schema is None or schema.get("type") == "string":
             yield from self._stream_string()
         else:
-            yield from self._read_value()
+            yield from self._read_value(schema, root)
 
     def _stream_string(self) -> Steps[None]:
         self._arguments('"')
@@ -94,11 +98,11 @@ class Qwen3CoderParser(ToolCallParser):
             self._escaped(self._space_before_end().removesuffix("\n"))
             self._arguments('"')
 
-    def _read_value(self) -> Steps[None]:
+    def _read_value(self, schema: Mapping[str, object], root: Mapping[str, object]) -> Steps[None]:
         pieces: list[str] = []
         if (yield from copy_until(self._reader, (_PARAMETER_END,), pieces.append)):
             pieces.append(self._space_before_end().removesuffix("\n"))
-            self._arguments(_as_json("".join(pieces)))
+            self._arguments(json_value("".join(pieces), schema, root))
 
     def _space_before_end(self) -> str:
         space = self._reader.rest.partition(_PARAMETER_END)[0]
@@ -107,11 +111,6 @@ class Qwen3CoderParser(ToolCallParser):
 
     def _escaped(self, text: str) -> None:
         self._arguments(json.dumps(text, ensure_ascii=False)[1:-1])
-
-    def _is_string(self, function: str, key: str) -> bool:
-        properties = self._schemas.get(function, {}).get("properties")
-        schema = properties.get(key) if isinstance(properties, dict) else None
-        return not isinstance(schema, dict) or schema.get("type") == "string"
 
     def _read_tag(self, opening: str) -> Steps[str]:
         """Read `<opening=name>` and return the name."""
@@ -136,12 +135,3 @@ def _grammar(parameter: Parameter) -> str:
     if not parameter.strings:
         return f"{begin} text"
     return f"{begin} ({' | '.join(map(quoted, parameter.strings))}) {end}"
-
-
-def _as_json(text: str) -> str:
-    """Return `text` if it is JSON, and otherwise the JSON string that stands for it."""
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
-    return text.strip()
