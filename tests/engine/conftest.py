@@ -42,8 +42,8 @@ def make_engine(fake_executors: list[FakeExecutor]) -> Iterator[MakeEngine]:
     """Build engines by their options; all are closed at the end, none with a block lost."""
     made: list[LLMEngine] = []
 
-    def make(**options: object) -> LLMEngine:
-        made.append(LLMEngine("demo", **{"block_size": 4, **options}))
+    def make(model: str = "demo", **options: object) -> LLMEngine:
+        made.append(LLMEngine(model, **{"block_size": 4, **options}))
         return made[-1]
 
     yield make
