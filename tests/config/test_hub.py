@@ -69,6 +69,15 @@ def test_download_takes_what_is_read_and_nothing_else(hub: HubServer, tmp_path: 
     assert sorted(hub.requested) == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
+def test_templates_are_the_only_subfolder_that_is_taken(hub: HubServer, tmp_path: Path) -> None:
+    wanted, others = "additional_chat_templates", ("a", "additional_chat_template", "additional_chat_templates2", "b/c")
+    for folder in (wanted, f"{wanted}/old", *others):
+        (hub.folder / folder).mkdir(parents=True)
+        (hub.folder / folder / "tool_use.jinja").write_text("x")
+    path = Path(resolve_in_process(hub.endpoint, tmp_path / "home", MODEL_ID, with_weights=False)["path"])
+    assert [str(file.relative_to(path)) for file in path.rglob("*.jinja")] == [f"{wanted}/tool_use.jinja"]
+
+
 def test_an_older_model_comes_as_torch_saved_it(hub: HubServer, tmp_path: Path) -> None:
     (hub.folder / "model.safetensors").unlink()
     path = Path(resolve_in_process(hub.endpoint, tmp_path / "home", MODEL_ID)["path"])

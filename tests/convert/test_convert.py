@@ -45,6 +45,8 @@ def converted(source: Path, out: Path, *arguments: str) -> Path:
 @pytest.mark.parametrize("to", ["safetensors", "pt"])
 def test_it_is_the_same_model_in_shards_too(to: str, tmp_path: Path) -> None:
     source = save("qwen3", tmp_path / "source")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("for tools")
     expected = logits_of(source)
     whole = converted(source, tmp_path / "whole", "--to", to)
     shards = converted(source, tmp_path / "shards", "--to", to, "--max-shard-gib", "1e-5")
@@ -52,6 +54,7 @@ def test_it_is_the_same_model_in_shards_too(to: str, tmp_path: Path) -> None:
     assert not list(shards.glob("*.part"))
     for folder in (whole, shards):
         assert torch.equal(logits_of(folder), expected)
+        assert (folder / "additional_chat_templates" / "tool_use.jinja").read_text() == "for tools"
     back = converted(shards, tmp_path / "back")
     ours, theirs = load_file(back / "model.safetensors"), load_file(source / "model.safetensors")
     assert ours.keys() == theirs.keys()

@@ -40,6 +40,15 @@ def test_generate_returns_outputs_in_the_order_of_the_prompts(engine: LLMEngine)
     assert outputs[2].prompt_token_ids == [5, 6, 7]
 
 
+def test_an_output_ends_at_the_tokenizers_end_too(make_engine: MakeEngine, tmp_path: Path) -> None:
+    """As after fine-tuning for chats, which often leaves the settings of generation as they were."""
+    folder = tmp_path / "model"
+    shutil.copytree(demo_model_path(), folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7]}')
+    processed = make_engine(model=str(folder)).front.process({"prompt_token_ids": [5]}, SamplingParams(max_tokens=1))
+    assert processed.samples[0].eos_token_ids == [7, 2]
+
+
 def test_text_is_the_tokenizers_text_of_the_tokens(engine: LLMEngine) -> None:
     output = engine.generate("Hello", SamplingParams(max_tokens=40, seed=3, ignore_eos=True))[0].outputs[0]
     assert output.text == engine.front.tokenizer.decode(output.token_ids)

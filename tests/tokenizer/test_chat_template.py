@@ -132,6 +132,13 @@ def test_where_the_template_is_found(folder: Path, tmp_path: Path) -> None:
     assert Tokenizer.from_path(plain).render_chat([USER]) == "from json"
     (plain / "chat_template.jinja").write_text("from jinja", encoding="utf-8")
     assert Tokenizer.from_path(plain).render_chat([USER]) == "from jinja"
+    (plain / "additional_chat_templates").mkdir()
+    (plain / "additional_chat_templates" / "tool_use.jinja").write_text("from folder", encoding="utf-8")
+    (plain / "additional_chat_templates" / "rag.jinja").write_text("unused", encoding="utf-8")
+    for tools, expected in ((None, "from jinja"), (TOOLS, "from folder")):
+        assert Tokenizer.from_path(plain).render_chat([USER], tools=tools) == expected
+        reference = AutoTokenizer.from_pretrained(plain).apply_chat_template([USER], tools=tools, tokenize=False)
+        assert reference == expected
 
 
 def test_no_template_is_said_so(folders: dict[str, Path]) -> None:

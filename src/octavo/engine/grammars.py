@@ -19,7 +19,6 @@ def _make_backend(config: EngineConfig) -> GrammarBackend[Any]:
     from octavo.tokenizer.files import read_tokenizer_files
 
     files = read_tokenizer_files(Path(config.tokenizer_path))
-    named_end = files.backend.token_to_id(files.named_tokens.get("eos_token", ""))
     token_ids = files.backend.get_vocab(with_added_tokens=True).values()
     added = files.backend.get_added_tokens_decoder()
     return LLGuidanceBackend(
@@ -27,5 +26,5 @@ def _make_backend(config: EngineConfig) -> GrammarBackend[Any]:
         num_tokens=max(token_ids) + 1,
         vocab_size=config.model.vocab_size,
         added_tokens={token.content: token_id for token_id, token in added.items()},
-        end_token_ids=config.model.eos_token_ids or ([] if named_end is None else [named_end]),
+        end_token_ids=files.end_token_ids(config.model.eos_token_ids, config.model.vocab_size),
     )

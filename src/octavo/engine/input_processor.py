@@ -48,8 +48,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._vocab_size = config.model.vocab_size
         self._limit = ContextLimit(tokenizer, config.model.max_model_len)
-        fallback = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-        self._eos_token_ids = list(config.model.eos_token_ids or fallback)
+        self._eos_token_ids = list(tokenizer.end_token_ids(config.model.eos_token_ids, config.model.vocab_size))
         self._engine_seed = config.seed
         self._num_seeds_drawn = 0
         self._core_ids = itertools.count()  # never used twice, so a late message about a sample meets no other

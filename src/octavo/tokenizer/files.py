@@ -2,12 +2,12 @@
 
 `tokenizer.json` defines how text becomes ids, including whether a BOS token is prepended. The other files only name
 special tokens and have the chat template: `tokenizer_config.json`, `special_tokens_map.json` in older checkpoints,
-`chat_template.jinja` and `chat_template.json`. This matches transformers 5, which also ignores `add_bos_token` in
-`tokenizer_config.json` if there is a `tokenizer.json`.
+`chat_template.jinja`, `chat_template.json` and the folder `additional_chat_templates`. This matches transformers 5,
+which also ignores `add_bos_token` in `tokenizer_config.json` if there is a `tokenizer.json`.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from octavo.tokenizer.gguf import read_gguf_tokenizer
 from octavo.tokenizer.library import library_errors
 
 CHAT_TEMPLATE_NAMES = ("default", "tool_use")
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+CHAT_TEMPLATE_FOLDER = "additional_chat_templates"  # where transformers saves all but the default one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +31,15 @@ class TokenizerFiles:
     backend: Backend
     named_tokens: Mapping[str, str]  # bos_token, eos_token, ... -> the token's text
     chat_templates: Mapping[str, str]  # by name: `default`, optionally `tool_use`
+
+    def end_token_ids(self, declared: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+        """Return the tokens that end an output: those `declared` with the weights, which fine-tuning tools often leave
+        as they were, the tokenizer's EOS token, and the ends of turns in the chat templates.
+        """
+        written = [text for text in _TURN_ENDS if any(text in each for each in self.chat_templates.values())]
+        own = map(self.backend.token_to_id, [self.named_tokens.get("eos_token", ""), *written])
+        ids = dict.fromkeys((*declared, *(each for each in own if each is not None and each < vocab_size)))
+        return tuple(ids)
 
 
 def read_tokenizer_files(path: Path) -> TokenizerFiles:
@@ -110,7 +121,14 @@ def _token_text(value: object) -> str | None:
 
 
 def _read_chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return chat templates by name. A separate file overrides `tokenizer_config.json`."""
+    """Return chat templates by name. Separate files override `tokenizer_config.json`."""
+    folder = path / CHAT_TEMPLATE_FOLDER
+    separate = {name: folder / f"{name}.jinja" for name in CHAT_TEMPLATE_NAMES}
+    templates = {name: _read_text(file) for name, file in separate.items() if file.is_file()}
+    return _read_main_templates(path, config) | templates
+
+
+def _read_main_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if (file := path / "chat_template.jinja").is_file():
         return {"default": _read_text(file)}
     found = _read_json(path / "chat_template.json").get("chat_template") or config.get("chat_template")

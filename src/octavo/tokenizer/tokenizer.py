@@ -26,6 +26,7 @@ class Tokenizer:
     def __init__(self, files: TokenizerFiles) -> None:
         self._backend = files.backend
         self._named_tokens = files.named_tokens
+        self._files = files
         decoder = self._backend.decoder
         self._rules: DecoderRules = parse_decoder(None if decoder is None else json.loads(decoder.__getstate__()))
         templates = files.chat_templates
@@ -79,6 +80,10 @@ class Tokenizer:
     @property
     def eos_token_id(self) -> int | None:
         return self._named_token_id("eos_token")
+
+    def end_token_ids(self, declared: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+        """Return the tokens that end an output; see `TokenizerFiles.end_token_ids`."""
+        return self._files.end_token_ids(declared, vocab_size)
 
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
