@@ -8,10 +8,16 @@ import psutil
 import torch
 
 from octavo.device.base import DeviceMemory
+from octavo.device.cgroups import ROOT, Cgroup, cgroups
 from octavo.device.cores import usable_cores
 from octavo.device.device_queue import DeviceQueue
 
-_CGROUP = Path("/sys/fs/cgroup")
+# By version: limits (above `memory.high` the kernel slows a group down until it stands still), usage, pages to reclaim.
+_MEMORY_FILES = {
+    1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
+    2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
+}
+_UNLIMITED = 2**62  # version 1 says so by a number of about 2^63
 # Those that determine matmul speed, by their Linux names.
 _TELLING_FLAGS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve",
@@ -37,7 +43,7 @@ class CpuKind:
         """Read RAM. In a container, its limit and its usage count if they leave less."""
         system = psutil.virtual_memory()
         total, free = system.total, system.available
-        limit = cgroup_memory(_CGROUP)
+        limit = cgroup_memory()
         if limit is not None:
             total, free = min(total, limit.total_bytes), min(free, limit.free_bytes)
         return DeviceMemory(total_bytes=total, free_bytes=free)
@@ -66,27 +72,27 @@ class CpuKind:
         }
 
 
-def cgroup_memory(root: Path) -> DeviceMemory | None:
-    """Return the memory of the container whose cgroup is mounted at `root`; None if there is no limit.
+def cgroup_memory(root: Path = ROOT) -> DeviceMemory | None:
+    """Return the memory within the control groups of this process: the tightest limits; None if there is none.
 
-    Source: the kernel's Documentation/admin-guide/cgroup-v2.rst, and cgroup-v1/memory.rst.
+    `root` is where `/proc` and `/sys` are.
     """
-    for limit_path, usage_path, stat_path, cache_key in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "memory/memory.stat",
-            "total_inactive_file",
-        ),
-    ):
-        limit = _read_number(root / limit_path)
-        used = _read_number(root / usage_path)
-        if limit is not None and used is not None:
-            # Inactive file pages count as used, but the kernel reclaims them when memory is needed.
-            used -= _read_stat(root / stat_path, cache_key)
-            return DeviceMemory(total_bytes=limit, free_bytes=max(0, limit - used))
-    return None
+    found = [memory for memory in map(_memory_of, cgroups("memory", root)) if memory is not None]
+    if not found:
+        return None
+    total = min(memory.total_bytes for memory in found)
+    return DeviceMemory(total_bytes=total, free_bytes=min(memory.free_bytes for memory in found))
+
+
+def _memory_of(group: Cgroup) -> DeviceMemory | None:
+    names, usage_name, cache_key = _MEMORY_FILES[group.version]
+    limits = [limit for limit in map(group.number, names) if limit is not None and limit < _UNLIMITED]
+    used = group.number(usage_name)
+    if not limits or used is None:
+        return None
+    # Inactive file pages count as used, but the kernel reclaims them when memory is needed.
+    used -= _read_stat(group, cache_key)
+    return DeviceMemory(total_bytes=min(limits), free_bytes=max(0, min(limits) - used))
 
 
 def cpu_flags() -> frozenset[str]:
@@ -107,16 +113,7 @@ def _cpuinfo(key: str) -> list[str]:
     return [value.strip() for name, _, value in lines if name.strip() == key]
 
 
-def _read_number(path: Path) -> int | None:
-    """Return the number in a file; None if there is no such file or it says "max"."""
-    if not path.is_file():
-        return None
-    text = path.read_text().strip()
-    return int(text) if text.isdigit() else None
-
-
-def _read_stat(path: Path, key: str) -> int:
-    """Return the number after `key` in a file of "key number" lines; 0 if either is missing."""
-    if not path.is_file():
-        return 0
-    return next((int(line.split()[1]) for line in path.read_text().splitlines() if line.split()[0] == key), 0)
+def _read_stat(group: Cgroup, key: str) -> int:
+    """Return the number after `key` in the "key number" lines of memory.stat; 0 if it is missing."""
+    lines = (line.split() for line in group.text("memory.stat").splitlines())
+    return next((int(words[1]) for words in lines if words[0] == key), 0)
