@@ -8,9 +8,10 @@ from tests.server.parsers.support import make, parse_pieces, parsed
 from octavo.server.openai.parsers.base import ToolCallArguments, ToolCallStart
 from octavo.server.openai.parsers.hermes import HermesParser
 from octavo.server.openai.parsers.llama3_json import Llama3JsonParser
-from octavo.server.openai.parsers.mistral import MistralParser
+from octavo.server.openai.parsers.mistral import MistralArgsParser, MistralParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
+from octavo.server.openai.parsers.tool_calls import ToolCallParser
 
 Calls = list[tuple[str, str]]
 
@@ -248,6 +249,33 @@ def test_qwen3_coder_values_have_the_types_that_the_schema_allows(key: str, text
     found = json.loads(message.tool_calls[0].arguments, parse_constant=pytest.fail)
     assert found == {key: value}
     assert type(found[key]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        (HermesParser, '<tool_call>{"name": "f", "arguments": ARGS}</tool_call>'),
+        (HermesParser, '<tool_call>{"arguments": ARGS, "name": "f", "extra": [1]}</tool_call>'),
+        (Llama3JsonParser, '{"name": "f", "parameters": ARGS}'),
+        (Llama3JsonParser, '{"name": "f", "parameters": ARGS, "extra": 1, "more": {"x": "}"}}'),
+        (Llama3JsonParser, '{"parameters": ARGS, "name": "f", "extra": null}'),
+        (Llama3JsonParser, '<|python_tag|>{"type": "function", "name": "f", "arguments": ARGS, "id": "7"}'),
+        (MistralParser, '[TOOL_CALLS][{"name": "f", "arguments": ARGS, "extra": "]"}]'),
+        (MistralArgsParser, "[TOOL_CALLS]f[ARGS]ARGS"),
+    ],
+)
+def test_raw_control_characters_are_escaped_and_other_keys_leave_nothing(kind: type[ToolCallParser], form: str) -> None:
+    """In pieces, too; a backslash before a raw line break becomes its escape."""
+    written = '{"a":\n "one\ntwo\tthree\x01 \\\n \\" \\\\", "b": [1,\r\n2]}'
+    content, [(name, arguments)] = parsed(kind, form[: form.rindex("ARGS")] + written + form[form.rindex("ARGS") + 4 :])
+    assert (content, name) == ("", "f")
+    assert json.loads(arguments) == {"a": 'one\ntwo\tthree\x01 \n " \\', "b": [1, 2]}
+
+
+def test_arguments_that_are_json_in_a_string_are_escaped_too() -> None:
+    text = '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"one\ntwo\\"}"}</tool_call>'
+    _, [(_, arguments)] = parsed(HermesParser, text)
+    assert json.loads(arguments) == {"a": "one\ntwo"}
 
 
 def test_arguments_stream_as_they_come() -> None:

@@ -1,7 +1,7 @@
 """Parses streaming JSON: values, and calls as `{"name": "f", "arguments": {...}}`.
 
-Lenient where models are careless and it is harmless (a line break inside a string), strict where an error must not
-swallow what follows: brackets match, and outside strings only characters of JSON syntax are allowed.
+Lenient where models are careless and it is harmless (a line break inside a string, which is escaped), strict where an
+error must not swallow what follows: brackets match, and outside strings only characters of JSON syntax are allowed.
 """
 
 import json
@@ -14,6 +14,7 @@ from octavo.server.openai.parsers.reader import Emit, MalformedError, Steps, Tex
 ARGUMENT_KEYS = ("arguments", "parameters")
 OTHER_KEYS = ("name", "id", "type")
 _IN_STRING = re.compile(r'["\\]')
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _OUTSIDE = re.compile(r'["{}\[\]]|[^\s\w:,.+\-]')
 _SCALAR = re.compile(r"[\w.+\-]*")
 _CLOSING = {"{": "}", "[": "]"}
@@ -26,7 +27,7 @@ class CallSink:
     start: Callable[[str], None]  # takes the name
     arguments: Emit
     allows: Callable[[str], object]  # whether this can be the name of a call
-    is_strict: bool = False  # for calls without a tag: extra keys or missing arguments make it plain JSON
+    is_strict: bool = False  # without a tag, missing arguments or other keys before them make it plain JSON
 
 
 def read_json_call(reader: TextReader, sink: CallSink) -> Steps[bool]:
@@ -42,7 +43,7 @@ def read_json_call(reader: TextReader, sink: CallSink) -> Steps[bool]:
     arguments: str | None = None
     try:
         while True:
-            key = yield from _read_key(reader, sink)
+            key = yield from _read_key(reader, is_strict=sink.is_strict and (name is None or arguments is None))
             if key == "name":
                 name = yield from _read_name(reader, sink)
             elif key not in ARGUMENT_KEYS:
@@ -72,7 +73,7 @@ def _stream_arguments(reader: TextReader, sink: CallSink, name: str) -> Steps[bo
     reader.mark()
     try:
         while (yield from _has_more_keys(reader)):
-            yield from _read_key(reader, sink)
+            yield from _read_key(reader, is_strict=False)
             yield from read_json_text(reader)
     except MalformedError:  # the call is complete; a malformed end stays in the text
         reader.drop_cut_markup() if reader.broke_off else reader.rewind()
@@ -80,10 +81,10 @@ def _stream_arguments(reader: TextReader, sink: CallSink, name: str) -> Steps[bo
     return True
 
 
-def _read_key(reader: TextReader, sink: CallSink) -> Steps[str]:
+def _read_key(reader: TextReader, *, is_strict: bool) -> Steps[str]:
     yield from reader.skip_space()
     key = yield from read_string(reader)
-    if sink.is_strict and key not in (*ARGUMENT_KEYS, *OTHER_KEYS):
+    if is_strict and key not in (*ARGUMENT_KEYS, *OTHER_KEYS):
         raise MalformedError(key)
     yield from reader.expect_next(":")
     yield from reader.skip_space()
@@ -118,7 +119,7 @@ def _arguments_text(arguments: str | None, are_needed: bool) -> str:
         text.encode()  # a lone surrogate cannot be sent
     except (ValueError, RecursionError) as error:
         raise MalformedError("arguments") from error
-    return str(text)
+    return JsonScanner().read(str(text))[1] if _CONTROL.search(text) else str(text)
 
 
 class JsonScanner:
@@ -133,17 +134,48 @@ class JsonScanner:
         self.complete = False
         self.broken = False
 
-    def scan(self, text: str) -> int:
-        """Return how many characters of `text`, the next piece, belong to the value."""
+    def read(self, text: str) -> tuple[int, str]:
+        """Return how many characters of `text`, the next piece, belong to the value, and them as valid JSON."""
+        if _CONTROL.search(text) is None:  # nearly always
+            size = self._scan(text, 0, len(text))
+            return size, text[:size]
+        pieces: list[str] = []
         position = 0
-        while position < len(text):
+        for found in _CONTROL.finditer(text):
+            end = self._scan(text, position, found.start())
+            pieces.append(text[position:end])
+            position = end
+            if end < found.start() or self.complete or self.broken:
+                return position, "".join(pieces)
+            spelled = self._control(found[0])
+            if spelled is None:
+                self.broken = True
+                return position, "".join(pieces)
+            pieces.append(spelled)
+            position += 1
+        end = self._scan(text, position, len(text))
+        return end, "".join([*pieces, text[position:end]])
+
+    def _control(self, character: str) -> str | None:
+        """Return a control character as JSON spells it; None outside strings, unless it is white space."""
+        if not self._in_string:
+            return character if character in "\t\n\r" else " " if character.isspace() else None
+        spelling = json.dumps(character)[1:-1]
+        if self._escaped:  # the backslash is there already
+            self._escaped = False
+            return spelling[1:]
+        return spelling
+
+    def _scan(self, text: str, position: int, end: int) -> int:
+        """Return where the value ends, at most `end`; before it there are no characters for `_control`."""
+        while position < end:
             if self._escaped:
                 self._escaped = False
                 position += 1
                 continue
-            found = (_IN_STRING if self._in_string else _OUTSIDE).search(text, position)
+            found = (_IN_STRING if self._in_string else _OUTSIDE).search(text, position, end)
             if found is None:
-                return len(text)
+                return end
             self._step(found[0])
             if self.broken:
                 return found.start()
@@ -168,14 +200,16 @@ class JsonScanner:
 
 
 def copy_json(reader: TextReader, emit: Emit) -> Steps[bool]:
-    """Emit the object, array or string that begins here. Returns whether it was complete; if not, the malformed part or
-    the end of the text comes next."""
+    """Emit the object, array or string that begins here, with raw control characters escaped.
+
+    Returns whether it was complete; if not, the malformed part or the end of the text comes next.
+    """
     scanner = JsonScanner()
     while True:
         text = reader.rest
-        size = scanner.scan(text)
+        size, written = scanner.read(text)
         reader.skip(size)
-        emit(text[:size])
+        emit(written)
         if scanner.complete or scanner.broken or reader.has_run_out():
             return scanner.complete
         yield
