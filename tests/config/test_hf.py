@@ -1,9 +1,9 @@
 """Reading `config.json`: every spelling that is in the wild, and a specific error for whatever is not served."""
 
 import json
-from dataclasses import replace
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

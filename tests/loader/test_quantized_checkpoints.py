@@ -2,8 +2,9 @@
 
 import json
 import logging
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from octavo.kernels.reference import Kernels
 from octavo.kernels.reference_quantized import quantized_linear
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.gptq import GPTQScheme
+from octavo.layers.quant.names import LayerNames
 from octavo.layers.quant.packing import CompressedLinear, _warn_expanded
 from octavo.layers.quant.registry import CHECKPOINT_SCHEMES
 from octavo.models.interfaces import CausalLM
@@ -77,6 +79,12 @@ def compressed_floats(strategy: dict[str, Any]) -> dict[str, Any]:
 AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True, "version": "gemm"}
 CASES = [
     Case(name="gptq-4-64", settings=gptq_settings(4, 64), quantize=gptq(4, 64, is_symmetric=True)),
+    Case(
+        name="gptq-4-64-but-for-skipped-layers",
+        settings=gptq_settings(4, 64, dynamic={r"-:.*layers\.1\.mlp": {}, r"-:model\.language_model.*o_proj": {}}),
+        quantize=gptq(4, 64, is_symmetric=True),
+        is_quantized=lambda layer: "layers.1.mlp" not in layer and not layer.endswith("o_proj"),
+    ),
     Case(name="gptq-8-all", settings=gptq_settings(8, -1), quantize=gptq(8, -1, is_symmetric=True)),
     Case(
         name="gptq-4-32-asymmetric-v2-but-for-one-layer",
@@ -337,7 +345,11 @@ def test_a_bias_of_zeros_may_stand_in_the_file(tmp_path: Path) -> None:
         (gptq_settings(3, 128), "bits=3 is not supported"),
         (gptq_settings(4, 128, checkpoint_format="marlin"), "checkpoint_format='marlin' is not supported"),
         (gptq_settings(4, 64, modules_to_not_convert=["q_proj"]), r"q_proj has dense, model.*k_proj has gptq, 4 bits"),
-        (compressed_settings(4, 32, kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme="),
+        (
+            compressed_settings(4, 32, transform_config={"config_groups": {"R4": {"apply": [{"location": "input"}]}}}),
+            "R4: apply: 0: location='input' is not supported",
+        ),
+        (gptq_settings(4, 32, dynamic={"+:.*mlp.*": {"bits": 8}}), r"dynamic: '\+:\.\*mlp.*: {'bits': 8} is not"),
         (compressed_settings(2, 32), "num_bits=2 is not supported; supported: 8, 4"),
         (compressed_settings(4, 32, format="marlin-24"), "format='marlin-24' is not supported"),
         (compressed_settings(4, 32, ignore=["re:*"]), "is no regular expression"),
@@ -350,6 +362,60 @@ def test_what_is_not_computed_is_refused_by_name(settings: dict[str, Any], said:
     path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": settings}))
     with pytest.raises(UnsupportedModelError, match=said):
         load(tmp_path / "quantized")
+
+
+LAYERS = (
+    *(f"model.layers.{layer}.self_attn.{part}_proj" for layer in (1, 10) for part in "qkvo"),
+    *(f"model.layers.{layer}.mlp.{part}_proj" for layer in (1, 10) for part in ("gate", "up", "down")),
+    "lm_head",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "matches"),
+    [
+        ("model.layers.1.mlp.down_proj", r"model\.layers\.1\.mlp\.down_proj"),
+        ("model.language_model.layers.1.mlp", r"model\.layers\.1\.mlp\..*"),
+        ("language_model.model.layers.1.", r"model\.layers\.1\..*"),
+        ("model.language_model.lm_head", "lm_head"),
+        ("layers.1", r"model\.layers\.1\..*"),
+        ("attn", ".*self_attn.*"),
+        ("mlp.gate", "none"),
+        ("layers.10.self_attn.qkv_proj", r".*10\.self_attn\.[qkv]_proj"),
+        ("v_proj", ".*v_proj"),
+        ("up_proj", ".*up_proj"),
+        ("gate_up_proj", ".*(gate|up)_proj"),
+        ("*.layers.1.mlp.*", r"model\.layers\.1\.mlp\..*"),
+        ("re:.*v_proj$", ".*v_proj"),
+        (r"re:model\.language_model\.layers\.1\..*mlp", r".*\.1\.mlp.*"),
+        (r"re:.*qkv_proj$", ".*[qkv]_proj"),
+        (r"re:^(?!.*language_model).*$", "none"),
+        (r"re:visual.*", "none"),
+        (".", "none"),
+    ],
+)
+def test_layers_are_named_in_every_spelling(name: str, matches: str) -> None:
+    assert [layer for layer in LAYERS if layer in LayerNames([name])] == [
+        layer for layer in LAYERS if re.fullmatch(matches, layer)
+    ]
+
+
+def test_scales_of_keys_and_values_are_left_alone_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = next(case for case in CASES if case.name == "compressed-4-32-asymmetric")
+    save(replace(case, settings={**case.settings, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}), tmp_path)
+    path = tmp_path / "quantized" / "model.safetensors"
+    before, tensors = logits(load(tmp_path / "quantized")), load_file(path)
+    names = ("self_attn.k_scale", "self_attn.v_scale", "self_attn.attn.q_scale", "self_attn.k_proj.output_scale")
+    scales = {f"model.layers.{layer}.{name}": torch.ones(1) for layer in (0, 1) for name in names}
+    save_file({**tensors, **scales}, path, metadata={"format": "pt"})
+    assert torch.equal(logits(load(tmp_path / "quantized")), before)
+    assert [record.message for record in caplog.records if "are not used: keys and values" in record.message]
+
+
+def logits(model: CausalLM) -> torch.Tensor:
+    return PagedRunner(model).step({0: PROMPTS[1]})[0]
 
 
 def test_quantized_weights_are_not_quantized_again(tmp_path: Path) -> None:

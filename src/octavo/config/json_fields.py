@@ -129,6 +129,13 @@ class JsonFields:
             raise self.fail(key, "an object is expected")
         return JsonFields(f"{self.origin}: {key}", value)
 
+    def objects(self, key: str) -> list["JsonFields"]:
+        """Return a list of objects; empty if absent."""
+        value = self.values.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise self.fail(key, "a list of objects is expected")
+        return [JsonFields(f"{self.origin}: {key}: {index}", item) for index, item in enumerate(value)]
+
     def _get(self, key: str, default: Any) -> Any:
         value = self.values.get(key, default)
         if value is None:

@@ -1,5 +1,7 @@
 """Loads checkpoint tensors into a model, whatever their file format."""
 
+import logging
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +15,10 @@ from octavo.layers.quant.base import TensorSpec
 from octavo.layers.weight_owner import WeightOwner
 from octavo.models.interfaces import CausalLM
 
+logger = logging.getLogger(__name__)
+
+# Of queries, keys and values in 8 bits, as vLLM, LLM Compressor and ModelOpt name them.
+_KV_SCALE = re.compile(r"(_attn(\.attn)?|\.[qkv]_proj|\.qkv_proj)\.([qkv]|kv|prob|output)_(scale|zero_point)$")
 _FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 _FLOAT8_DTYPES = frozenset({torch.float8_e4m3fn})
 _INTEGER_DTYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -79,8 +85,12 @@ def tensors_by_owner(
     num_missing = Counter(slot.owner for slot in slots.values())
     found: dict[WeightOwner, dict[str, torch.Tensor]] = defaultdict(dict)
     without_bias = {f"{name.rpartition('.')[0]}.bias" for name in slots}.difference(slots)
+    unused_scales: list[str] = []
     for name, tensor in spelt_as_in_table(model, tensors):
         if name not in slots:
+            if _KV_SCALE.search(name):
+                unused_scales.append(name)
+                continue
             is_nothing = name in without_bias and not tensor.any()
             if is_nothing or model.ignores_weight(name) or name in elsewhere:
                 continue
@@ -94,6 +104,9 @@ def tensors_by_owner(
         if not num_missing[owner]:
             yield owner, found.pop(owner)
     _check_complete(model, missing)
+    if unused_scales and model.stage.is_first and model.context.groups.tensor.rank == 0:
+        said = "are not used: keys and values are kept in the dtype that kv_cache_dtype says"
+        logger.warning("%s: %d scales such as %s %s", model.config.path, len(unused_scales), unused_scales[0], said)
     yield from found.items()  # without tensors that are not required
 
 

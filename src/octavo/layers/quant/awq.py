@@ -104,8 +104,7 @@ class AWQSchemes:
             form=IntegerFormat(bits=_BITS, group_size=None if group_size == -1 else group_size),
             is_symmetric=not fields.flag("zero_point", True),
         )
-        excluded = fields.texts("modules_to_not_convert") if "modules_to_not_convert" in fields else ()
-        self._excluded = LayerNames(excluded)
+        self._excluded = LayerNames.excluded(fields)
         self.forms: frozenset[WeightFormat | None] = frozenset({None, self._scheme.form})
 
     def scheme_of(self, layer: str, role: LinearRole) -> WeightScheme:

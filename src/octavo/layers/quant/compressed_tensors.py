@@ -24,6 +24,7 @@ from octavo.layers.quant.words import per_word, unpack
 
 _PACKED, _PLAIN, _FLOAT = "pack-quantized", ("int-quantized", "naive-quantized"), ("float-quantized", "naive-quantized")
 _EVERY_LINEAR = "Linear"
+_IN_WEIGHTS = ("weight_input", "weight_output")  # where transforms are multiplied into weights when they are saved
 _CONTIGUOUS = (None, False, "weight", "static")  # values of actorder that keep a group's inputs contiguous
 
 
@@ -94,10 +95,10 @@ class CompressedTensorsSchemes:
         Raises:
             UnsupportedModelError: a setting that Octavo does not support.
         """
-        _expect(fields, "kv_cache_scheme", None)
         if fields.nested("sparsity_config").values.get("format", "dense") != "dense":
             raise UnsupportedModelError(f"{fields.origin}: sparsity_config: sparse weights are not supported")
-        self._ignored = LayerNames(fields.texts("ignore") if "ignore" in fields else ())
+        _refuse_online_transforms(fields.nested("transform_config").nested("config_groups"))
+        self._ignored = LayerNames.excluded(fields)
         self._groups: list[tuple[list[str], LayerNames, CompressedTensorsScheme | Float8Scheme]] = []
         groups = fields.nested("config_groups")
         for key in groups.values:
@@ -112,6 +113,16 @@ class CompressedTensorsSchemes:
         named = (scheme for _, names, scheme in self._groups if layer in names)
         other = (scheme for targets, _, scheme in self._groups if _EVERY_LINEAR in targets)
         return next(named, next(other, DENSE))
+
+
+def _refuse_online_transforms(groups: JsonFields) -> None:
+    """Refuse transforms of activations, which must be computed in every step; those of weights are in the weights."""
+    for key in groups.values:
+        group = groups.nested(key)
+        for place in group.objects("apply"):
+            if (location := place.text("location")) not in _IN_WEIGHTS:
+                why = f"location={location!r} is not supported; supported, as it is in the weights: "
+                raise UnsupportedModelError(f"{place.origin}: {why}{', '.join(_IN_WEIGHTS)}")
 
 
 def _read_group(group: JsonFields, file_format: str) -> CompressedTensorsScheme | Float8Scheme:

@@ -87,8 +87,7 @@ class Float8Schemes:
         if (kind := fields.text("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
             raise UnsupportedModelError(f"{fields.origin}: fmt={kind!r} is not supported; supported: 'e4m3'")
         self._scheme = _read_scheme(self.name, fields)
-        key = next((key for key in ("modules_to_not_convert", "ignored_layers") if key in fields), None)
-        self._excluded = LayerNames(fields.texts(key) if key else ())
+        self._excluded = LayerNames.excluded(fields)
         self.forms: frozenset[WeightFormat | None] = frozenset({None, self._scheme.form})
 
     def scheme_of(self, layer: str, role: LinearRole) -> WeightScheme:

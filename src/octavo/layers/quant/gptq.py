@@ -25,6 +25,7 @@ from octavo.layers.quant.words import per_word, unpack
 _ADDED_TO_ZEROS = {"gptq": 1, "gptq_v2": 0}
 _PADDED_TO = 32  # inputs that share a scale where groups are padded: as few as kernels take
 _EXPERT = "expert"  # in the names of experts' layers, also of a shared one
+_SKIPPED = "-:"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,8 +155,6 @@ class GPTQSchemes:
             raise UnsupportedModelError(
                 f"{fields.origin}: checkpoint_format={convention!r} is not supported; supported: {known}"
             )
-        if fields.values.get("dynamic"):
-            raise UnsupportedModelError(f"{fields.origin}: dynamic={fields.values['dynamic']!r} is not supported")
         self._scheme = GPTQScheme(
             form=IntegerFormat(bits=bits, group_size=None if group_size == -1 else fields.integer("group_size")),
             is_symmetric=fields.flag("sym", True),
@@ -165,14 +164,30 @@ class GPTQSchemes:
         blocks = fields.values.get("modules_in_block_to_quantize")  # names, or lists of names
         names = [name for entry in blocks or [] for name in ([entry] if isinstance(entry, str) else entry)]
         self._included = LayerNames(names) if names else None
-        self._excluded = LayerNames(
-            fields.texts("modules_to_not_convert") if "modules_to_not_convert" in fields else ()
-        )
+        self._excluded, self._skipped = LayerNames.excluded(fields), _skipped_layers(fields)
         self._has_head = fields.flag("lm_head", False)
         self.forms: frozenset[WeightFormat | None] = frozenset({None, self._scheme.form})
 
     def scheme_of(self, layer: str, role: LinearRole) -> WeightScheme:
-        is_dense = role == "router" or (role == "logits" and not self._has_head) or layer in self._excluded
+        is_excluded = layer in self._excluded or layer in self._skipped
+        is_dense = role == "router" or (role == "logits" and not self._has_head) or is_excluded
         if is_dense or (role != "logits" and self._included is not None and layer not in self._included):
             return DENSE
         return self._scheme.of_expert if _EXPERT in layer else self._scheme
+
+
+def _skipped_layers(fields: JsonFields) -> LayerNames:
+    """Return the layers that GPTQModel's `dynamic` leaves dense: regular expressions after "-:".
+
+    Raises:
+        UnsupportedModelError: it also gives some layers settings of their own.
+    """
+    dynamic = fields.nested("dynamic")
+    for pattern in dynamic.values:
+        settings = dynamic.nested(pattern).values
+        own = {key: value for key, value in settings.items() if value != fields.values.get(key)}
+        if own and not pattern.startswith(_SKIPPED):
+            why = f"is not supported; only layers that are skipped ({_SKIPPED}...) are"
+            raise UnsupportedModelError(f"{dynamic.origin}: {pattern!r}: {own!r} {why}")
+    skipped = [pattern.removeprefix(_SKIPPED) for pattern in dynamic.values if pattern.startswith(_SKIPPED)]
+    return LayerNames(f"re:{pattern}" for pattern in skipped)

@@ -1,36 +1,118 @@
-"""Layer names in a checkpoint's configuration, to include or to exclude."""
+"""Layer names in a checkpoint's configuration, to include or to exclude, in every spelling that tools write."""
 
+import fnmatch
 import re
 from collections.abc import Iterable
+from types import MappingProxyType
 
+from octavo.config.json_fields import JsonFields
 from octavo.errors import UnsupportedModelError
 
 _REGEX = "re:"
+_EXCLUDING_KEYS = ("modules_to_not_convert", "ignored_layers", "ignore")
+# What a layer's name, of models of text alone, begins with; and where models with a vision tower have it.
+_OF_TEXT = ("model.", "lm_head")
+_PREFIX = re.compile(r"^(model\.)?language_model\.(model\.)?")
+_INSIDE = MappingProxyType(
+    {
+        "model.": ("model.language_model.", "language_model.model.", "language_model.", "model.language_model.model."),
+        "lm_head": ("language_model.lm_head", "model.lm_head", "model.language_model.lm_head"),
+    }
+)
+_FUSED = MappingProxyType(
+    {
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+        **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
+    }
+)
 
 
 class LayerNames:
     """A list of names: `"model.layers.0.mlp.gate_proj" in LayerNames(["mlp"])`.
 
-    A name matches the layer itself, and layers whose dotted names contain it: "lm_head", "layers.0.mlp". After "re:"
-    comes a regular expression for the beginning of a layer's name.
+    A name matches layers whose name contains it, as in AutoAWQ and transformers, but "layers.1" not layer 10, and
+    "mlp.gate", a router, not "mlp.gate_proj". After "re:" comes a regular expression for the beginning of a layer's
+    name. A layer has the name that it has in a model with a vision tower, too, and that of the layer that engines merge
+    it into ("qkv_proj").
 
     Raises:
         UnsupportedModelError: an invalid regular expression.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        plain: list[str] = []
-        patterns: list[str] = []
-        for name in names:
-            (patterns if name.startswith(_REGEX) else plain).append(name.removeprefix(_REGEX))
-        self._plain = tuple(f".{name}." for name in plain)
         try:
-            self._patterns = tuple(re.compile(pattern) for pattern in patterns)
+            known = [_Name(name) for name in names if name.strip(".")]
         except re.error as error:
             raise UnsupportedModelError(
                 f"quantization_config: {error.pattern!r} is no regular expression: {error}"
             ) from error
+        self._plain = tuple((name.text, name) for name in known if not name.is_whole)
+        self._has_fused = any(name.is_fused for name in known)
+        self._whole = tuple(name for name in known if name.is_whole)
+
+    @classmethod
+    def excluded(cls, fields: JsonFields) -> "LayerNames":
+        """Read the layers that are not quantized, under whatever key.
+
+        Raises:
+            CheckpointError: no list of names.
+        """
+        return cls(name for key in _EXCLUDING_KEYS if key in fields for name in fields.texts(key))
 
     def __contains__(self, layer: str) -> bool:
-        dotted = f".{layer}."
-        return any(name in dotted for name in self._plain) or any(pattern.match(layer) for pattern in self._patterns)
+        fused = _fused(layer) if self._has_fused else []
+        names = _spellings(layer) if self._whole else []
+        if any(name.matches(fused if name.is_fused else names) for name in self._whole):
+            return True
+        # Files list hundreds of names, and models have tens of thousands of experts' layers: the quick test first.
+        own = "\n".join((layer, *fused))
+        return any(name.matches(fused if name.is_fused else [layer]) for text, name in self._plain if text in own)
+
+
+class _Name:
+    """One name of a list."""
+
+    def __init__(self, name: str) -> None:
+        self.is_whole = name.startswith(_REGEX) or "*" in name  # it stands for whole names, not for a part of them
+        self.text = _as_of_text(name.strip("."))
+        if name.startswith(_REGEX):
+            pattern = name.removeprefix(_REGEX)
+        else:
+            pattern = fnmatch.translate(name) if self.is_whole else _containing(self.text)
+        self._pattern = re.compile(pattern)
+        self._is_negative = self.is_whole and "(?!" in pattern  # it excludes spellings: it must not meet any
+        self.is_fused = any(fused in name for fused in _FUSED.values())
+
+    def matches(self, names: list[str]) -> bool:
+        """Return whether it means the layer that has these names."""
+        found = self._pattern.match if self.is_whole else self._pattern.search
+        return bool(names) and (all if self._is_negative else any)(found(name) is not None for name in names)
+
+
+def _containing(name: str) -> str:
+    """Return a regular expression for names that contain this one, with numbers and routers whole."""
+    before = r"(?<!\d)" if name[0].isdigit() else ""
+    after = r"(?!\d)" if name[-1].isdigit() else r"(?![^.])" if name.rsplit(".", maxsplit=1)[-1] == "gate" else ""
+    return before + re.escape(name) + after
+
+
+def _as_of_text(name: str) -> str:
+    """Return the name that layers inside a larger model have in a model of text alone."""
+    return _PREFIX.sub("model.", f"{name}.").replace("model.lm_head.", "lm_head.").removesuffix(".")
+
+
+def _spellings(layer: str) -> list[str]:
+    """Return a layer's name, and those that it has inside a larger model."""
+    start = next((start for start in _OF_TEXT if layer.startswith(start)), None)
+    if start is None:
+        return [layer]
+    return [layer, *(inside + layer.removeprefix(start) for inside in _INSIDE[start])]
+
+
+def _fused(layer: str) -> list[str]:
+    """Return the names of the layer that a layer is merged into."""
+    stem, _, last = layer.rpartition(".")
+    without_number = re.sub(r"\.experts\.\d+$", ".experts", stem)
+    if last not in _FUSED:
+        return []
+    return [name for base in dict.fromkeys((stem, without_number)) for name in _spellings(f"{base}.{_FUSED[last]}")]
