@@ -85,11 +85,19 @@ class EngineFront:
         """
         if request_id is None:
             request_id = f"request-{next(self.request_numbers)}"
-        if request_id in self.outputs:
-            raise InvalidParameterError("request_id", request_id, "already in use by an unfinished request")
+        self.check_id(request_id)
         return self.inputs.process(
             prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, adapter=adapter
         )
+
+    def check_id(self, request_id: str) -> None:
+        """Check that no unfinished request has this id.
+
+        Raises:
+            InvalidParameterError: one has.
+        """
+        if request_id in self.outputs:
+            raise InvalidParameterError("request_id", request_id, "already in use by an unfinished request")
 
     def close(self) -> None:
         """Shut down the core, which frees its memory, and the helper processes of the input processor."""

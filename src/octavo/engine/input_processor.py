@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import EngineCoreRequest
@@ -45,7 +46,7 @@ class InputProcessor:
         fallback = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self._eos_token_ids = list(config.model.eos_token_ids or fallback)
         self._engine_seed = config.seed
-        self._num_seeds_drawn = 0
+        self._seed_numbers = count(1)  # counts correctly in several threads
         self._last_bad_words: tuple[Sequence[str], list[list[int]]] = (), []
         self._constraints = StructuredOutputChecker()
         self._multimodal = _multimodal(config, self._limit)
@@ -208,8 +209,7 @@ class InputProcessor:
     def _draw_seed(self) -> int:
         if self._engine_seed is None:
             return draw_seed()
-        self._num_seeds_drawn += 1
-        return derive_seed(self._engine_seed, self._num_seeds_drawn)
+        return derive_seed(self._engine_seed, next(self._seed_numbers))
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Return the token sequences that spell each word, at the start of a text and after a space."""
