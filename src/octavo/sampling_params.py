@@ -14,7 +14,8 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 4096  # of all together
 MAX_STOP_TOKEN_IDS = 4096
 MAX_BAD_WORDS = 4096
-MAX_BAD_WORD_CHARACTERS = 256  # of one
+MAX_BAD_WORD_CHARACTERS = 128  # of one: devices compare all words with as many tokens as the longest has
+MAX_BAD_WORDS_CHARACTERS = 65536  # of all together
 MAX_LOGIT_BIASES = 16384
 MAX_ALLOWED_TOKEN_IDS = 2**19  # beyond any vocabulary
 MAX_N = 16384
@@ -57,7 +58,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] | None = None  # the number of entries of this and the lists below is limited
     allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] = ()  # never generated; up to 4,096, of 256 characters each
+    bad_words: Sequence[str] = ()  # never generated; up to 4,096, of 128 characters each
     stop: Sequence[str] | str = ()  # up to 64 strings, 4,096 characters together
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
@@ -178,6 +179,9 @@ class SamplingParams:
         if (longest := max(map(len, self.bad_words), default=0)) > MAX_BAD_WORD_CHARACTERS:
             limit = f"at most {MAX_BAD_WORD_CHARACTERS} characters in each word"
             raise InvalidParameterError("bad_words", f"{longest} characters", limit)
+        if (total := sum(map(len, self.bad_words))) > MAX_BAD_WORDS_CHARACTERS:
+            limit = f"at most {MAX_BAD_WORDS_CHARACTERS} characters in all words together"
+            raise InvalidParameterError("bad_words", f"{total} characters", limit)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameterError("allowed_token_ids", (), "at least one id, or None for all")
         for name in ("stop_token_ids", "allowed_token_ids"):
