@@ -60,6 +60,7 @@ BOUNDS: list[tuple[str, Any, Any]] = [
     ("stop", ["x" * 4000, "y" * 97], ["x" * 4000, "y" * 96]),
     ("bad_words", ["x"] * (MAX_BAD_WORDS + 1), ["x"] * MAX_BAD_WORDS),
     ("bad_words", ["x" * (MAX_BAD_WORD_CHARACTERS + 1)], ["x" * MAX_BAD_WORD_CHARACTERS]),
+    ("bad_words", ["x" * 64] * 1025, ["x" * 64] * 1024),
     ("stop_token_ids", [1] * (MAX_STOP_TOKEN_IDS + 1), [1] * MAX_STOP_TOKEN_IDS),
     ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIASES + 1), 1.0), dict.fromkeys(range(MAX_LOGIT_BIASES), 1.0)),
     ("allowed_token_ids", [1] * (MAX_ALLOWED_TOKEN_IDS + 1), [1] * MAX_ALLOWED_TOKEN_IDS),

@@ -14,7 +14,8 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 4096  # of all together
 MAX_STOP_TOKEN_IDS = 4096
 MAX_BAD_WORDS = 4096
-MAX_BAD_WORD_CHARACTERS = 256  # of one
+MAX_BAD_WORD_CHARACTERS = 128  # of one: devices compare all words with as many tokens as the longest has
+MAX_BAD_WORDS_CHARACTERS = 65536  # of all together
 MAX_LOGIT_BIASES = 16384
 MAX_ALLOWED_TOKEN_IDS = 2**19  # beyond any vocabulary
 MAX_N = 16384
@@ -57,7 +58,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] | None = None  # the number of entries of this and the lists below is limited
     allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] = ()  # never generated; up to 4,096, of 256 characters each
+    bad_words: Sequence[str] = ()  # never generated; up to 4,096, of 128 characters each
     stop: Sequence[str] | str = ()  # up to 64 strings, 4,096 characters together
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
@@ -172,12 +173,10 @@ class SamplingParams:
             for text in getattr(self, name):
                 if not isinstance(text, str) or not text:
                     raise InvalidParameterError(name, text, "every entry must be a non-empty string")
-        if (total := sum(map(len, self.stop))) > MAX_STOP_CHARACTERS:
-            limit = f"at most {MAX_STOP_CHARACTERS} characters in all strings together"
-            raise InvalidParameterError("stop", f"{total} characters", limit)
-        if (longest := max(map(len, self.bad_words), default=0)) > MAX_BAD_WORD_CHARACTERS:
-            limit = f"at most {MAX_BAD_WORD_CHARACTERS} characters in each word"
-            raise InvalidParameterError("bad_words", f"{longest} characters", limit)
+        longest = max(map(len, self.bad_words), default=0)
+        _check_characters("stop", sum(map(len, self.stop)), MAX_STOP_CHARACTERS, "all strings together")
+        _check_characters("bad_words", longest, MAX_BAD_WORD_CHARACTERS, "each word")
+        _check_characters("bad_words", sum(map(len, self.bad_words)), MAX_BAD_WORDS_CHARACTERS, "all words together")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameterError("allowed_token_ids", (), "at least one id, or None for all")
         for name in ("stop_token_ids", "allowed_token_ids"):
@@ -194,6 +193,11 @@ def _as_tuple(field: str, value: object) -> tuple[Any, ...]:
 def _check_length(field: str, entries: Sized, limit: int, kind: str) -> None:
     if len(entries) > limit:
         raise InvalidParameterError(field, f"{len(entries)} {kind}", f"at most {limit}")
+
+
+def _check_characters(field: str, number: int, limit: int, where: str) -> None:
+    if number > limit:
+        raise InvalidParameterError(field, f"{number} characters", f"at most {limit} characters in {where}")
 
 
 def _integer_keys(bias: Mapping[Any, Any]) -> dict[int, float]:

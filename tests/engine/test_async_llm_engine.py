@@ -3,17 +3,20 @@
 import asyncio
 import gc
 import itertools
+import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 
 import pytest
 from tests.engine.conftest import FAILURES
 
 from octavo.async_llm import AsyncLLM
 from octavo.engine.async_llm_engine import AsyncLLMEngine
-from octavo.errors import EngineDeadError, EventLoopError, InvalidParameterError
+from octavo.errors import EngineDeadError, EventLoopError, InvalidParameterError, PromptTooLongError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.testing import FakeExecutor
+from octavo.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -94,6 +97,39 @@ async def test_bad_requests_are_refused_before_anything_starts(engine: AsyncLLME
     with pytest.raises(InvalidParameterError, match="prompt_token_ids"):
         await engine.generate_async(["fine", {"prompt_token_ids": [-1]}])
     assert len(engine.front.outputs) == 0
+
+
+async def test_long_prompts_are_tokenized_outside_the_event_loop(
+    engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    encode = Tokenizer.encode
+
+    def noting(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        threads.append(threading.current_thread())
+        return encode(tokenizer, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", noting)
+    text = "ab " * 3000
+    for request in (
+        engine.generate(text),
+        engine.generate({"prompt": text}),
+        engine.generate_async([text[:6000]] * 2),
+        anext(engine.stream(text)),
+        engine.chat_prompt([{"role": "user", "content": text}]),
+    ):
+        with suppress(PromptTooLongError):
+            await request
+    assert len(threads) == 6
+    assert threading.current_thread() not in threads
+    together = threading.Barrier(2)
+    monkeypatch.setattr(Tokenizer, "encode", lambda *given: together.wait() >= 0 and encode(*given))
+    both = [engine.generate(" detokenizer" * 1000, params(100), request_id="mine") for _ in range(2)]
+    done = await asyncio.gather(*both, return_exceptions=True)
+    assert [isinstance(each, InvalidParameterError) for each in done].count(True) == 1  # the id is taken
+    monkeypatch.setattr(Tokenizer, "encode", noting)
+    await engine.generate("short", params(1))
+    assert threads[-1] is threading.current_thread()
 
 
 async def test_a_failed_forward_reaches_its_reader_and_nobody_else(engine: AsyncLLMEngine) -> None:

@@ -31,6 +31,8 @@ from octavo.sampling_params import RequestPriority, SamplingParams
 
 logger = logging.getLogger(__name__)
 
+LONG_TEXT = 8192  # characters, tokenized in a few milliseconds
+
 
 class LiveRequest:
     """A running request with a reader of deltas; created by `AsyncLLMEngine.open`.
@@ -133,13 +135,13 @@ class AsyncLLMEngine:
         await self._check_structured_outputs([sampling_params])
         if request_id in self.front.outputs:
             await self._let_streams_close()
-        processed = self.front.process(
-            prompt,
-            sampling_params,
+        [processed] = await self._process(
+            [prompt],
+            [sampling_params],
             request_id=request_id,
             priority=priority,
             cache_salt=cache_salt,
-            adapter=await self.read_adapter(lora_request),
+            adapters=[await self.read_adapter(lora_request)],
         )
         updated = asyncio.Event()
         state = self._start(processed, updated.set)
@@ -184,7 +186,7 @@ class AsyncLLMEngine:
         """Generate for one prompt; return its complete output. Options and errors as `stream`."""
         await self._check_structured_outputs([sampling_params])
         adapter = await self.read_adapter(lora_request)
-        processed = self.front.process(prompt, sampling_params, adapter=adapter, **options)
+        [processed] = await self._process([prompt], [sampling_params], adapters=[adapter], **options)
         (output,) = await self._run([processed])
         return output
 
@@ -205,20 +207,17 @@ class AsyncLLMEngine:
         await self._check_structured_outputs(params_list)
         chosen = one_per_prompt(lora_request, LoRARequest, len(prompt_list), "lora_request")
         adapters = [await self.read_adapter(one) for one in chosen]
-        processed = [
-            self.front.process(prompt, params, priority=priority, adapter=adapter)
-            for prompt, params, adapter in zip(prompt_list, params_list, adapters, strict=True)
-        ]
-        return await self._run(processed)
+        return await self._run(await self._process(prompt_list, params_list, adapters=adapters, priority=priority))
 
     async def read_adapter(self, request: LoRARequest | None) -> AdapterRef | None:
         """See `InputProcessor.read_adapter`; the files are read in a thread."""
         return None if request is None else await asyncio.to_thread(self.front.inputs.read_adapter, request)
 
     async def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: Any) -> object:
-        """Return a conversation as a prompt, by the model's chat template. Images are prepared in a thread."""
+        """Return a conversation as a prompt, by the model's chat template. Images and long texts: in a thread."""
         render = partial(self.front.inputs.chat_prompt, messages, **template_options)
-        return await asyncio.to_thread(render) if has_images(messages) else render()
+        is_slow = has_images(messages) or len(repr(messages)) > LONG_TEXT
+        return await asyncio.to_thread(render) if is_slow else render()
 
     async def multimodal_prompts(self, requests: Sequence[Mapping[str, object]], processor: Any = None) -> list[object]:
         """Return the prompts of requests with images, prepared in a thread; see `LLM.generate_multimodal`."""
@@ -241,6 +240,30 @@ class AsyncLLMEngine:
         """Shut down the core and free its memory. Open streams end with EngineDeadError. Idempotent."""
         self._has_exited = True
         self._pump.close(EngineDeadError("the engine was closed"))
+
+    async def _process(
+        self,
+        prompts: Sequence[object],
+        params: Sequence[SamplingParams | None],
+        *,
+        adapters: Sequence[AdapterRef | None],
+        **options: Any,
+    ) -> list[ProcessedRequest]:
+        """See `EngineFront.process`. Long texts, and many, are tokenized outside the event loop, which has streams."""
+        front = self.front
+
+        def work() -> list[ProcessedRequest]:
+            return [
+                front.process(prompt, one, adapter=adapter, **options)
+                for prompt, one, adapter in zip(prompts, params, adapters, strict=True)
+            ]
+
+        if sum(map(_num_characters, prompts)) <= LONG_TEXT:
+            return work()
+        processed = await asyncio.to_thread(work)
+        for request in processed:
+            front.outputs.check_free(request.request_id)  # another one may have taken it meanwhile
+        return processed
 
     async def _check_structured_outputs(self, params: Sequence[SamplingParams | None]) -> None:
         """Validate constraints outside the event loop: it may take a while."""
@@ -341,3 +364,8 @@ class AsyncLLMEngine:
         self._has_died.set()
         for notify in list(self._readers.values()):
             notify()
+
+
+def _num_characters(prompt: object) -> int:
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return len(text) if isinstance(text, str) else 0

@@ -50,8 +50,8 @@ class InputProcessor:
         self._limit = ContextLimit(tokenizer, config.model.max_model_len)
         self._eos_token_ids = list(tokenizer.end_token_ids(config.model.eos_token_ids, config.model.vocab_size))
         self._engine_seed = config.seed
-        self._num_seeds_drawn = 0
         self._core_ids = itertools.count()  # never used twice, so a late message about a sample meets no other
+        self._seed_numbers = itertools.count(1)  # counts correctly in several threads
         self._last_bad_words: tuple[Sequence[str], list[list[int]]] = (), []
         self._constraints = StructuredOutputChecker()
         self._multimodal = _multimodal(config, self._limit)
@@ -214,8 +214,7 @@ class InputProcessor:
     def _draw_seed(self) -> int:
         if self._engine_seed is None:
             return draw_seed()
-        self._num_seeds_drawn += 1
-        return derive_seed(self._engine_seed, self._num_seeds_drawn)
+        return derive_seed(self._engine_seed, next(self._seed_numbers))
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Return the token sequences that spell each word, at the start of a text and after a space."""
