@@ -1,4 +1,4 @@
-"""`LLM`: offline batches. The engine core runs in the caller's process and thread."""
+"""`LLM`: offline batches. The engine core runs in the caller's process, on the engine's own thread."""
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -21,6 +21,8 @@ class LLM:
         llm.generate("Hello, world!")[0].text
 
     Keyword options are those of `octavo.config.args.EngineArgs` (`dtype`, `max_model_len`, ...).
+    Any thread may call it; calls of several threads run as one batch. An exception from a signal handler, such as
+    Ctrl-C, ends a call at once: its requests are aborted, and the next call is not affected.
 
     Raises:
         UserError: an invalid option, or a model that is missing, broken, unsupported or too large.

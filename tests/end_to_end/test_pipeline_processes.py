@@ -8,6 +8,7 @@ import pytest
 from tests.breadth import RUNS_ALL, pick
 from tests.end_to_end.conftest import GetCheckpoint, open_llm
 from tests.end_to_end.support import random_prompt, random_tokens
+from tests.engine.interrupts import endure
 from tests.executor.stages import BAD_TOKEN
 from tests.server.http_server import HttpServer
 from tests.worker.threaded_ranks import ThreadedRanks
@@ -45,7 +46,7 @@ def alone(checkpoint: GetCheckpoint) -> list[list[int]]:
 def test_greedy_tokens_are_those_of_one_rank(
     degrees: dict[str, Any], alone: list[list[int]], checkpoint: GetCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In little memory and in chunks, with prefixes in the cache at the second time, and somebody who leaves."""
+    """In little memory and in chunks, with prefixes in the cache the second time, somebody who leaves, and signals."""
     if "tensor_parallel_size" in degrees and not RUNS_ALL:  # four processes would take as long as all of this file
         monkeypatch.setattr("octavo.engine.inproc_client.make_executor", ThreadedRanks)
     options = {"num_kv_blocks": 30, "max_num_batched_tokens": 16, **degrees}
@@ -58,6 +59,7 @@ def test_greedy_tokens_are_those_of_one_rank(
         assert greedy_tokens(llm) == alone
         while llm.engine.has_unfinished_requests():
             llm.engine.step()
+        endure(llm.engine, PROMPTS[:5], GREEDY.replace(seed=1), times=pick(5, 25))
         llm.engine.check_integrity()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.engine.interrupts import endure
 from tests.executor.processes import are_gone
 
 from octavo.async_llm import AsyncLLM
@@ -71,6 +72,10 @@ def test_calls_and_aborts_reach_every_replica(engine: LLMEngine) -> None:
     assert {out.outputs[0].finish_reason for out in ended.values()} == {"abort"}
     engine.reset_prefix_cache()
     engine.check_integrity()
+
+
+def test_interrupts_at_random_moments(engine: LLMEngine) -> None:
+    endure(engine, [f"Tell {number}" for number in range(6)], PARAMS, times=12)
 
 
 def test_nothing_is_left_at_exit(engine: LLMEngine) -> None:

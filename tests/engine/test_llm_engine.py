@@ -1,18 +1,24 @@
 """`LLMEngine` around a core without torch: requests in, text out, nothing lost on the way."""
 
+import gc
+import os
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine.conftest import FAILURES, MakeEngine
+from tests.engine.interrupts import AlarmError, alarms, endure
 from tokenizers import Tokenizer as Backend
 
 from octavo.contracts.engine import ExtraInputs
 from octavo.demo import demo_model_path
 from octavo.engine.llm_engine import LLMEngine
-from octavo.errors import InvalidParameterError, PromptTooLongError, UnknownOptionError
+from octavo.errors import EngineDeadError, InvalidParameterError, PromptTooLongError, UnknownOptionError
 from octavo.multimodal.prompt import MultiModalPrompt
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestPriority, SamplingParams
@@ -143,16 +149,66 @@ def test_generate_leaves_requests_of_others_alone(engine: LLMEngine) -> None:
     assert (output.request_id, output.finished) == (mine, True)
 
 
-def test_an_interrupted_generate_leaves_nothing_behind(engine: LLMEngine) -> None:
+def test_a_signal_during_a_step_ends_the_call_and_nothing_else(engine: LLMEngine) -> None:
     def interrupt(order: object) -> bool:
-        raise KeyboardInterrupt
+        FAILURES.clear()
+        os.kill(os.getpid(), signal.SIGINT)
+        return False
 
+    mine = engine.add_request("Hi", SamplingParams(max_tokens=2, ignore_eos=True))
     FAILURES.append(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        engine.generate(["Hi", "Hello"], SamplingParams(max_tokens=5))
-    FAILURES.clear()
-    assert {output.outputs[0].error for output in run(engine).values()} == {"KeyboardInterrupt: "}
+        engine.generate(["Hi", "Hello"], SamplingParams(max_tokens=5000, ignore_eos=True))
     assert engine.generate("Hi", SamplingParams(max_tokens=2, ignore_eos=True))[0].finished
+    assert [(output.request_id, output.finished) for output in engine.step()[0]] == [(mine, True)]
+    assert not engine.has_unfinished_requests()
+
+
+def test_an_interrupted_step_is_returned_by_the_next_one(engine: LLMEngine) -> None:
+    def interrupt(order: object) -> bool:
+        FAILURES.clear()
+        os.kill(os.getpid(), signal.SIGALRM)
+        answered.wait(0.2)  # never set: let the caller leave before the step ends
+        return False
+
+    answered = threading.Event()
+    request_id = engine.add_request("Hi", SamplingParams(max_tokens=1, ignore_eos=True))
+    FAILURES.append(interrupt)
+    with alarms(), pytest.raises(AlarmError):
+        engine.step()
+    assert engine.has_unfinished_requests()
+    assert [(output.request_id, output.finished) for output in engine.step()[0]] == [(request_id, True)]
+    assert engine.step() == ([], 0)
+
+
+def test_interrupts_at_random_moments(engine: LLMEngine) -> None:
+    endure(engine, ["Hi", "Hello", "Well"], SamplingParams(max_tokens=20, seed=4, n=2, ignore_eos=True), times=20)
+
+
+def test_calls_from_several_threads_run_together_and_none_sees_the_others(engine: LLMEngine) -> None:
+    params = [SamplingParams(max_tokens=30 + number, seed=number, ignore_eos=True) for number in range(6)]
+    alone = [engine.generate("Hi", one)[0].outputs for one in params]
+    with ThreadPoolExecutor(len(params)) as threads:
+        together = list(threads.map(lambda one: engine.generate("Hi", one)[0].outputs, params))
+    assert together == alone
+
+
+def test_exit_ends_the_calls_of_other_threads(engine: LLMEngine) -> None:
+    running = threading.Event()
+    FAILURES.append(lambda order: running.set() or False)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(engine.generate, "Hi", SamplingParams(max_tokens=None, ignore_eos=True))
+        assert running.wait(10.0)
+        engine.exit()
+        with pytest.raises(EngineDeadError, match="was closed"):
+            waiting.result()
+
+
+def test_an_engine_that_nobody_keeps_lets_its_thread_go(fake_executors: list[FakeExecutor]) -> None:
+    LLMEngine("demo", block_size=4).generate("Hi", SamplingParams(max_tokens=1))
+    gc.collect()
+    assert fake_executors[0].has_exited
+    assert "octavo-engine" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_prefix_cache_is_used_reported_and_reset(engine: LLMEngine) -> None:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import zmq
 from tests import fakes
+from tests.engine.interrupts import endure
 from tests.marks import needs_populate
 
 from octavo.async_llm import AsyncLLM
@@ -106,6 +107,10 @@ def test_drafts_are_counted_and_the_counts_come_back(engine: LLMEngine) -> None:
     assert output.metrics.num_accepted_drafts == sum(by_replica[0].accepted) - before > 0
     assert output.metrics.num_drafts >= output.metrics.num_accepted_drafts
     assert len(by_replica[0].proposed) == 16  # the default, per request and step
+
+
+def test_interrupts_at_random_moments(engine: LLMEngine) -> None:
+    endure(engine, ["Hi", "Hello", "Well"], SamplingParams(max_tokens=8, seed=4), times=12)
 
 
 def test_calls_run_between_steps(engine: LLMEngine) -> None:

@@ -54,19 +54,19 @@ class EngineFront:
                 client.load()
             on_stage("warming up (3 of 3)")
             client.call("warmup_model")
+            max_loras = None if config.lora is None else config.lora.max_loras
+            metrics = EngineMetrics(args.stats_interval_s, cache_info(config), max_loras)
+            return cls(
+                config=config,
+                tokenizer=tokenizer,
+                inputs=InputProcessor(config, tokenizer),
+                outputs=OutputProcessor(tokenizer, metrics),
+                client=client,
+                request_numbers=itertools.count(),
+            )
         except BaseException:
             client.close()
             raise
-        max_loras = None if config.lora is None else config.lora.max_loras
-        metrics = EngineMetrics(args.stats_interval_s, cache_info(config), max_loras)
-        return cls(
-            config=config,
-            tokenizer=tokenizer,
-            inputs=InputProcessor(config, tokenizer),
-            outputs=OutputProcessor(tokenizer, metrics),
-            client=client,
-            request_numbers=itertools.count(),
-        )
 
     def process(
         self,

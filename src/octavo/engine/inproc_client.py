@@ -14,7 +14,10 @@ from octavo.executor.base import make_executor
 
 
 class InprocClient:
-    """Implements `EngineCoreClient`. The thread that gets outputs runs the core: messages first, then a step."""
+    """Implements `EngineCoreClient`. The thread that gets outputs runs the core: messages first, then a step.
+
+    No signal handler must run in that thread: steps are not made to be interrupted.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -31,7 +34,12 @@ class InprocClient:
         return self._core.kv_tokens
 
     def load(self) -> None:
-        self._loaded = EngineCore(self._config, make_executor(self._config))
+        executor = make_executor(self._config)
+        try:
+            self._loaded = EngineCore(self._config, executor)
+        except BaseException:
+            executor.exit()
+            raise
 
     def add(self, requests: list[EngineCoreRequest]) -> None:
         for request in requests:

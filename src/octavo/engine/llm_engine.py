@@ -1,13 +1,14 @@
-"""`LLMEngine`: text in, text out, driven by the caller step by step."""
+"""`LLMEngine`: text in, text out, in whole batches or step by step."""
 
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from octavo.engine.batch_runner import BatchRunner
 from octavo.engine.front import EngineFront, ModelName, engine_args, one_per_prompt
 from octavo.engine.input_processor import ProcessedRequest
-from octavo.engine.progress_bar import ProgressBar
-from octavo.engine.request_state import RequestState
+from octavo.engine.owner_thread import OwnerThread
 from octavo.errors import InvalidParameterError
 from octavo.inputs import as_prompt_list
 from octavo.lora_request import LoRARequest
@@ -16,11 +17,14 @@ from octavo.sampling_params import RequestPriority, SamplingParams
 
 
 class LLMEngine:
-    """An engine owned by one thread.
+    """An engine for callers that wait. A thread of its own does all the work; callers may be in any thread.
 
         engine = LLMEngine("demo")
         engine.add_request("Hi", SamplingParams())
         outputs, num_tokens = engine.step()
+
+    An exception from a signal handler, such as Ctrl-C, ends the wait of the caller in the main thread at once. The
+    requests of its call are aborted before the next call begins; a step's outputs are returned by the next step.
 
     Options are those of `octavo.config.args.EngineArgs`, as keyword arguments.
 
@@ -30,8 +34,13 @@ class LLMEngine:
 
     def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
         self._front = EngineFront.open(engine_args(model_name, options))
-        self._unseen: dict[str, RequestOutput] = {}  # changed while `generate` ran other requests; `step` returns them
-        self._close = weakref.finalize(self, self._front.close)  # also when the program ends
+        try:
+            self._runner = BatchRunner(self._front)
+            self._thread = OwnerThread(self._runner)
+            self._close = weakref.finalize(self, self._thread.stop)  # also when the program ends
+        except BaseException:
+            self._front.close()
+            raise
 
     @property
     def front(self) -> EngineFront:
@@ -55,28 +64,20 @@ class LLMEngine:
             InvalidParameterError: names the field, its value and the limit; nothing was queued.
             AdapterError: the adapter is not supported; nothing was queued.
         """
-        processed = self.front.process(
-            prompt,
-            sampling_params,
-            request_id=request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-            adapter=self.front.inputs.read_adapter(lora_request),
-        )
-        return self._start(processed).request_id
+        make = partial(self._process, prompt, sampling_params, lora_request, priority, cache_salt, request_id)
+        return self._owner.ask(lambda call: self._runner.start_request(call, make))
 
     def step(self) -> tuple[list[RequestOutput], int]:
         """Run one step. Return the changed requests, each with its output so far, and the number of tokens computed."""
-        changed, num_tokens = self._step()
-        unseen, self._unseen = self._unseen, {}
-        return [*unseen.values(), *(state.snapshot() for state in changed)], num_tokens
+        return self._owner.ask(self._runner.start_step)
 
     def has_unfinished_requests(self) -> bool:
-        return len(self.front.outputs) > 0
+        """Whether a step would return something."""
+        return self._owner.run(self._runner.has_unfinished)
 
     def abort_request(self, request_id: str) -> None:
         """End a request; the next step returns its output with finish_reason `abort`. Unknown ids are ignored."""
-        self.front.client.abort(self.front.outputs.core_ids(request_id))
+        self._owner.run(lambda: self._front.client.abort(self._front.outputs.core_ids(request_id)))
 
     def generate(
         self,
@@ -89,7 +90,7 @@ class LLMEngine:
     ) -> list[RequestOutput]:
         """Generate for one prompt or many; return outputs in the order of the prompts.
 
-        All prompts are validated before the first one starts.
+        All prompts are validated before the first one starts. Calls from several threads run as one batch.
 
         Raises:
             InvalidParameterError: names the field, its value and the limit.
@@ -98,19 +99,11 @@ class LLMEngine:
         prompt_list = as_prompt_list(prompts)
         params_list = one_per_prompt(sampling_params, SamplingParams, len(prompt_list), "sampling_params")
         chosen = one_per_prompt(lora_request, LoRARequest, len(prompt_list), "lora_request")
-        adapters = map(self.front.inputs.read_adapter, chosen)
-        processed = [
-            self.front.process(prompt, params, priority=priority, cache_salt=cache_salt, adapter=adapter)
-            for prompt, params, adapter in zip(prompt_list, params_list, adapters, strict=True)
+        make = [
+            partial(self._process, prompt, params, adapter, priority, cache_salt)
+            for prompt, params, adapter in zip(prompt_list, params_list, chosen, strict=True)
         ]
-        states = [self._start(request) for request in processed]
-        try:
-            self._run_until_finished(states, ProgressBar(len(states), enabled=use_tqdm))
-        finally:
-            for state in states:
-                if not state.is_finished:  # interrupted: abort the rest
-                    self.abort_request(state.request_id)
-        return [state.snapshot() for state in states]
+        return self._owner.ask(lambda call: self._runner.start_batch(call, make, shows_progress=use_tqdm))
 
     def generate_multimodal(
         self,
@@ -124,54 +117,50 @@ class LLMEngine:
         """Generate for requests with images; see `LLM.generate_multimodal`."""
         if isinstance(requests, (str, Mapping)) or not isinstance(requests, Sequence):
             raise InvalidParameterError("requests", type(requests).__name__, "a list of requests is expected")
-        prompts = [self.front.inputs.multimodal.of_request(request, processor) for request in requests]
+        multimodal = self.front.inputs.multimodal
+        prompts = self._owner.run(lambda: [multimodal.of_request(request, processor) for request in requests])
         return self.generate(prompts, sampling_params, priority, use_tqdm, lora_request=lora_request)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: Any) -> object:
         """Return a conversation as a prompt, by the model's chat template."""
-        return self.front.inputs.chat_prompt(messages, **template_options)
+        return self._owner.run(lambda: self._front.inputs.chat_prompt(messages, **template_options))
 
     def warmup_model(self) -> None:
         """Run a prefill and a decode step without side effects, timed and logged. The constructor does so once."""
-        self.front.client.call("warmup_model")
+        self._owner.run(lambda: self._front.client.call("warmup_model"))
 
     def reset_prefix_cache(self) -> None:
         """Drop all cached prefixes."""
-        self.front.client.call("reset_prefix_cache")
+        self._owner.run(lambda: self._front.client.call("reset_prefix_cache"))
 
     def check_integrity(self) -> None:
         """Assert that the core has lost no KV block. For tests."""
-        self.front.client.call("check_integrity")
+        self._owner.run(lambda: self._front.client.call("check_integrity"))
 
     def exit(self) -> None:
         """Shut down the core and free its memory. Idempotent; also runs when the program ends."""
         self._close()
 
-    def _start(self, processed: ProcessedRequest) -> RequestState:
-        state = self.front.outputs.add(processed)
-        self.front.client.add(processed.samples)
-        return state
+    @property
+    def _owner(self) -> OwnerThread:
+        if not self._close.alive:
+            raise RuntimeError("this engine has exited")
+        return self._thread
 
-    def _step(self) -> tuple[list[RequestState], int]:
-        """Run one step and wait for it; return at once if there is nothing to do."""
-        front = self.front
-        core_outputs = front.client.get_outputs(None if self.has_unfinished_requests() else 0.0)
-        if core_outputs is None:
-            return [], 0
-        result = front.outputs.process(core_outputs)
-        if result.to_abort:
-            front.client.abort(result.to_abort)
-        return result.changed, result.num_tokens
-
-    def _run_until_finished(self, states: list[RequestState], progress: ProgressBar) -> None:
-        ours = {state.request_id for state in states}
-        num_left = len(states)
-        with progress:
-            while num_left:
-                changed, _ = self._step()
-                for state in changed:
-                    if state.request_id not in ours:
-                        self._unseen[state.request_id] = state.snapshot()
-                    elif state.is_finished:
-                        num_left -= 1
-                        progress.finish_one(state.num_prompt_tokens, state.num_output_tokens, state.num_images)
+    def _process(
+        self,
+        prompt: object,
+        params: SamplingParams | None,
+        lora_request: LoRARequest | None,
+        priority: int,
+        cache_salt: str | None,
+        request_id: str | None = None,
+    ) -> ProcessedRequest:
+        return self._front.process(
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            adapter=self._front.inputs.read_adapter(lora_request),
+        )

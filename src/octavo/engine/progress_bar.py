@@ -1,27 +1,17 @@
 """The progress bar of offline batches: finished prompts, input and output tokens per second, and images."""
 
 import time
-from types import TracebackType
-from typing import Self
 
 from tqdm import tqdm
 
 
 class ProgressBar:
-    """A context manager; silent unless `enabled`."""
+    """Silent unless `enabled`."""
 
     def __init__(self, num_prompts: int, *, enabled: bool) -> None:
         self._bar = tqdm(total=num_prompts, desc="Prompts", unit="prompt", disable=not enabled, dynamic_ncols=True)
         self._start_s = time.perf_counter()
         self._num_in = self._num_out = self._num_images = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.close()
 
     def finish_one(self, num_prompt_tokens: int, num_output_tokens: int, num_images: int) -> None:
         """Count a finished prompt."""
@@ -34,3 +24,7 @@ class ProgressBar:
             rates += f", {self._num_images / elapsed_s:.1f} images/s"
         self._bar.set_postfix_str(rates, refresh=False)
         self._bar.update()
+
+    def close(self) -> None:
+        """Leave the bar as it is; nothing more is drawn."""
+        self._bar.close()
