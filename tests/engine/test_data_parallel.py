@@ -76,11 +76,8 @@ def test_calls_and_aborts_reach_every_replica(engine: LLMEngine) -> None:
 def test_nothing_is_left_at_exit(engine: LLMEngine) -> None:
     """The last test with this engine."""
     replicas = client_of(engine)
-    folders = [replica._folder for replica in replicas._replicas]
-    assert all(folder.exists() for folder in folders)
     engine.exit()
     assert are_gone(replicas.pids)
-    assert not any(folder.exists() for folder in folders)
 
 
 @pytest.mark.full  # by default tests/server/test_data_parallel.py kills replicas
