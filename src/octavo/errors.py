@@ -118,6 +118,14 @@ class OutOfBlocksError(EngineError):
         return type(self), (self.num_wanted, self.num_free)
 
 
+def anew(error: OctavoError) -> OctavoError:
+    """Return an equal error, for one that is kept and raised more than once.
+
+    A raised error holds the frames that it went through, and so all that they refer to, an engine for example.
+    """
+    return named_error(type(error).__name__, str(error))
+
+
 def nearest_hint(name: str, known: list[str]) -> str:
     """Return "did you mean 'x'?" for the closest of `known`, or list all of them when none is close."""
     close = get_close_matches(name, known, n=1, cutoff=0.6)

@@ -1,5 +1,6 @@
 """The engine core in a child process: real processes, real signals."""
 
+import gc
 import itertools
 import logging
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -222,6 +224,10 @@ async def test_async_llm_snippet_of_the_readme_and_a_core_that_is_killed(caplog:
                 pass
         with pytest.raises(EngineDeadError, match="killed by signal 9"):
             await llm.generate("Hello")
+        engine = weakref.ref(await llm.engine())
+    del stream, llm
+    gc.collect()
+    assert engine() is None  # no error that was raised is kept, with the frames that it went through
 
 
 def test_a_process_that_cannot_be_started_leaves_nothing_behind(

@@ -21,7 +21,7 @@ from octavo.engine.front import EngineFront, ModelName, one_per_prompt, streamin
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_pump import OutputPump
 from octavo.engine.request_state import CompletionState, RequestState
-from octavo.errors import EngineDeadError, EventLoopError, OctavoError
+from octavo.errors import EngineDeadError, EventLoopError, OctavoError, anew
 from octavo.inputs import as_prompt_list
 from octavo.lora_request import LoRARequest
 from octavo.metrics.collect import EngineMetrics
@@ -63,7 +63,7 @@ class LiveRequest:
     def check(self) -> None:
         """Raise EngineDeadError if the engine died before the request finished."""
         if not self.state.is_finished and (death := self._death()) is not None:
-            raise death
+            raise anew(death)
 
     def close(self) -> None:
         """Drop the reader; an unfinished request is aborted. Idempotent."""
@@ -151,7 +151,7 @@ class AsyncLLMEngine:
                 await updated.wait()
                 updated.clear()
                 if self._death is not None and not state.is_finished:
-                    raise self._death
+                    raise anew(self._death)
                 output = state.snapshot()
                 is_whole = output.finished
                 yield output
@@ -280,7 +280,7 @@ class AsyncLLMEngine:
 
     def _start(self, processed: ProcessedRequest, notify: Callable[[], None]) -> RequestState:
         if self._death is not None:
-            raise self._death
+            raise anew(self._death)
         self._enter_loop()
         state = self.front.outputs.add(processed)
         self._readers[state] = notify
@@ -297,7 +297,7 @@ class AsyncLLMEngine:
             for state in states:
                 while not state.is_finished:
                     if self._death is not None:
-                        raise self._death
+                        raise anew(self._death)
                     await updated.wait()
                     updated.clear()
             return [state.snapshot() for state in states]

@@ -35,7 +35,7 @@ from octavo.contracts.frames import encode_frames
 from octavo.engine.child_output import relay_lines
 from octavo.engine.core_client import CoreMethod
 from octavo.engine.core_sockets import CoreSockets
-from octavo.errors import EngineDeadError, EngineError, OctavoError, named_error
+from octavo.errors import EngineDeadError, EngineError, OctavoError, anew, named_error
 
 _POLL_MS = 100  # how often a waiting listener checks that the child is alive
 _UNHEARD_S = 0.01  # between attempts to send to a child that has just died
@@ -109,7 +109,7 @@ class ProcessClient:
         if outputs is None:
             self._outputs.put(None)  # for the next call
             assert self._death is not None
-            raise self._death
+            raise anew(self._death)
         return outputs
 
     def call(self, method: CoreMethod) -> None:
@@ -163,7 +163,7 @@ class ProcessClient:
         frames = encode_frames(message)
         while True:
             if self._death is not None:
-                raise self._death
+                raise anew(self._death)
             try:
                 with self._send_lock:
                     self._to_core.send_multipart(frames, zmq.NOBLOCK, copy=len(frames) == 1)
@@ -203,7 +203,7 @@ class ProcessClient:
         futures: list[Future[Any]] = [self._ready, *self._calls.values()]
         for waiting in futures:
             if not waiting.done():
-                waiting.set_exception(death)
+                waiting.set_exception(anew(death))
         self._deliver(None)
 
 
