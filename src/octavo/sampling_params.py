@@ -173,10 +173,11 @@ class SamplingParams:
             for text in getattr(self, name):
                 if not isinstance(text, str) or not text:
                     raise InvalidParameterError(name, text, "every entry must be a non-empty string")
-        longest = max(map(len, self.bad_words), default=0)
-        _check_characters("stop", sum(map(len, self.stop)), MAX_STOP_CHARACTERS, "all strings together")
-        _check_characters("bad_words", longest, MAX_BAD_WORD_CHARACTERS, "each word")
-        _check_characters("bad_words", sum(map(len, self.bad_words)), MAX_BAD_WORDS_CHARACTERS, "all words together")
+        _check_characters("stop", self.stop, MAX_STOP_CHARACTERS)
+        _check_characters("bad_words", self.bad_words, MAX_BAD_WORDS_CHARACTERS)
+        if (longest := max(map(len, self.bad_words), default=0)) > MAX_BAD_WORD_CHARACTERS:
+            limit = f"at most {MAX_BAD_WORD_CHARACTERS} characters in each word"
+            raise InvalidParameterError("bad_words", f"{longest} characters", limit)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameterError("allowed_token_ids", (), "at least one id, or None for all")
         for name in ("stop_token_ids", "allowed_token_ids"):
@@ -195,9 +196,9 @@ def _check_length(field: str, entries: Sized, limit: int, kind: str) -> None:
         raise InvalidParameterError(field, f"{len(entries)} {kind}", f"at most {limit}")
 
 
-def _check_characters(field: str, number: int, limit: int, where: str) -> None:
-    if number > limit:
-        raise InvalidParameterError(field, f"{number} characters", f"at most {limit} characters in {where}")
+def _check_characters(field: str, texts: Sequence[str], limit: int) -> None:
+    if (total := sum(map(len, texts))) > limit:
+        raise InvalidParameterError(field, f"{total} characters", f"at most {limit} characters in all of them together")
 
 
 def _integer_keys(bias: Mapping[Any, Any]) -> dict[int, float]:
