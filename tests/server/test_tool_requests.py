@@ -85,6 +85,12 @@ def test_a_schema_that_is_too_deep_is_refused_by_name() -> None:
     assert caught.value.detail.param == "tools[0].function.parameters"
 
 
+def test_arguments_may_be_an_object_in_a_list_of_types() -> None:
+    made = plan(tools=tools({"name": "f", "parameters": SCHEMA | {"type": ["object"]}}), tool_choice="required")
+    assert made.tools is not None
+    assert made.tools.schemas["f"] == SCHEMA | {"additionalProperties": False}
+
+
 def test_tools_need_a_model_that_calls() -> None:
     with pytest.raises(ApiError, match="--tool-call-parser"):
         plan(parser="none", tools=tools(PLAIN))

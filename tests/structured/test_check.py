@@ -23,10 +23,10 @@ def refusal(constraint: StructuredOutput) -> InvalidParameterError:
     [
         (NO_SUCH_TYPE, "at $: Invalid type"),
         ({"properties": {"a": {}, "b": {"items": NO_SUCH_TYPE}}}, "at $.properties.b.items: Invalid type"),
-        ({"anyOf": [{"type": "null"}, {"not": {}}]}, "at $.anyOf[1]: Unimplemented keys"),
+        ({"anyOf": [{"type": "null"}, {"contains": {}}]}, "at $.anyOf[1]: unsupported"),
         ({"$defs": {"q": {"properties": {"z": NO_SUCH_TYPE}}}, "$ref": "#/$defs/q"}, "at $.$defs.q.properties.z:"),
         ({"prefixItems": [{}, {"pattern": "(?=a)"}]}, "at $.prefixItems[1]: look-around"),
-        ({"additionalProperties": {"uniqueItems": True}}, "at $.additionalProperties: Unimplemented"),
+        ({"additionalProperties": {"uniqueItems": True}}, "at $.additionalProperties: unsupported"),
         ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "at $.properties.a: Pointer '/$defs/none' does not exist"),
         ({"$ref": "http://example.com/schema.json"}, "at $: "),
         ({"enum": []}, "at $: Unsatisfiable"),

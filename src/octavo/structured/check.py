@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from octavo.errors import InvalidParameterError
 from octavo.structured.grammar_text import grammar_text, lark_of, schema_grammar
-from octavo.structured.schema import find_excess, locate_fault
+from octavo.structured.schema import advice, find_excess, locate_fault
 from octavo.structured_output import StructuredOutput
 
 MAX_REPEATS = 65_536  # in a regular expression
@@ -49,7 +49,7 @@ def _check_schema(field: str, text: str) -> None:
 
     if (error := why_not(text)) is not None:
         path, fault = locate_fault(text, error, why_not)
-        raise InvalidParameterError(field, "...", f"at {path}: {fault}")
+        raise InvalidParameterError(field, "...", f"at {path}: {advice(fault)}")
 
 
 def _check_regex(field: str, pattern: str) -> None:

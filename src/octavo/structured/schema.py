@@ -1,8 +1,11 @@
 """Prepares JSON schemas for the grammar compiler and locates errors in them."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from octavo.structured.rewrite import rewritten
 
 # The formats that llguidance enforces. By the standard, any other `format` is an annotation, so it is removed.
 ENFORCED_FORMATS = frozenset(
@@ -18,6 +21,7 @@ _OPTIONS = {
     "coerce_one_of": False,  # `oneOf` with overlapping branches is an error: the output must match exactly one
     "lenient": False,  # unsupported keywords are errors
 }
+_UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
 _LEAST_COUNTS = ("minItems", "minLength", "minProperties", "minContains")
 _MAPS_OF_SCHEMAS = ("$defs", "definitions", "properties", "patternProperties")
 _LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -25,10 +29,43 @@ _SCHEMAS = ("items", "additionalProperties", "not", "contains", "propertyNames",
 
 
 def compiler_schema(text: str) -> str:
-    """Return a JSON schema with our options for the compiler, without `format` annotations that are not enforced."""
-    schema = _without_remarks(json.loads(text))
+    """Return a JSON schema in the compiler's language, with our options; see `rewrite.py`."""
+    from octavo.structured.patterns import fits
+
+    root = _without_remarks(json.loads(text))
+
+    def whole(schema: Any) -> Any:
+        return _with_children(rewritten(schema, root, fits), whole)
+
+    schema = whole(root)
+    if not isinstance(schema, dict):
+        schema = {"allOf": [schema]}
     schema["x-guidance"] = _OPTIONS
     return json.dumps(schema, ensure_ascii=True, separators=(",", ":"))
+
+
+def _with_children(schema: Any, rewrite: Callable[[Any], Any]) -> Any:
+    """Return a schema with its direct subschemas rewritten."""
+    if not isinstance(schema, dict):
+        return schema
+    result = dict(schema)
+    for name, inner in schema.items():
+        if name in _MAPS_OF_SCHEMAS and isinstance(inner, dict):
+            result[name] = {key: rewrite(child) for key, child in inner.items()}
+        elif name in _LISTS_OF_SCHEMAS and isinstance(inner, list):
+            result[name] = [rewrite(child) for child in inner]
+        elif name in _SCHEMAS:
+            result[name] = rewrite(inner)
+    return result
+
+
+def advice(fault: str) -> str:
+    """Return the library's message about a schema in terms of what its author can change."""
+    if "coerce_one_of" in fault:
+        return "oneOf: its branches may overlap; use anyOf, or let each require a property with a const of its own"
+    if unknown := _UNKNOWN_KEYWORDS.match(fault):
+        return f"unsupported keywords: {unknown[1]}; leave them out and check the answer yourself"
+    return fault
 
 
 def find_excess(text: str) -> tuple[str, str] | None:

@@ -177,9 +177,10 @@ def _checked_schemas(tools: Sequence[ToolDefinition]) -> dict[str, Mapping[str, 
         _check_tool(tool, f"tools[{index}]")
         if tool.function.name in schemas:
             raise bad_request(f"Two tools are named '{tool.function.name}'.", f"tools[{index}].function.name")
-        schemas[tool.function.name] = closed_arguments(
-            tool.function.parameters or {}, strict=bool(tool.function.strict)
-        )
+        parameters = tool.function.parameters or {}
+        if isinstance(parameters.get("type"), list):  # some generators write types as lists
+            parameters = parameters | {"type": "object"}
+        schemas[tool.function.name] = closed_arguments(parameters, strict=bool(tool.function.strict))
     return schemas
 
 
@@ -190,7 +191,8 @@ def _check_tool(tool: ToolDefinition, path: str) -> None:
         text = "must be 1 to 256 letters, digits, underscores, dots and hyphens."
         raise bad_request(f"{path}.function.name {text}", f"{path}.function.name")
     schema, param = tool.function.parameters or {}, f"{path}.function.parameters"
-    if schema.get("type", "object") != "object":
+    types = schema.get("type", "object")
+    if types != "object" and not (isinstance(types, list) and "object" in types):
         raise bad_request(f"{param}: arguments are an object, so the schema's type must be 'object'.", param)
     try:
         StructuredOutput(json_schema=schema)

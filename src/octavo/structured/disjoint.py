@@ -1,0 +1,130 @@
+"""Proves that two JSON schemas have no value in common, so that `oneOf` them is `anyOf` them.
+
+False means unproven. References are followed to a depth that no honest proof needs.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+Schema = Mapping[str, Any]
+MAX_STEPS = 8  # references and nested properties
+_TYPES: Mapping[type, str] = {
+    str: "string", bool: "boolean", type(None): "null", dict: "object", list: "array", int: "integer", float: "number",
+}  # fmt: skip
+_REMARKS = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"})
+ALL_TYPES = frozenset({"string", "boolean", "null", "object", "array", "integer", "number"})
+
+
+def resolved(schema: Any, root: Schema, steps: int = MAX_STEPS) -> Any:
+    """Return what a schema that is only a reference, apart from remarks, refers to; any other schema as it is."""
+    while steps > 0 and isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+        target: Any = root
+        pointer = schema["$ref"]
+        if not pointer.startswith("#") or not _REMARKS.issuperset(schema.keys() - {"$ref"}):
+            return schema
+        for part in filter(None, unquote(pointer[1:]).split("/")):
+            name = part.replace("~1", "/").replace("~0", "~")
+            if not isinstance(target, dict) or name not in target:
+                return schema
+            target = target[name]
+        schema, steps = target, steps - 1
+    return schema
+
+
+def are_disjoint(one: Any, other: Any, root: Schema, steps: int = MAX_STEPS) -> bool:
+    """Whether no value matches both."""
+    one, other = resolved(one, root), resolved(other, root)
+    if one is False or other is False:
+        return True
+    if steps == 0 or not isinstance(one, dict) or not isinstance(other, dict):
+        return False
+    common = types_of(one) & types_of(other)
+    return (
+        not common
+        or any(_excludes_all(*pair, root, steps) for pair in ((one, other), (other, one)))
+        or (common == {"object"} and _differ_in_a_property(one, other, root, steps))
+    )
+
+
+def _excludes_all(one: Schema, other: Schema, root: Schema, steps: int) -> bool:
+    """Whether the values, the branches or the range of `one` lie outside of `other`."""
+    values = values_of(one)
+    if values is not None and all(_excludes(other, value) for value in values):
+        return True
+    for name, enough in (("anyOf", all), ("oneOf", all), ("allOf", any)):
+        branches = one.get(name)
+        if isinstance(branches, list) and enough(are_disjoint(each, other, root, steps - 1) for each in branches):
+            return True
+    return _lies_below(one, other)
+
+
+def types_of(schema: Schema) -> frozenset[str]:
+    """Return the types that a schema's `type` allows; an integer is a number as well."""
+    given = schema.get("type")
+    listed = [given] if isinstance(given, str) else given
+    names = frozenset(filter(_is_text, listed)) if isinstance(listed, list) else ALL_TYPES
+    return names | {"integer"} if "number" in names else names
+
+
+def values_of(schema: Any) -> list[Any] | None:
+    """Return the values that a schema lists."""
+    if not isinstance(schema, dict):
+        return None
+    if "const" in schema:
+        return [schema["const"]]
+    return schema["enum"] if isinstance(schema.get("enum"), list) else None
+
+
+def _excludes(schema: Schema, value: Any) -> bool:
+    """Whether a value is of no allowed type, or not among the listed values."""
+    if _TYPES.get(type(value), "") not in types_of(schema):
+        return not (isinstance(value, float) and value.is_integer() and "integer" in types_of(schema))
+    values = values_of(schema)
+    return values is not None and spelled(value) not in map(spelled, values)
+
+
+def spelled(value: Any) -> str:
+    """Return one text for all spellings of a JSON value; to Python, true equals 1."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True)
+
+
+def _lies_below(one: Schema, other: Schema) -> bool:
+    """Whether all numbers in `one` are less than those in `other`; both must be numeric."""
+    high, low = one.get("maximum"), other.get("minimum")
+    are_numbers = types_of(one) <= {"integer", "number"} and types_of(other) <= {"integer", "number"}
+    return are_numbers and isinstance(high, (int, float)) and isinstance(low, (int, float)) and high < low
+
+
+def _differ_in_a_property(one: Schema, other: Schema, root: Schema, steps: int) -> bool:
+    """Whether a property that one of them requires has no value that both allow."""
+    for this, that in ((one, other), (other, one)):
+        for name in required(this):
+            if are_disjoint(_property(this, name), _property(that, name), root, steps - 1):
+                return True
+    return False
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def required(schema: Schema) -> list[str]:
+    """Return the names that a schema requires."""
+    names = schema.get("required", [])
+    return list(filter(_is_text, names)) if isinstance(names, list) else []
+
+
+def properties_of(schema: Any) -> dict[str, Any]:
+    """Return the properties that a schema names."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return properties if isinstance(properties, dict) else {}
+
+
+def _property(schema: Schema, name: str) -> Any:
+    if name in (properties := properties_of(schema)):
+        return properties[name]
+    return True if "patternProperties" in schema else schema.get("additionalProperties", True)
