@@ -63,8 +63,11 @@ class MessageForms:
     def _form(self, role: str, has_text: bool, has_calls: bool, with_tools: bool) -> MessageForm:
         kind = (role, has_text, has_calls, with_tools)
         if kind not in self._found:
-            message: dict[str, object] = {"role": role} | ({"content": "x"} if has_text else {})
-            message |= {"tool_calls": [_CALL]} if has_calls else {}
+            message: dict[str, object] = {"role": role}
+            if has_text:
+                message["content"] = "x"
+            if has_calls:
+                message["tool_calls"] = [_CALL]
             self._found[kind] = max(_FORMS, key=lambda form: self._quality(form.of(message), with_tools))
         return self._found[kind]
 
