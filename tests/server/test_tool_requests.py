@@ -14,6 +14,7 @@ from octavo.demo import demo_model_path
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError
 from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
+from octavo.server.openai.chat_prompt import BegunAnswer
 from octavo.server.openai.messages import template_messages
 from octavo.server.openai.parsers.base import parse_all
 from octavo.server.openai.parsers.hermes import HermesParser
@@ -292,6 +293,20 @@ def test_thoughts_come_before_forms_and_have_a_budget(
         assert found.reasoning == Reasoning(is_open=inside, max_tokens=budget)
         assert found.regex == (None if constraint is None else constraint.regex)
     assert settled.starts_inside is inside
+
+
+def test_a_thought_that_ends_the_prompt_goes_on_without_being_asked_to() -> None:
+    """With `add_generation_prompt: false`, if the template ends no message."""
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<think>\nThis is"}]
+    made = request(messages=messages, add_generation_prompt=False)
+    ended = TOKENIZER.encode("<|im_start|>assistant\n<think>\nThis is<|im_end|>\n")
+    assert BegunAnswer.of(made, ended, TOKENIZER) is None
+    begun = BegunAnswer.of(made, prompt := TOKENIZER.encode("<|im_start|>assistant\n<think>\nThis is"), TOKENIZER)
+    assert begun is not None
+    assert BegunAnswer.of(request(messages=messages), prompt, TOKENIZER) is None
+    settled = plan(thinking_token_budget=5).after(prompt, begun)
+    assert (settled.starts_inside, settled.is_continued) == (True, True)
+    assert settled.params.structured_output == StructuredOutput(reasoning=Reasoning(is_open=True, max_tokens=5))
 
 
 def test_a_prompt_that_closed_the_thoughts_leaves_forms_alone() -> None:

@@ -283,6 +283,19 @@ def test_text_parts_are_one_text() -> None:
     assert template.render([{"role": "user", "content": parts}]) == "one two"
 
 
+def test_a_thought_in_a_field_of_its_own_is_continued_where_the_template_writes_it() -> None:
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content is string %}"
+        "{{ '<think>\\n' + m.reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}{% endif %}"
+        "{{ m.content if m.content is string else '' }}<end>{% endfor %}"
+    )
+    begun = {"role": "assistant", "content": None, "reasoning_content": "We add "}
+    going_on = ChatTemplate(source).render([{"role": "user", "content": "U"}, begun], continue_final_message=True)
+    assert going_on == "<user>U<end><assistant><think>\nWe add "
+    answer = {**begun, "content": "It is"}
+    assert ChatTemplate(source).render([answer], continue_final_message=True).endswith("</think>\n\nIt is")
+
+
 def test_what_cannot_be_continued_is_an_error() -> None:
     with pytest.raises(InvalidParameterError, match="continue_final_message"):
         ChatTemplate(CHATML).render([USER, CALL], continue_final_message=True)
