@@ -23,7 +23,7 @@ class PathMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             route = route_of(scope["path"], self._root_path)
-            scope |= {"root_path": self._root_path, "path": self._root_path + route}
+            scope.update(root_path=self._root_path, path=self._root_path + route)
         await self._app(scope, receive, send)
 
 
