@@ -15,7 +15,9 @@ from tests.models.tiny import TINY_MODELS
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
+from octavo.loader.auto import tensor_names
 from octavo.loader.registry import get_model_loader
+from octavo.loader.stored_tensors import stored_tensors
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.models.weights import tensors_by_owner
@@ -73,6 +75,31 @@ def write_index(folder: Path, weight_map: object) -> None:
 def test_shards_are_the_same_model(saved: Path, folder: Path) -> None:
     shard(folder)
     assert torch.equal(logits_of(folder), logits_of(saved))
+
+
+@pytest.mark.parametrize("left", ["shards", "index", "damaged index"])
+def test_a_single_file_is_the_model_whatever_index_is_beside_it(
+    left: str, saved: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As fine-tuning tools leave a folder: the new weights in one file, beside the old shards or their index."""
+    edit_tensors(folder, lambda tensors: tensors.update({name: each + 1 for name, each in tensors.items()}))
+    shard(folder)
+    if left != "shards":
+        for file in folder.glob("model-*.safetensors"):
+            file.unlink()
+    if left == "damaged index":
+        (folder / "model.safetensors.index.json").write_text("{")
+    shutil.copyfile(saved / "model.safetensors", folder / "model.safetensors")
+    assert torch.equal(logits_of(folder), logits_of(saved))
+    assert list(stored_tensors(folder)) == list(stored_tensors(saved))
+    assert tensor_names(folder) == tensor_names(saved)
+    assert "index.json has no effect" in caplog.text
+
+
+def test_an_index_of_the_single_file_is_nothing_to_warn_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_index(folder, dict.fromkeys(load_file(folder / "model.safetensors"), "model.safetensors"))
+    load(folder)
+    assert "has no effect" not in caplog.text
 
 
 def test_dtypes_convert(saved: Path, folder: Path) -> None:
@@ -227,6 +254,7 @@ def test_shard_without_a_tensor_that_the_index_lists(folder: Path) -> None:
     ],
 )
 def test_bad_index(folder: Path, weight_map: object, message: str) -> None:
+    (folder / "model.safetensors").unlink()
     write_index(folder, weight_map)
     with pytest.raises(CheckpointError, match=f"index.json.*{message}"):
         load(folder)
@@ -234,6 +262,7 @@ def test_bad_index(folder: Path, weight_map: object, message: str) -> None:
 
 def test_index_that_is_not_json(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
+    (folder / "model.safetensors").unlink()
     for text, message in (("{", ""), ('{"weight_map": {"a": "x", "a": "y"}}', ".*'a' is given twice: 'x' and 'y'")):
         index.write_text(text)
         with pytest.raises(CheckpointError, match=rf"index\.json: not valid JSON{message}"):

@@ -98,6 +98,8 @@ def test_it_loads_or_a_typed_error_names_the_file(kind: str, saved: Path, tmp_pa
 )
 def test_json_that_is_none_or_too_deep(kind: str, text: str, saved: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(saved, tmp_path / "checkpoint"))
+    if kind != "config.json":
+        (folder / "model.safetensors").unlink()
     (folder / kind).write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises((CheckpointError, UnsupportedModelError), match=r"config\.json|index\.json"):
         load(folder)
@@ -107,6 +109,7 @@ def test_files_that_point_in_circles_or_cannot_be(saved: Path, tmp_path: Path) -
     folder = Path(shutil.copytree(saved, tmp_path / "checkpoint"))
     index = folder / "model.safetensors.index.json"
     names = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
     for target in (index.name, "loop", ".", "folder", "a" * 300, "\0", "é" * 200):
         index.write_text(json.dumps({"weight_map": dict.fromkeys(names, target)}))
         (folder / "loop").unlink(missing_ok=True)

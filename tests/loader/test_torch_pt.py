@@ -13,6 +13,7 @@ from tests.models.tiny import TINY_MODELS
 
 from octavo.config.engine import LoadFormat
 from octavo.errors import CheckpointError
+from octavo.loader.auto import tensor_names
 
 TOKENS = [5, 9, 33, 60, 4]
 
@@ -53,6 +54,13 @@ def test_shards_with_an_index(folder: Path) -> None:
         )
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
     assert torch.equal(logits_of(folder), expected)
+    later = {name: tensor + 1 for name, tensor in tensors.items()}
+    torch.save(later, folder / "model.pt")  # no file of transformers
+    assert torch.equal(logits_of(folder), expected)
+    torch.save(later, folder / "pytorch_model.bin")
+    assert not torch.equal(logits_of(folder), expected)
+    assert tensor_names(folder) == later.keys()
+    (folder / "pytorch_model.bin").unlink()
     (folder / "pytorch_model-00002-of-00003.bin").unlink()
     with pytest.raises(CheckpointError, match=r"00002-of-00003\.bin: missing, although pytorch_model\.bin\.index"):
         logits_of(folder)

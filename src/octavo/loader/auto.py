@@ -43,14 +43,12 @@ def tensor_names(folder: Path) -> frozenset[str]:
     Raises:
         CheckpointError: there are none, or a damaged one.
     """
-    for index in (SAFETENSORS_INDEX, INDEX_FILE):
-        if (folder / index).is_file():
-            return frozenset(name for names in names_by_shard(folder / index).values() for name in names)
-    if (folder / SAFETENSORS_FILE).is_file():
-        return frozenset(names_in_file(folder / SAFETENSORS_FILE))
-    for file_name in SINGLE_FILES:
-        if (folder / file_name).is_file():
-            return frozenset(read_state_dict(folder / file_name))
+    for file_name in (SAFETENSORS_FILE, SAFETENSORS_INDEX, SINGLE_FILES[0], INDEX_FILE, *SINGLE_FILES[1:]):
+        if not (file := folder / file_name).is_file():
+            continue
+        if file_name in (SAFETENSORS_INDEX, INDEX_FILE):
+            return frozenset(name for names in names_by_shard(file).values() for name in names)
+        return frozenset(names_in_file(file) if file_name == SAFETENSORS_FILE else read_state_dict(file))
     raise CheckpointError(f"{folder}: none of {', '.join((*SAFETENSORS_FILES, *SINGLE_FILES, INDEX_FILE))}")
 
 

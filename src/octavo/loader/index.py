@@ -1,9 +1,12 @@
 """The files of a checkpoint: which there must be, and by an index, which tensor is in which of several."""
 
+import logging
 from pathlib import Path
 
 from octavo.config.json_fields import JsonFields
 from octavo.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
 
 _MAX_NAME_BYTES = 255  # of a file, in any file system
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin", "model.pt", "model.pth", "model.tensors")
@@ -26,6 +29,20 @@ def names_by_shard(index: Path) -> dict[str, list[str]]:
             raise weight_map.fail(name, "the name of a file in the same folder is expected")
         shards.setdefault(file_name, []).append(name)
     return shards
+
+
+def warn_of_unused_index(single: Path, index: Path) -> None:
+    """Say that an index has no effect, since a file with the whole model is beside it: tools that save to a folder
+    leave the index of earlier shards. transformers takes the single file, too.
+    """
+    if not index.is_file():
+        return
+    try:
+        is_stale = set(names_by_shard(index)) != {single.name}  # some tools write an index for one file
+    except CheckpointError:
+        is_stale = True
+    if is_stale:
+        logger.warning("%s has no effect, nor have files that only it lists: %s is the whole model", index, single.name)
 
 
 def _is_name(text: str) -> bool:

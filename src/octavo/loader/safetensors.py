@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from octavo.errors import CheckpointError
 from octavo.loader.base import ModelLoader
-from octavo.loader.index import names_by_shard
+from octavo.loader.index import names_by_shard, warn_of_unused_index
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages
 
@@ -23,7 +23,7 @@ _MAPPED_BYTES = 64 << 20  # read per mapping
 
 
 class SafetensorsLoader(ModelLoader):
-    """Reads `model.safetensors`, or the shards that `model.safetensors.index.json` lists."""
+    """Reads `model.safetensors`, else the shards that `model.safetensors.index.json` lists."""
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
         """See `ModelLoader.tensors`. Tensors are views of the mapped file; those used only by other stages are skipped.
@@ -32,10 +32,11 @@ class SafetensorsLoader(ModelLoader):
             CheckpointError: no such file, or it is truncated, malformed or lacks a tensor of its index.
         """
         folder, elsewhere = Path(model.config.path), OtherStages(model)
-        if (folder / _INDEX_FILE).is_file():
-            yield from _sharded(folder, elsewhere)
-        elif (folder / _SINGLE_FILE).is_file():
+        if (folder / _SINGLE_FILE).is_file():
+            warn_of_unused_index(folder / _SINGLE_FILE, folder / _INDEX_FILE)
             yield from read_file(folder / _SINGLE_FILE, elsewhere)
+        elif (folder / _INDEX_FILE).is_file():
+            yield from _sharded(folder, elsewhere)
         else:
             raise CheckpointError(f"{folder}: neither {_SINGLE_FILE} nor {_INDEX_FILE}")
 

@@ -35,10 +35,10 @@ def stored_tensors(path: Path) -> Iterator[StoredTensor]:
 
         for tensor in GgufFile.read(path).tensors.values():
             yield StoredTensor(tensor.name, tensor.shape, tensor.type.name, tensor.data.nbytes)
-    elif (path / _INDEX_FILE).is_file():
-        yield from _of_index(path)
     elif (path / _SINGLE_FILE).exists():
         yield from _of_header(path / _SINGLE_FILE)
+    elif (path / _INDEX_FILE).is_file():
+        yield from _of_index(path)
     elif files := sorted(path.glob("*.safetensors")):  # a sharded state, an adapter
         for file in files:
             yield from _of_header(file)

@@ -9,7 +9,7 @@ import torch
 
 from octavo.errors import CheckpointError
 from octavo.loader.base import ModelLoader
-from octavo.loader.index import names_by_shard
+from octavo.loader.index import names_by_shard, warn_of_unused_index
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages
 
@@ -19,7 +19,7 @@ _PICKLE, _BYTEARRAY = "data.pkl", b"\nbytearray\n"  # as opcode GLOBAL has it, t
 
 
 class TorchLoader(ModelLoader):
-    """Reads `pytorch_model.bin` (or `model.pt`, `model.pth`), or the shards that its index lists."""
+    """Reads `pytorch_model.bin`, else the shards that its index lists, else `model.pt` or `model.pth`."""
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
         """See `ModelLoader.tensors`. Tensors are views of the mapped file.
@@ -36,7 +36,10 @@ def read_folder(folder: Path, elsewhere: Container[str] = ()) -> Iterator[tuple[
     Raises:
         CheckpointError: see `TorchLoader.tensors`.
     """
-    if (folder / INDEX_FILE).is_file():
+    whole = folder / SINGLE_FILES[0]
+    if whole.is_file():
+        warn_of_unused_index(whole, folder / INDEX_FILE)
+    elif (folder / INDEX_FILE).is_file():
         for file_name, names in names_by_shard(folder / INDEX_FILE).items():
             wanted = [name for name in names if name not in elsewhere]
             if wanted:
