@@ -32,6 +32,7 @@ from octavo.sampling_params import RequestPriority, SamplingParams
 logger = logging.getLogger(__name__)
 
 LONG_TEXT = 8192  # characters, tokenized in a few milliseconds
+MANY_BAD_WORDS = 32  # the same
 
 
 class LiveRequest:
@@ -249,7 +250,7 @@ class AsyncLLMEngine:
         adapters: Sequence[AdapterRef | None],
         **options: Any,
     ) -> list[ProcessedRequest]:
-        """See `EngineFront.process`. Long texts, and many, are tokenized outside the event loop, which has streams."""
+        """See `EngineFront.process`. Long texts and many words are tokenized outside the event loop."""
         front = self.front
 
         def work() -> list[ProcessedRequest]:
@@ -258,7 +259,8 @@ class AsyncLLMEngine:
                 for prompt, one, adapter in zip(prompts, params, adapters, strict=True)
             ]
 
-        if sum(map(_num_characters, prompts)) <= LONG_TEXT:
+        has_many_words = any(isinstance(one, SamplingParams) and len(one.bad_words) > MANY_BAD_WORDS for one in params)
+        if sum(map(_num_characters, prompts)) <= LONG_TEXT and not has_many_words:
             return work()
         processed = await asyncio.to_thread(work)
         for request in processed:

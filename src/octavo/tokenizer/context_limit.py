@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from octavo.errors import PromptTooLongError
 from octavo.tokenizer.tokenizer import Tokenizer
 
+_CHARACTERS_PER_TOKEN = 32  # more than nearly all texts have
+
 
 @dataclass(frozen=True, slots=True)
 class ContextLimit:
@@ -19,8 +21,12 @@ class ContextLimit:
         Raises:
             PromptTooLongError: it leaves no room for an output.
         """
-        if len(text) >= self.max_model_len and (least := self.tokenizer.min_tokens(text)) >= self.max_model_len:
-            raise self._error(f"at least {least} tokens")
+        size = self.max_model_len
+        while size <= len(text):  # usually its beginning proves it
+            size *= _CHARACTERS_PER_TOKEN
+            is_cut = size < len(text)  # its last character could be composed with a mark that follows
+            if (least := self.tokenizer.min_tokens(text[:size]) - is_cut) >= self.max_model_len:
+                raise self._error(f"at least {least} tokens")
 
     def check(self, num_tokens: int, min_tokens: int) -> None:
         """Check the length of a prompt that is tokenized, and of the least output.

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from octavo._version import __version__
-from octavo.engine.async_llm_engine import AsyncLLMEngine
+from octavo.engine.async_llm_engine import MANY_BAD_WORDS, AsyncLLMEngine
 from octavo.engine.front import EngineFront
 from octavo.errors import UserError
 from octavo.server.args import ServerArgs
@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MANY_PROMPTS = 16
-_MANY_BAD_WORDS = 32
 _MAX_FETCHES = 32  # of images and videos from elsewhere, at once
 _MAX_ID_CHARACTERS = 128
 
@@ -150,7 +149,7 @@ async def _settle(work: Callable[[], T], request: object, is_large: bool) -> T:
     """Prepare a request: render, tokenize, validate. Slow work leaves the event loop."""
     is_slow = is_large or (isinstance(request, GenerationRequest) and needs_grammar(request))
     is_slow = is_slow or has_media(getattr(request, "messages", None))
-    is_slow = is_slow or (isinstance(request, GenerationRequest) and len(request.bad_words or ()) > _MANY_BAD_WORDS)
+    is_slow = is_slow or (isinstance(request, GenerationRequest) and len(request.bad_words or ()) > MANY_BAD_WORDS)
     try:
         return await asyncio.to_thread(work) if is_slow else work()
     except UserError as error:
