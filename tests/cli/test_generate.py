@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -77,6 +78,34 @@ def test_a_pipe_gets_plain_text_from_the_real_program() -> None:
     lines = done.stderr.splitlines()
     assert len(lines) == (not is_built())
     assert all("C++ kernels were not built" in line for line in lines)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_pipes_in_any_locale(encoding: str) -> None:
+    """Input is UTF-8, JSON stays JSON, and text has escapes for what the encoding lacks."""
+    prompt = "Größe 🙂"
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C"}
+
+    def run(*arguments: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
+        command = [*OCTAVO, "generate", "--model", "demo", "--max-tokens", "2", *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, check=False, env=environment, timeout=120)
+        return done.returncode, done.stdout, done.stderr.decode()
+
+    code, text, complaint = run("--json", "--lines", stdin=f"{prompt}\nx\n".encode())
+    assert code == 0, complaint
+    assert [json.loads(line)["prompt"] for line in text.decode().splitlines()] == [prompt, "x"]
+    assert (prompt.encode() in text) == (encoding == "utf-8")
+    code, text, complaint = run("--prompt", prompt, "--prompt", "x")
+    assert code == 0, complaint
+    assert text.startswith(b"[1] " + prompt.encode(encoding, "backslashreplace"))
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_input_that_is_not_utf8_is_refused_with_its_place(command: str) -> None:
+    text = b"ab\\\n\xc3\xa9\xff"
+    done = subprocess.run([*OCTAVO, command, "--model", "demo"], input=text, capture_output=True, check=False)
+    assert done.returncode == 2
+    assert b"standard input='byte 0xff': must be UTF-8; it is not at byte 3 of line 2" in done.stderr
 
 
 def test_chat_answers_through_the_template() -> None:

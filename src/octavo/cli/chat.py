@@ -13,6 +13,7 @@ from octavo.cli.chat_models import ChatModel, local_model, remote_model
 from octavo.cli.chat_text import ResponsePrinter
 from octavo.cli.images import image_part
 from octavo.cli.options import TYPER_SETTINGS, AnswerOptions, EngineOptions, with_derived_flags
+from octavo.cli.streams import decoded
 from octavo.errors import EngineDeadError, InvalidParameterError, OctavoError, nearest_hint
 
 app = typer.Typer(**TYPER_SETTINGS)
@@ -97,6 +98,7 @@ class ChatSession:
         self._conversation = Conversation(system)
         self._images = list(images)  # for the next message
         self._is_over = False
+        self._num_lines = 0  # read so far
         self._commands: dict[str, tuple[Callable[[str], None], str]] = {
             "help": (self._help, "show this list"),
             "image": (self._image, "send the picture in the given file with the next message"),
@@ -112,7 +114,7 @@ class ChatSession:
             _note("Type a message; /help lists commands. Ctrl-C stops a response, Ctrl-D quits.")
         while not self._is_over:
             try:
-                self._handle(_read_line())
+                self._handle(self._read_line())
             except EOFError:
                 break
             except KeyboardInterrupt:
@@ -171,13 +173,16 @@ class ChatSession:
     def _exit(self, _rest: str) -> None:
         self._is_over = True
 
+    def _read_line(self) -> str:
+        """Return the next message; a backslash at the end of a line continues it on the next."""
+        line = self._input("> ")
+        while line.endswith("\\"):
+            line = line[:-1] + "\n" + self._input(". ")
+        return line
 
-def _read_line() -> str:
-    """Return the next message; a backslash at the end of a line continues it on the next."""
-    line = input("> " if sys.stdin.isatty() else "")
-    while line.endswith("\\"):
-        line = line[:-1] + "\n" + input(". " if sys.stdin.isatty() else "")
-    return line
+    def _input(self, prompt: str) -> str:
+        self._num_lines += 1
+        return decoded(input(prompt if sys.stdin.isatty() else ""), "standard input", first_line=self._num_lines)
 
 
 def _note(text: Any) -> None:

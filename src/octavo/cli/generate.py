@@ -11,6 +11,7 @@ import typer
 
 from octavo.cli.options import TYPER_SETTINGS, EngineOptions, SamplingOptions, with_derived_flags
 from octavo.cli.show import TextStream, print_json, print_labeled, print_summary
+from octavo.cli.streams import decoded
 from octavo.errors import InvalidParameterError, RequestError
 
 if TYPE_CHECKING:
@@ -89,9 +90,9 @@ def collect_prompts(given: Sequence[str], files: Sequence[Path], *, by_line: boo
     if not given and not files:
         if sys.stdin.isatty():
             raise InvalidParameterError("prompt", None, "use --prompt or --file, or pipe text in")
-        texts = [sys.stdin.read()]
+        texts = [_read(Path("-"))]
     pieces = [line for text in texts for line in (text.splitlines() if by_line else [text.removesuffix("\n")])]
-    prompts = [*given, *(piece for piece in pieces if piece)]
+    prompts = [*(decoded(text, "prompt") for text in given), *(piece for piece in pieces if piece)]
     if not prompts:
         raise InvalidParameterError("prompt", "", "must not be empty")
     return prompts
@@ -99,7 +100,9 @@ def collect_prompts(given: Sequence[str], files: Sequence[Path], *, by_line: boo
 
 def _read(file: Path) -> str:
     try:
-        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        if str(file) == "-":
+            return decoded(sys.stdin.read(), "standard input")
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidParameterError("file", str(file), f"cannot be read: {error}") from error
 

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from octavo._version import __version__
 from octavo.cli.options import TYPER_SETTINGS
+from octavo.cli.streams import prepare_streams
 from octavo.errors import UserError
 
 COMMANDS = ("serve", "generate", "chat", "bench", "inspect", "convert", "lora", "env")
@@ -87,6 +88,7 @@ def _report(error: Exception) -> None:
 
 def main() -> None:
     """Run the program."""
+    prepare_streams()
     app(prog_name="octavo")
 
 

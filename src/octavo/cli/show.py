@@ -5,6 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from octavo.cli.streams import print_json_line
+
 if TYPE_CHECKING:
     from octavo.outputs import RequestOutput
 
@@ -39,7 +41,7 @@ def print_json(outputs: "Sequence[RequestOutput]") -> None:
     import msgspec
 
     for output in outputs:
-        print(msgspec.json.encode(output).decode())
+        print_json_line(msgspec.json.encode(output).decode())
 
 
 def print_summary(outputs: "Sequence[RequestOutput]") -> None:
