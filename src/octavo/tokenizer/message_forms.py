@@ -13,6 +13,7 @@ Message = Mapping[str, object]
 Write = Callable[[Sequence[Message], bool], str | None]  # messages, with tools -> the prompt; None: it fails
 
 _CONTENTS: tuple[Message, ...] = ({"content": None}, {}, {"content": ""})  # the first is what transformers passes
+_ROLES = ("assistant", "tool", "function", "ipython")  # roles are users' words: no more of them are tried
 _CALL_ID = "abcdefghi"  # of nine letters, as Mistral's templates require
 _CALL_NAME = "octavo_call"
 _CALL = {
@@ -56,7 +57,7 @@ class MessageForms:
 
     def _apply(self, message: Message, with_tools: bool) -> Message:
         has_text, has_calls = "content" in message, bool(message.get("tool_calls"))
-        if has_text and not has_calls:  # nearly always
+        if (has_text and not has_calls) or message["role"] not in _ROLES:  # nearly always
             return message
         return self._form(str(message["role"]), has_text, has_calls, with_tools).of(message)
 
