@@ -42,6 +42,8 @@ class MessageForm:
 
 
 _FORMS = tuple(MessageForm(absent, as_text) for as_text in (False, True) for absent in _CONTENTS)
+# Some clients send empty text beside calls: it stays so unless the template then writes no calls.
+_FORMS_OF_EMPTY = tuple(MessageForm(absent, as_text) for as_text in (False, True) for absent in reversed(_CONTENTS))
 
 
 class MessageForms:
@@ -49,7 +51,7 @@ class MessageForms:
 
     def __init__(self, write: Write) -> None:
         self._write = write
-        self._found: dict[tuple[str, bool, bool, bool], MessageForm] = {}
+        self._found: dict[tuple[str, bool, bool, bool, bool], MessageForm] = {}
 
     def apply(self, messages: Sequence[Message], *, with_tools: bool) -> list[Message]:
         """Return messages, which hold no nulls, as the template reads them."""
@@ -59,17 +61,24 @@ class MessageForms:
         has_text, has_calls = "content" in message, bool(message.get("tool_calls"))
         if (has_text and not has_calls) or message["role"] not in _ROLES:  # nearly always
             return message
+        if message.get("content") == "":
+            plain = {key: value for key, value in message.items() if key != "content"}
+            return self._form(str(message["role"]), False, True, with_tools, was_empty=True).of(plain)
         return self._form(str(message["role"]), has_text, has_calls, with_tools).of(message)
 
-    def _form(self, role: str, has_text: bool, has_calls: bool, with_tools: bool) -> MessageForm:
-        kind = (role, has_text, has_calls, with_tools)
+    def _form(
+        self, role: str, has_text: bool, has_calls: bool, with_tools: bool, *, was_empty: bool = False
+    ) -> MessageForm:
+        kind = (role, has_text, has_calls, with_tools, was_empty)
         if kind not in self._found:
             message: dict[str, object] = {"role": role}
             if has_text:
                 message["content"] = "x"
             if has_calls:
                 message["tool_calls"] = [_CALL]
-            self._found[kind] = max(_FORMS, key=lambda form: self._quality(form.of(message), with_tools))
+            self._found[kind] = max(
+                _FORMS_OF_EMPTY if was_empty else _FORMS, key=lambda form: self._quality(form.of(message), with_tools)
+            )
         return self._found[kind]
 
     def _quality(self, message: Message, with_tools: bool) -> tuple[bool, bool, bool]:
