@@ -236,7 +236,7 @@ def test_a_call_without_text_is_given_in_the_form_that_the_template_reads(source
     user, result = {"role": "user", "content": "U"}, {"role": "tool", "content": None}
     template = ChatTemplate(source)
     assert template.render([user, CALL, result]) == expected
-    assert template.render([user, {**CALL}, {"role": "tool"}]) == expected
+    assert template.render([user, {**CALL, "content": ""}, {"role": "tool"}]) == expected
     assert "None" not in template.render([user, {"role": "assistant", "content": None}, user])
 
 

@@ -13,6 +13,7 @@ Message = Mapping[str, object]
 Write = Callable[[Sequence[Message], bool], str | None]  # messages, with tools -> the prompt; None: it fails
 
 _CONTENTS: tuple[Message, ...] = ({"content": None}, {}, {"content": ""})  # the first is what transformers passes
+_ROLES = ("assistant", "tool", "function", "ipython")  # roles are users' words: no more of them are tried
 _CALL_ID = "abcdefghi"  # of nine letters, as Mistral's templates require
 _CALL_NAME = "octavo_call"
 _CALL = {
@@ -41,6 +42,8 @@ class MessageForm:
 
 
 _FORMS = tuple(MessageForm(absent, as_text) for as_text in (False, True) for absent in _CONTENTS)
+# Some clients send empty text beside calls: it stays so unless the template then writes no calls.
+_FORMS_OF_EMPTY = tuple(MessageForm(absent, as_text) for as_text in (False, True) for absent in reversed(_CONTENTS))
 
 
 class MessageForms:
@@ -48,7 +51,7 @@ class MessageForms:
 
     def __init__(self, write: Write) -> None:
         self._write = write
-        self._found: dict[tuple[str, bool, bool, bool], MessageForm] = {}
+        self._found: dict[tuple[str, bool, bool, bool, bool], MessageForm] = {}
 
     def apply(self, messages: Sequence[Message], *, with_tools: bool) -> list[Message]:
         """Return messages, which hold no nulls, as the template reads them."""
@@ -56,19 +59,26 @@ class MessageForms:
 
     def _apply(self, message: Message, with_tools: bool) -> Message:
         has_text, has_calls = "content" in message, bool(message.get("tool_calls"))
-        if has_text and not has_calls:  # nearly always
+        if (has_text and not has_calls) or message["role"] not in _ROLES:  # nearly always
             return message
+        if message.get("content") == "":
+            plain = {key: value for key, value in message.items() if key != "content"}
+            return self._form(str(message["role"]), False, True, with_tools, was_empty=True).of(plain)
         return self._form(str(message["role"]), has_text, has_calls, with_tools).of(message)
 
-    def _form(self, role: str, has_text: bool, has_calls: bool, with_tools: bool) -> MessageForm:
-        kind = (role, has_text, has_calls, with_tools)
+    def _form(
+        self, role: str, has_text: bool, has_calls: bool, with_tools: bool, *, was_empty: bool = False
+    ) -> MessageForm:
+        kind = (role, has_text, has_calls, with_tools, was_empty)
         if kind not in self._found:
             message: dict[str, object] = {"role": role}
             if has_text:
                 message["content"] = "x"
             if has_calls:
                 message["tool_calls"] = [_CALL]
-            self._found[kind] = max(_FORMS, key=lambda form: self._quality(form.of(message), with_tools))
+            self._found[kind] = max(
+                _FORMS_OF_EMPTY if was_empty else _FORMS, key=lambda form: self._quality(form.of(message), with_tools)
+            )
         return self._found[kind]
 
     def _quality(self, message: Message, with_tools: bool) -> tuple[bool, bool, bool]:
