@@ -221,6 +221,32 @@ def test_odd_sampling_defaults_are_ignored_with_a_warning(
     assert (f"{key}={value!r} is ignored" in caplog.text) == (expected is None and value is not None)
 
 
+@pytest.mark.parametrize("named", [[], None, ["LLaMAForCausalLM"], ["LlamaModel"], ["Other", "LlamaForCausalLM"]])
+def test_an_architecture_that_is_not_named_follows_from_the_type(named: list[str] | None, tmp_path: Path) -> None:
+    assert read(tmp_path, {**LLAMA, "architectures": named, "model_type": "llama"}).architecture == "LlamaForCausalLM"
+    with pytest.raises(UnsupportedModelError, match="architecture 'LlamaForSequenceClassification' is not supported"):
+        read(tmp_path, {**LLAMA, "architectures": ["LlamaForSequenceClassification"], "model_type": "llama"})
+
+
+@pytest.mark.parametrize(
+    ("file_name", "own", "method"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 128, "sym": True}, "gptq"),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 128, "zero_point": True, "version": "GEMM"}, "awq"),
+        ("quant_config.json", {"something": "else"}, None),
+    ],
+)
+def test_quantization_in_a_file_of_its_own(
+    file_name: str, own: dict[str, Any], method: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / file_name).write_text(json.dumps(own))
+    found = read(tmp_path, LLAMA).quantization
+    assert (found.method if found else None) == method
+    stated = read(tmp_path, {**LLAMA, "quantization_config": {"quant_method": "fp8"}}).quantization
+    assert stated is not None
+    assert stated.method == "fp8"
+
+
 def test_attn_factor_multiplies_what_yarn_has_anyway(tmp_path: Path) -> None:
     scaling = {**YARN, "attn_factor": 0.8782488562869419}  # as DeepSeek-R1-0528-Qwen3-8B has it
     assert read(tmp_path, {**LLAMA, "rope_scaling": scaling}).rope.attention_factor == pytest.approx(1.0)

@@ -89,3 +89,31 @@ def test_sections_must_cover_the_head(tmp_path: Path) -> None:
         CheckpointError, match=r"mrope_section=\[1, 1, 1\]: three numbers are expected that add up to 4"
     ):
         read_model_config(tmp_path, model="strange")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        *((name, None) for name, facts in ARCHITECTURES.items() if facts.vision is not None),
+        *(("LlavaForConditionalGeneration", kind) for kind in ("mistral", "qwen2")),
+    ],
+)
+def test_a_nested_model_leaves_out_what_is_its_familys_default(
+    architecture: str, kind: str | None, tmp_path: Path
+) -> None:
+    facts, text = ARCHITECTURES[architecture], {} if kind is None else {"model_type": kind}
+    config = {"architectures": [architecture], "model_type": facts.model_type, "text_config": text}
+    theirs = AutoConfig.for_model(facts.model_type, text_config=dict(text)).get_text_config()
+    vision = AutoConfig.for_model(facts.model_type).vision_config.to_dict()
+    if "out_hidden_size" in vision or architecture in SIZES:
+        vision[SIZES.get(architecture, "out_hidden_size")] = theirs.hidden_size
+    if architecture.startswith("Gemma3"):
+        vision |= {"image_size": 896, "patch_size": 14}  # transformers' own defaults do not go together
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vision_config": vision}))
+    ours = read_model_config(tmp_path, model="least")
+    for mine, name in {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"}.items():
+        assert getattr(ours, mine) == getattr(theirs, name)
+    for name in ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings", "rms_norm_eps"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.rope.is_interleaved == (architecture == "Qwen3VLForConditionalGeneration")

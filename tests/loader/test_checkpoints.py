@@ -171,6 +171,16 @@ def test_a_tied_table_may_have_the_name_of_the_head(num_stages: int, tmp_path: P
         assert has_table == (stage.is_first or stage.is_last)
 
 
+@pytest.mark.parametrize("name", ["llama-tied", "gemma3"])
+def test_a_model_saved_without_its_head(name: str, tmp_path: Path) -> None:
+    saved = next(case for case in TINY_MODELS if case.name == name).save(tmp_path / "whole")
+    saved.model.save_pretrained(tmp_path / "base")
+    assert torch.equal(logits_of(tmp_path / "base"), logits_of(tmp_path / "whole"))
+    edit_config(tmp_path / "base", tie_word_embeddings=False)
+    with pytest.raises(CheckpointError, match=r"tensor 'lm_head\.weight' of shape \[97, 36\] is missing"):
+        load(tmp_path / "base")
+
+
 def read(model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
     return get_model_loader(LoadConfig(load_format="auto", seed=0)).tensors(model)
 

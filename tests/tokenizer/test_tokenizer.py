@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from octavo.errors import CheckpointError, InvalidParameterError
@@ -177,3 +179,29 @@ def _copy(source: Path, target: Path, **config: Any) -> Path:
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | config), encoding="utf-8")
     return folder
+
+
+@pytest.mark.parametrize("parts", ["prepended", "metaspace"])
+@pytest.mark.parametrize("setting", [{"add_prefix_space": False}, {"split_special_tokens": True}])
+def test_settings_of_llama_tokenizers_are_those_of_transformers(
+    parts: str, setting: dict[str, bool], tmp_path: Path
+) -> None:
+    tokens = ("<unk>", "<s>", "</s>", "▁", "h", "i", "hi", "▁hi", "▁h", "<", "s", ">", "/")
+    merges = [("h", "i"), ("▁", "hi"), ("▁", "h")]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    backend = Backend(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    if parts == "prepended":
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=False)
+    strip = decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    config = {"tokenizer_class": "LlamaTokenizerFast", **named, **setting}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    ours, theirs = Tokenizer.from_path(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    text = "hi hi</s>hi"
+    assert list(ours.encode(text, add_special_tokens=False)) == theirs.encode(text, add_special_tokens=False)
+    assert ours.decode([7, 7]) == theirs.decode([7, 7])

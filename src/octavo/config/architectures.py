@@ -54,6 +54,8 @@ class ArchitectureFacts:
     moe: MoEFacts | None = None
     vision: VisionFamily | None = None  # it has a vision tower
     has_rotary_axes: bool = False  # rotary positions count time, height and width
+    rotary_sections: tuple[int, ...] = ()  # default: frequencies of each axis
+    interleaves_axes: bool = False  # default: their frequencies take turns
     text: tuple[
         str, ...
     ] = ()  # architectures that its text_config may be of; (): of this one. Defaults are by model_type
@@ -82,6 +84,23 @@ _LLAMA_TEXT = MappingProxyType(
         "max_position_embeddings": 2048,
     }
 )
+_MISTRAL_TEXT = MappingProxyType({**_LLAMA_TEXT, "intermediate_size": 14336, "max_position_embeddings": 131072})
+_QWEN2_TEXT = MappingProxyType(
+    {**_LLAMA_TEXT, "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
+)
+_QWEN2_VL_TEXT = MappingProxyType(
+    {
+        "vocab_size": 152064,
+        "hidden_size": 8192,
+        "intermediate_size": 29568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "max_position_embeddings": 32768,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+    }
+)
+_QWEN3_VL_TEXT = MappingProxyType({**_QWEN2_TEXT, "max_position_embeddings": 128000})
 _GEMMA3 = ArchitectureFacts(
     model_type="gemma3_text",
     num_kv_heads=4,
@@ -138,7 +157,7 @@ ARCHITECTURES = MappingProxyType(
             model_type="llava",
             vision="llava",
             text=("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"),
-            defaults=MappingProxyType({"llama": _LLAMA_TEXT}),
+            defaults=MappingProxyType({"llama": _LLAMA_TEXT, "mistral": _MISTRAL_TEXT, "qwen2": _QWEN2_TEXT}),
         ),
         "Qwen2VLForConditionalGeneration": ArchitectureFacts(
             model_type="qwen2_vl",
@@ -147,8 +166,10 @@ ARCHITECTURES = MappingProxyType(
             qkv_bias=True,
             rms_norm_eps=1e-5,
             rope_theta=1e6,
+            defaults=_QWEN2_VL_TEXT,
             vision="qwen2_vl",
             has_rotary_axes=True,
+            rotary_sections=(16, 24, 24),
         ),
         "Qwen2_5_VLForConditionalGeneration": ArchitectureFacts(
             model_type="qwen2_5_vl",
@@ -157,8 +178,10 @@ ARCHITECTURES = MappingProxyType(
             qkv_bias=True,
             rms_norm_eps=1e-5,
             rope_theta=1e6,
+            defaults=_QWEN2_VL_TEXT,
             vision="qwen2_5_vl",
             has_rotary_axes=True,
+            rotary_sections=(16, 24, 24),
         ),
         "Qwen3VLForConditionalGeneration": ArchitectureFacts(
             model_type="qwen3_vl",
@@ -166,8 +189,11 @@ ARCHITECTURES = MappingProxyType(
             head_dim=128,
             qk_norm=True,
             rope_theta=5e5,
+            defaults=_QWEN3_VL_TEXT,
             vision="qwen3_vl",
             has_rotary_axes=True,
+            rotary_sections=(24, 20, 20),
+            interleaves_axes=True,
         ),
     }
 )

@@ -13,7 +13,7 @@ from octavo.config.architectures import ARCHITECTURES, ArchitectureFacts
 from octavo.config.hf_attention import read_attention_scale, read_biases, read_heads, read_sliding_windows
 from octavo.config.hf_generation import read_eos_token_ids, read_generation_defaults
 from octavo.config.hf_moe import read_moe
-from octavo.config.hf_quantization import read_quantization
+from octavo.config.hf_quantization import read_quantization, with_separate_quantization
 from octavo.config.hf_rope import max_supported_len, read_local_rope, read_rope
 from octavo.config.hf_vision import read_vision, text_facts, text_fields
 from octavo.config.json_fields import JsonFields
@@ -40,7 +40,7 @@ def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_
         UnsupportedModelError: valid, but with an architecture or a setting that Octavo does not support.
         InvalidParameterError: `max_model_len` exceeds what the checkpoint supports.
     """
-    config = model_config_of(_read_fields(path), path, model=model, dtype=dtype, max_model_len=max_model_len)
+    config = model_config_of(read_config_fields(path), path, model=model, dtype=dtype, max_model_len=max_model_len)
     is_tied = config.tie_word_embeddings and (path.is_file() or not has_own_head(path))
     return replace(config, tie_word_embeddings=is_tied)
 
@@ -60,7 +60,12 @@ def model_config_of(
     num_heads, num_kv_heads, head_dim = read_heads(fields, facts)
     num_frequencies = head_dim // 2 if facts.has_rotary_axes else None
     rope = read_rope(
-        fields, max_position_embeddings, default_theta=facts.rope_theta, num_frequencies_by_axis=num_frequencies
+        fields,
+        max_position_embeddings,
+        default_theta=facts.rope_theta,
+        num_frequencies_by_axis=num_frequencies,
+        default_sections=facts.rotary_sections,
+        is_interleaved=facts.interleaves_axes,
     )
     has_bias, has_out_bias = read_biases(fields, facts)
     return ModelConfig(
@@ -97,30 +102,41 @@ def model_config_of(
     )
 
 
-def _read_fields(path: Path) -> JsonFields:
+def read_config_fields(path: Path) -> JsonFields:
+    """Return the keys of `config.json`, or those that a GGUF file's metadata stands for.
+
+    Raises:
+        CheckpointError: missing or malformed.
+    """
     if path.is_file():
         from octavo.config.gguf import read_gguf_fields  # numpy, which no other start needs this early
 
         return read_gguf_fields(path)
-    return JsonFields.read(path / "config.json")
+    return with_separate_quantization(JsonFields.read(path / "config.json"), path)
 
 
 def _architecture(fields: JsonFields) -> str:
-    """Look up the architecture by name, or by `model_type` if the file has no `architectures`."""
-    if "architectures" in fields:
-        for name in fields.texts("architectures"):
-            if name in ARCHITECTURES:
-                return name
-        asked = ", ".join(fields.texts("architectures")) or "(none)"
-    else:
-        asked = fields.text("model_type")
-        for name, facts in ARCHITECTURES.items():
-            if facts.model_type == asked:
-                return name
+    """Look up the architecture by name, however cased, or by `model_type` if the file names none or a base class."""
+    named = fields.texts("architectures") if "architectures" in fields else []
+    by_name = {name.casefold(): name for name in ARCHITECTURES}
+    for name in named:
+        if name.casefold() in by_name:
+            return by_name[name.casefold()]
+    kind = fields.text("model_type", "" if named else None)
+    by_type = next((name for name, facts in ARCHITECTURES.items() if facts.model_type == kind), None)
+    if by_type is not None and (not named or not _base_classes(by_type).isdisjoint(named)):
+        return by_type
+    asked = ", ".join(named) or kind
     known = sorted(ARCHITECTURES)
     nearest = nearest_hint(asked, known)
     supported = "" if nearest.startswith("known") else f" supported: {', '.join(known)};"
     raise UnsupportedModelError(f"{fields.origin}: architecture {asked!r} is not supported;{supported} {nearest}")
+
+
+def _base_classes(architecture: str) -> frozenset[str]:
+    """Return the names of transformers' classes that are the architecture without its logits head."""
+    stem = architecture.partition("For")[0]
+    return frozenset((f"{stem}Model", f"{stem}TextModel"))
 
 
 def _refuse_unsupported(fields: JsonFields, facts: ArchitectureFacts) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import CheckpointQuantization, DType, ModelConfig, QuantizationName
@@ -12,6 +13,8 @@ QUANTIZATION_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq"
 _FLOATS = ("fbgemm_fp8", "fp8")
 GGUF_TYPES = "gguf_types"  # `config/gguf.py`: types of quantized tensors by layer
 DTYPES_WITH_BLOCKS: tuple[DType, ...] = ("bfloat16",)  # others: a GGUF file is dequantized at load
+# By the file's name: what wrote it, and a key that it has.
+_SEPARATE_FILES = MappingProxyType({"quantize_config.json": ("gptq", "bits"), "quant_config.json": ("awq", "w_bit")})
 _KEYS = ("quantization_config", "compression_config")  # the second is compressed-tensors' older name
 
 
@@ -37,6 +40,20 @@ def read_quantization(fields: JsonFields, dtype: DType) -> CheckpointQuantizatio
             "model in one of these or as GGUF, or the original with --quantization int8 or int4"
         )
     return CheckpointQuantization(method=method, origin=settings.origin, values=settings.values)
+
+
+def with_separate_quantization(fields: JsonFields, folder: Path) -> JsonFields:
+    """Return the keys of `config.json` with those that AutoGPTQ and older AutoAWQ write to a file of their own.
+
+    Raises:
+        CheckpointError: that file is malformed.
+    """
+    if any(key in fields for key in _KEYS):
+        return fields
+    for file_name, (method, bits) in _SEPARATE_FILES.items():
+        if (folder / file_name).is_file() and bits in (own := JsonFields.read(folder / file_name)):
+            return fields.with_defaults({_KEYS[0]: {"quant_method": method, **own.values}})
+    return fields
 
 
 def has_float_weights(checkpoint: CheckpointQuantization) -> bool:

@@ -34,10 +34,12 @@ def read_rope(
     *,
     default_theta: float = 10000.0,
     num_frequencies_by_axis: int | None = None,
+    default_sections: tuple[int, ...] = (),
+    is_interleaved: bool = False,
 ) -> RopeConfig:
     """Read the rotary embedding settings; `default_theta` is the architecture's default.
 
-    A model whose positions have three axes divides `num_frequencies_by_axis` among them.
+    A model whose positions have three axes divides `num_frequencies_by_axis` among them, by default as given.
 
     Raises:
         CheckpointError: a missing or malformed value, or two inconsistent ones.
@@ -51,10 +53,10 @@ def read_rope(
         if plain.get(key) == "mrope":  # the name that older files give to three axes of the default kind
             plain[key] = "default"
     rope = _one_axis(config, JsonFields(fields.origin, plain), max_position_embeddings, default_theta)
-    sections = tuple(fields.integers("mrope_section"))
+    sections = tuple(fields.integers("mrope_section")) or default_sections
     if len(sections) != 3 or sum(sections) != num_frequencies_by_axis:
         raise fields.fail("mrope_section", f"three numbers are expected that add up to {num_frequencies_by_axis}")
-    return replace(rope, sections=sections, is_interleaved=fields.flag("mrope_interleaved", False))
+    return replace(rope, sections=sections, is_interleaved=fields.flag("mrope_interleaved", is_interleaved))
 
 
 def read_local_rope(config: JsonFields, default_theta: float | None) -> RopeConfig | None:

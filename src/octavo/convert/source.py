@@ -10,7 +10,7 @@ import torch
 from octavo.config.architectures import ARCHITECTURES
 from octavo.config.engine import LoadConfig, LoadFormat
 from octavo.config.gguf import read_gguf_fields
-from octavo.config.hf import read_model_config
+from octavo.config.hf import read_config_fields, read_model_config
 from octavo.config.hf_quantization import GGUF_TYPES, read_quantization
 from octavo.config.hub import resolve_model
 from octavo.config.json_fields import JsonFields
@@ -85,7 +85,7 @@ def _settings(path: Path, model: ModelConfig, *, is_cast: bool) -> dict[str, Any
         values = read_gguf_fields(path).values
         settings = _for_transformers({key: values[key] for key in values if key != GGUF_TYPES})
     else:
-        own = JsonFields.read(path / "config.json")
+        own = read_config_fields(path)
         settings = {**own.values, **dict.fromkeys(own.nulls)}
     if is_cast:
         settings.pop("torch_dtype", None)

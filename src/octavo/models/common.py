@@ -44,6 +44,10 @@ DECODER_WEIGHT_NAMES = MappingProxyType(
 )
 
 
+# What transformers' class without the logits head leaves out of names.
+WITHOUT_HEAD = MappingProxyType({f"{part}.": f"model.{part}." for part in ("embed_tokens", "layers", "norm")})
+
+
 class DecoderAttention(nn.Module):
     """Project to queries, keys and values, attend, project back."""
 
@@ -157,6 +161,7 @@ class DecoderForCausalLM(CausalLM):
     """
 
     weight_names = DECODER_WEIGHT_NAMES
+    renamed_prefixes: ClassVar[Mapping[str, str]] = WITHOUT_HEAD
     activation: ClassVar[Activation] = SILU  # of MLPs and experts
     norm_offset: ClassVar[float] = 0.0  # 1 if checkpoints store norm weights minus one
     takes_adapters = True

@@ -56,6 +56,7 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
             "language_model.model.": "model.",
             "language_model.lm_head.": "lm_head.",
             "model.language_model.": "model.",
+            "language_model.": "model.",
             "vision_tower.vision_model.": "vision_tower.",
             "model.vision_tower.vision_model.": "vision_tower.",
             "model.vision_tower.": "vision_tower.",

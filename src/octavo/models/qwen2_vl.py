@@ -155,7 +155,9 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
     """The decoder is Qwen2's, which is the family's own with biases."""
 
     tower = Qwen2VisionTower
-    renamed_prefixes = MappingProxyType({"model.language_model.": "model.", "model.visual.": "visual."})
+    renamed_prefixes = MappingProxyType(
+        {"model.language_model.": "model.", "language_model.": "model.", "model.visual.": "visual."}
+    )
 
 
 def _order(layout: PatchLayout) -> torch.Tensor:

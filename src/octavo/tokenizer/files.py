@@ -2,8 +2,9 @@
 
 `tokenizer.json` defines how text becomes ids, including whether a BOS token is prepended. The other files only name
 special tokens and have the chat template: `tokenizer_config.json`, `special_tokens_map.json` in older checkpoints,
-`chat_template.jinja`, `chat_template.json` and the folder `additional_chat_templates`. This matches transformers 5,
-which also ignores `add_bos_token` in `tokenizer_config.json` if there is a `tokenizer.json`.
+`chat_template.jinja`, `chat_template.json` and the folder `additional_chat_templates`; and the first may say
+`add_prefix_space: false` of a Llama tokenizer, or `split_special_tokens: true`. This matches transformers 5, which also
+ignores `add_bos_token` in `tokenizer_config.json` if there is a `tokenizer.json`.
 """
 
 import json
@@ -12,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from octavo.errors import CheckpointError
 from octavo.tokenizer.gguf import read_gguf_tokenizer
 from octavo.tokenizer.library import library_errors
 
+_LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
+_SPACE = "\u2581"  # SentencePiece's mark of a space
 CHAT_TEMPLATE_NAMES = ("default", "tool_use")
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 CHAT_TEMPLATE_FOLDER = "additional_chat_templates"  # where transformers saves all but the default one
@@ -55,6 +58,10 @@ def read_tokenizer_files(path: Path) -> TokenizerFiles:
     config = _read_json(path / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= _read_json(path / "special_tokens_map.json")
+    if config.get("add_prefix_space") is False and config.get("tokenizer_class") in _LLAMA_CLASSES:
+        _leave_out_prefix_space(backend)
+    if config.get("split_special_tokens") is True:
+        backend.encode_special_tokens = True
     try:
         named = _add_tokens(backend, config)
         templates = _read_chat_templates(path, config)
@@ -73,6 +80,19 @@ def _read_backend(path: Path) -> Backend:
     backend.no_truncation()  # the file may have been saved with training limits
     backend.no_padding()
     return backend
+
+
+def _leave_out_prefix_space(backend: Backend) -> None:
+    """Put no space before a text where tokenizer.json does: transformers' class for Llama makes these parts anew."""
+    own = json.loads(backend.to_str())
+    pre, normalizer = own["pre_tokenizer"] or {}, own["normalizer"] or {}
+    prepends = any(part.get("type") == "Prepend" for part in (normalizer, *normalizer.get("normalizers", ())))
+    if not prepends and (pre.get("type") != "Metaspace" or pre.get("prepend_scheme") == "never"):
+        return
+    backend.normalizer = None
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme="never", split=False)
+    parts = decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()
+    backend.decoder = decoders.Sequence(list(parts))
 
 
 def _missing_message(path: Path) -> str:
