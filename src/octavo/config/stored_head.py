@@ -72,9 +72,11 @@ def _tensors(folder: Path) -> Iterator[tuple[str, _Tensor]]:
                 if _is_wanted(entry.name):
                     yield entry.name, _tensor(file, entry, entry.type)
         return
-    torch_file = next((folder / name for name in _TORCH_FILES if (folder / name).is_file()), None)
     torch_index = folder / _TORCH_INDEX
-    for file in _shards(torch_index) if torch_index.is_file() else [torch_file] if torch_file is not None else []:
+    files = [folder / name for name in _TORCH_FILES if (folder / name).is_file()][:1]
+    if torch_index.is_file() and not (folder / _TORCH_FILES[0]).is_file():
+        files = _shards(torch_index)
+    for file in files:
         for name, torch_entry in read_entries(file).items():
             if _is_wanted(name):
                 yield name, _tensor(file, torch_entry, torch_entry.kind)
