@@ -177,8 +177,12 @@ def test_calls_from_several_threads_run_together_and_none_sees_the_others(engine
 
 
 def test_exit_ends_the_calls_of_other_threads(engine: LLMEngine) -> None:
+    def note(order: object) -> bool:
+        running.set()
+        return False
+
     running = threading.Event()
-    FAILURES.append(lambda order: running.set() or False)
+    FAILURES.append(note)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(engine.generate, "Hi", SamplingParams(max_tokens=None, ignore_eos=True))
         assert running.wait(10.0)
