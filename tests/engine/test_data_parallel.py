@@ -3,12 +3,16 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from tests import fakes
 from tests.engine.interrupts import endure
 from tests.executor.processes import are_gone
 
@@ -83,6 +87,17 @@ def test_nothing_is_left_at_exit(engine: LLMEngine) -> None:
     replicas = client_of(engine)
     engine.exit()
     assert are_gone(replicas.pids)
+
+
+def test_a_program_may_end_without_exit() -> None:
+    code = (
+        "from octavo import LLM; from octavo.engine.process_client import ProcessClient;"
+        f"ProcessClient.command = {fakes.CORE}; llm = LLM('demo', data_parallel_size=2, num_kv_blocks=64);"
+        "print(*[replica._folder for replica in llm.engine.front.client._replicas])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert not any(Path(folder).exists() for folder in done.stdout.split())
 
 
 @pytest.mark.full  # by default tests/server/test_data_parallel.py kills replicas

@@ -194,12 +194,11 @@ def test_calls_from_several_threads_run_together_and_none_sees_the_others(engine
 
 
 def test_exit_ends_the_calls_of_other_threads(engine: LLMEngine) -> None:
-    running = threading.Event()
-
     def note(order: object) -> bool:
         running.set()
         return False
 
+    running = threading.Event()
     FAILURES.append(note)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(engine.generate, "Hi", SamplingParams(max_tokens=None, ignore_eos=True))

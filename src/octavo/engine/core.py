@@ -39,7 +39,7 @@ class PendingStep:
 
 
 class EngineCore:
-    """Owned by one thread; others send it messages (`EngineCoreClient`)."""
+    """Owned by one thread, in which no signal handler runs; others send it messages (`EngineCoreClient`)."""
 
     def __init__(
         self, config: EngineConfig, executor: Executor, *, epoch: int = 0, drafter: Drafter | None = None
@@ -116,7 +116,7 @@ class EngineCore:
     def _execute(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         try:
             return self._executor.execute_model(scheduler_output)
-        except BaseException as error:  # noqa: BLE001 - handled by `_finish_oldest`
+        except Exception as error:  # noqa: BLE001 - handled by `_finish_oldest`
             future: Future[ModelRunnerOutput] = Future()
             future.set_exception(error)
             return future
@@ -128,9 +128,7 @@ class EngineCore:
             model_output = pending.future.result()
         except EngineDeadError:
             raise
-        except BaseException as error:
-            if not pending.future.done():
-                raise  # Ctrl-C while waiting: the step continues, and the next call gets its output
+        except Exception as error:  # noqa: BLE001 - logged, and reported to the step's requests
             self._fail(self._pending_steps.popleft(), error)
             return self.scheduler.take_finished()
         self._pending_steps.popleft()
@@ -138,10 +136,8 @@ class EngineCore:
         events = None if self._adapters is None else self._adapters.take_events()
         return outputs if events is None else msgspec.structs.replace(outputs, adapter_events=events)
 
-    def _fail(self, pending: PendingStep, error: BaseException) -> None:
+    def _fail(self, pending: PendingStep, error: Exception) -> None:
         self.scheduler.fail_step(pending.scheduler_output, f"{type(error).__name__}: {error}")
-        if not isinstance(error, Exception):
-            raise error  # Ctrl-C: the state of the step is unknown, so its requests have ended, too
         scheduler_output = pending.scheduler_output
         logger.error(
             "step %d failed; its %d requests end with an error",

@@ -65,7 +65,7 @@ class ProcessClient:
         self._calls: dict[int, Future[None]] = {}
         self._call_ids = itertools.count()
         self._death: OctavoError | None = None
-        self._is_closing = False
+        self._is_closing = self._is_closed = False
         try:
             self._child = self._start(config)
         except OSError as error:
@@ -119,6 +119,11 @@ class ProcessClient:
         done.result()
 
     def close(self) -> None:
+        self.begin_close()
+        self.finish_close()
+
+    def begin_close(self) -> None:
+        """Tell the child to exit, without waiting for it."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -129,6 +134,12 @@ class ProcessClient:
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it exited before reading its configuration
             self._child.stdin.close()
+
+    def finish_close(self) -> None:
+        """Wait until the child has exited; leave nothing behind."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         try:
             self._child.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
