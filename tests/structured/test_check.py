@@ -72,6 +72,10 @@ def test_other_forms_are_refused_with_a_reason(constraint: StructuredOutput, fie
             StructuredOutput(json_schema={"properties": {"a": {"items": {"type": "string", "minLength": 1e9}}}}),
             "at $.properties.a.items.minLength",
         ),
+        (
+            StructuredOutput(json_schema={"prefixItems": [{"minLength": 4000}, {"minLength": 4000}]}),
+            "at $.prefixItems[1].minLength: minLength of all strings is more than 7500 characters",
+        ),
         (StructuredOutput(regex="a{1000000000}"), "at 1: more than"),
         (StructuredOutput(regex=r"\\a{3}b{2,1000000000}"), "more than"),
         (StructuredOutput(regex="(" * 50_000 + "a" + ")" * 50_000), "nest"),

@@ -153,6 +153,20 @@ def test_special_tokens_and_padding_are_never_text(family: str) -> None:
     assert len(allowed) > 150
 
 
+@pytest.mark.parametrize("length", [{"minLength": 4000}, {"maxLength": 2**31 - 1}])
+def test_a_long_string_is_counted_to_its_end(length: dict[str, int]) -> None:
+    backend, (tokenizer, _) = backend_of("byte_level"), tokenizer_of("byte_level")
+    matcher = backend.compile(StructuredOutput(json_schema={"type": "string", **length})).matcher()
+    matcher.accept(tokenizer.encode('"', add_special_tokens=False)[0])
+    letters = tokenizer.encode("aé\\\\", add_special_tokens=False)
+    for number in range(4000):
+        if number % 3 == 0:
+            mask_of(backend, matcher)
+        for token_id in letters[:1] if number % 3 else letters:
+            matcher.accept(token_id)
+    assert tokenizer.encode('"', add_special_tokens=False)[0] in mask_of(backend, matcher)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_that_reads_like_a_special_token_is_made_of_ordinary_tokens(family: str) -> None:
     backend, (tokenizer, library) = backend_of(family), tokenizer_of(family)

@@ -18,14 +18,21 @@ from octavo.structured.plain_text import plain_text_tokenizer
 from octavo.structured.reasoning import Vocabulary, whole_grammar
 from octavo.structured_output import StructuredOutput
 
-_LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,  # 20 ms
-    step_lexer_fuel=100_000,  # 7 ms
-    step_max_items=50_000,  # 3 ms
-    max_lexer_states=16_384,  # 16 to 32 MiB
-    max_grammar_size=500_000,
-    verbose_errors=False,
-)
+
+def _limits(max_lexer_states: int) -> LLParserLimits:
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,  # 20 ms
+        step_lexer_fuel=100_000,  # 7 ms
+        step_max_items=50_000,  # 3 ms
+        max_lexer_states=max_lexer_states,
+        max_grammar_size=500_000,
+        verbose_errors=False,
+    )
+
+
+_LIMITS = _limits(16_384)  # 16 to 32 MiB
+_LONG_LIMITS = _limits(98_304)  # a counted string takes up to a dozen states of 0.5 KiB for each character
+_LONG_COUNT = re.compile(r'(?:Length\\?": ?|[{,])[0-9]{4,}')
 _INNER_ERROR = re.compile(r"^error: (.*)$", re.MULTILINE)
 _REFUSAL = "doesn't satisfy the grammar"  # the library's message for a rejected token; all other errors are limits
 _NOTHING_FOLLOWS = "NoExtensionBias"  # the library's name for a dead end
@@ -107,7 +114,7 @@ class LLGuidanceBackend:
 
     def compile(self, constraint: StructuredOutput) -> LLGuidanceGrammar:
         text = whole_grammar(constraint, self._vocabulary)
-        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_limits_of(text))
         matcher.compute_bitmask()  # the first mask costs the most, and reveals grammars that match nothing
         field = f"structured_output.{constraint.kind}"
         if _first_line(matcher) == _NOTHING_FOLLOWS:
@@ -127,11 +134,15 @@ class LLGuidanceBackend:
 
 def validate(grammar: str) -> str | None:
     """Return what is wrong with a grammar, whatever the tokenizer, in one line; None if it is valid."""
-    has_failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=_LIMITS)
+    has_failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=_limits_of(grammar))
     if not has_failed:
         return None
     innermost = _INNER_ERROR.findall(messages[0])  # followed by a drawing of the location
     return _shortened(innermost[-1] if innermost else messages[0].partition("\n")[0])
+
+
+def _limits_of(grammar: str) -> LLParserLimits:
+    return _LIMITS if _LONG_COUNT.search(grammar) is None else _LONG_LIMITS
 
 
 def _problem(matcher: LLMatcher) -> OctavoError | None:

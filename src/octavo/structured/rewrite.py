@@ -10,6 +10,8 @@ from typing import Any
 
 from octavo.structured.disjoint import are_disjoint, properties_of, required, resolved, spelled, types_of, values_of
 
+# Characters of a string that the library can count before its lexer has too many states: up to a dozen for each.
+MAX_COUNTED_LENGTH = 7_500
 _LARGEST = 2**63 - 1024  # what the library's numbers hold, as a 64-bit float
 _NO_LIMIT = 3.4e38  # bounds of floats and doubles say nothing
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
@@ -58,6 +60,8 @@ def rewritten(schema: Any, root: Schema, fits: Fits) -> Any:
     if result.get("uniqueItems") is False:
         del result["uniqueItems"]
     _limit_bounds(result)
+    if isinstance(most := result.get("maxLength"), int) and most > MAX_COUNTED_LENGTH:
+        result["maxLength"] = MAX_COUNTED_LENGTH  # the string is closed there, rather than the answer cut off
     if "propertyNames" in result:
         result = _with_named_properties(result, root, fits)
     _close(result, root)

@@ -5,13 +5,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from octavo.structured.rewrite import rewritten
+from octavo.structured.rewrite import MAX_COUNTED_LENGTH, rewritten
 
 # The formats that llguidance enforces. By the standard, any other `format` is an annotation, so it is removed.
 ENFORCED_FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
 )
 MAX_LEAST_COUNT = 65_536  # of `minItems` and the like: more than any context holds
+MAX_LEAST_LENGTH = MAX_COUNTED_LENGTH  # of all strings together
 SEARCH_BYTES = 1 << 20  # limit on the search for the location of an error: 0.2 s
 LOOK_BYTES = 1 << 11  # fixed cost per candidate, in addition to its size
 _OPTIONS = {
@@ -70,11 +71,17 @@ def advice(fault: str) -> str:
 
 def find_excess(text: str) -> tuple[str, str] | None:
     """Return where a schema requires more than any output can contain, and the limit."""
+    total = 0.0
     for path, schema in _all_schemas("$", json.loads(text)):
         for name in _LEAST_COUNTS:
             count = schema.get(name)
-            if isinstance(count, (int, float)) and count > MAX_LEAST_COUNT:
+            if not isinstance(count, (int, float)):
+                continue
+            if count > MAX_LEAST_COUNT:
                 return f"{path}.{name}", f"{count} is more than {MAX_LEAST_COUNT}"
+            total += count if name == "minLength" else 0
+            if total > MAX_LEAST_LENGTH:
+                return f"{path}.{name}", f"minLength of all strings is more than {MAX_LEAST_LENGTH} characters"
     return None
 
 
