@@ -21,7 +21,9 @@ from octavo.server.openai.parsers.hermes import HermesParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage
 from octavo.server.openai.tools import tool_wire_names
+from octavo.server.openai.unread import unread_parts
 from octavo.structured_output import Reasoning, StructuredOutput
+from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_path(demo_model_path())
@@ -90,6 +92,14 @@ def test_arguments_may_be_an_object_in_a_list_of_types() -> None:
     made = plan(tools=tools({"name": "f", "parameters": SCHEMA | {"type": ["object"]}}), tool_choice="required")
     assert made.tools is not None
     assert made.tools.schemas["f"] == SCHEMA | {"additionalProperties": False}
+
+
+def test_what_the_chat_template_does_not_read_is_named() -> None:
+    plain = ChatTemplate("{{ messages[0].content }}")
+    warnings = list(unread_parts(request(reasoning_effort="low"), plain, has_tools=True))
+    assert ["show the tools" in text for text in warnings] == [True, False]
+    assert warnings[1].startswith("reasoning_effort does not change the prompt")
+    assert not list(unread_parts(request(), plain, has_tools=False))
 
 
 def test_tools_need_a_model_that_calls() -> None:

@@ -5,30 +5,17 @@ bits, `dependentRequired`, `unevaluatedProperties`. Every output of the rewritte
 keyword that cannot be kept so stays, and the library names it.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from octavo.structured.disjoint import are_disjoint, properties_of, required, resolved, spelled, types_of, values_of
+from octavo.structured.keywords import DEPENDENT, PLACES, Schema, is_well_formed
+from octavo.structured.property_names import Fits, with_named_properties
 
 # Characters of a string that the library can count before its lexer has too many states: up to a dozen for each.
 MAX_COUNTED_LENGTH = 7_500
 _LARGEST = 2**63 - 1024  # what the library's numbers hold, as a 64-bit float
 _NO_LIMIT = 3.4e38  # bounds of floats and doubles say nothing
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
-_PLACES = (
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "$ref",
-    "$dynamicRef",
-    "if",
-    "dependentSchemas",
-    "not",
-)  # more about the same value
-_NAME_FORMATS = {
-    "uuid": "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
-    "date": "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])$",
-}
 # Patterns that generators write with look-around, and the same without: Zod's e-mail address, pydantic's decimal.
 _PATTERNS = {
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
@@ -36,21 +23,11 @@ _PATTERNS = {
     ),
     r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$",
 }
-_DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
-_KINDS: dict[tuple[str, ...], type | tuple[type, ...]] = {
-    ("properties", "patternProperties", *_DEPENDENT): dict,
-    ("allOf", "anyOf", "oneOf", "required"): list,
-    ("pattern", "format", "$ref"): str,
-    ("minLength", "maxLength", "minProperties"): int,
-    ("type",): (str, list),
-}
-Schema = dict[str, Any]
-Fits = Callable[[str, str], bool]  # whether a text matches a pattern
 
 
 def rewritten(schema: Any, root: Schema, fits: Fits) -> Any:
     """Return one schema rewritten, without its subschemas; `root` has the definitions."""
-    if not isinstance(schema, dict) or not _is_well_formed(schema):  # the library names what is wrong
+    if not isinstance(schema, dict) or not is_well_formed(schema):  # the library names what is wrong
         return schema
     if _is_never(schema):
         return False
@@ -63,24 +40,13 @@ def rewritten(schema: Any, root: Schema, fits: Fits) -> Any:
     if isinstance(most := result.get("maxLength"), int) and most > MAX_COUNTED_LENGTH:
         result["maxLength"] = MAX_COUNTED_LENGTH  # the string is closed there, rather than the answer cut off
     if "propertyNames" in result:
-        result = _with_named_properties(result, root, fits)
+        result = with_named_properties(result, root, fits)
     _close(result, root)
     if (pattern := result.get("pattern")) in _PATTERNS:
         result["pattern"] = _PATTERNS[pattern]
     for rewrite in (_excluded_types, _dependencies, _condition, _least_properties, _exclusive_branches):
         result = rewrite(result, root)
     return result
-
-
-def _is_well_formed(schema: Schema) -> bool:
-    """Whether the keywords that are read here have values of their kind."""
-    return all(
-        isinstance(schema[name], kind) for names, kind in _KINDS.items() for name in names if name in schema
-    ) and all(isinstance(need, (list, dict, bool)) for need in _all_needs(schema))
-
-
-def _all_needs(schema: Schema) -> list[Any]:
-    return [need for name in _DEPENDENT if name in schema for need in schema[name].values()]
 
 
 def _is_never(schema: Schema) -> bool:
@@ -101,58 +67,6 @@ def _limit_bounds(schema: Schema) -> None:
                 schema[name] = sign * _LARGEST
 
 
-def _with_named_properties(schema: Schema, root: Schema, fits: Fits) -> Schema:
-    """Say what `propertyNames` says with `properties` or `patternProperties`."""
-    result = {name: value for name, value in schema.items() if name != "propertyNames"}
-    names = resolved(schema["propertyNames"], root)
-    if names is True or (isinstance(names, dict) and not _limits(names)):
-        return result
-    if (
-        not isinstance(names, dict)
-        or not _is_well_formed(names)
-        or "patternProperties" in schema
-        or "string" not in types_of(names)
-    ):
-        return schema
-    own = properties_of(schema)
-    other = schema.get("additionalProperties", schema.get("unevaluatedProperties", True))
-    if (listed := _listed(names)) is not None:
-        allowed = {name: own.get(name, other) for name in listed}
-        kept = allowed | {name: False for name in own if name not in allowed}
-        return result | {"properties": kept, "additionalProperties": False}
-    pattern = _pattern(names)
-    if pattern is None or (own and other not in (True, {}, False)):  # a named property would have to match that, too
-        return schema
-    if own:
-        result["properties"] = {name: inner if fits(pattern, name) else False for name, inner in own.items()}
-    more = {} if other is False else {"patternProperties": {pattern: other}}
-    return result | more | {"additionalProperties": False}
-
-
-def _limits(names: Schema) -> set[str]:
-    """Return the keywords that limit a string."""
-    return names.keys() & {"enum", "const", "pattern", "minLength", "maxLength", "format", *_PLACES}
-
-
-def _listed(names: Schema) -> list[str] | None:
-    values = [names["const"]] if "const" in names else names.get("enum")
-    if _limits(names) - {"const", "enum"} or not isinstance(values, list):
-        return None
-    return [value for value in values if isinstance(value, str)]
-
-
-def _pattern(names: Schema) -> str | None:
-    """Return the pattern of a string's form; None if one pattern cannot say it."""
-    keywords = _limits(names)
-    if keywords == {"pattern"}:
-        return str(names["pattern"])
-    if "format" in keywords and names["format"] in _NAME_FORMATS and keywords <= {"format", "pattern"}:
-        return str(names.get("pattern", _NAME_FORMATS[names["format"]]))
-    if keywords <= {"minLength", "maxLength"}:
-        return rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
-    return None
-
-
 def _close(schema: Schema, root: Schema) -> None:
     """Say what `unevaluatedProperties` and `unevaluatedItems` say with older keywords, where the parts are known."""
     rest = schema.get("unevaluatedProperties")
@@ -162,7 +76,7 @@ def _close(schema: Schema, root: Schema) -> None:
         del schema["unevaluatedProperties"]
         schema["properties"] = dict.fromkeys(known, True) | properties_of(schema)
         schema["additionalProperties"] = rest
-    if "unevaluatedItems" in schema and not any(name in schema for name in (*_PLACES, "contains")):
+    if "unevaluatedItems" in schema and not any(name in schema for name in (*PLACES, "contains")):
         rest = schema.pop("unevaluatedItems")
         schema.setdefault("items", rest)
 
@@ -202,7 +116,7 @@ def _excluded_types(schema: Schema, _: Schema) -> Schema:
 def _dependencies(schema: Schema, _: Schema) -> Schema:
     """Say that a property needs others with two branches: one without it, one with all of them."""
     result, rules = dict(schema), []
-    for keyword in _DEPENDENT:
+    for keyword in DEPENDENT:
         for name, need in result.pop(keyword, {}).items():
             with_it = {"required": [name, *need]} if isinstance(need, list) else {"allOf": [need, {"required": [name]}]}
             rules.append({"anyOf": [{"properties": {name: False}}, with_it]})
