@@ -221,8 +221,14 @@ def test_odd_sampling_defaults_are_ignored_with_a_warning(
     assert (f"{key}={value!r} is ignored" in caplog.text) == (expected is None and value is not None)
 
 
-@pytest.mark.parametrize("named", [[], None, ["LLaMAForCausalLM"], ["LlamaModel"], ["Other", "LlamaForCausalLM"]])
-def test_an_architecture_that_is_not_named_follows_from_the_type(named: list[str] | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "named",
+    [
+        *([], None, ["LLaMAForCausalLM"], ["LlamaModel"], ["Other", "LlamaForCausalLM"], "LlamaForCausalLM"),
+        *(["PeftModelForCausalLM"], ["FSDPLlamaForCausalLM"], ["OptimizedModule"]),
+    ],
+)
+def test_an_architecture_that_is_not_named_follows_from_the_type(named: object, tmp_path: Path) -> None:
     assert read(tmp_path, {**LLAMA, "architectures": named, "model_type": "llama"}).architecture == "LlamaForCausalLM"
     with pytest.raises(UnsupportedModelError, match="architecture 'LlamaForSequenceClassification' is not supported"):
         read(tmp_path, {**LLAMA, "architectures": ["LlamaForSequenceClassification"], "model_type": "llama"})
@@ -294,7 +300,7 @@ def test_what_is_not_served_is_refused(tmp_path: Path, change: dict[str, Any], m
         ({"tie_word_embeddings": 1}, "tie_word_embeddings=1: true or false"),
         ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype='float8_e4m3fn': unknown dtype"),
         ({"eos_token_id": ["</s>"]}, "eos_token_id"),
-        ({"architectures": "LlamaForCausalLM"}, "architectures='LlamaForCausalLM': a list of strings"),
+        ({"architectures": 7}, "architectures=7: a list of strings"),
         ({"rope_scaling": "linear"}, "rope_scaling='linear': an object"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: the key 'factor' is missing"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor=0"),
