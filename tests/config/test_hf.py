@@ -210,6 +210,7 @@ def test_end_tokens_and_sampling_defaults(tmp_path: Path) -> None:
         ("max_new_tokens", 512.0, 512),
         ("do_sample", "yes", None),
         ("temperature", None, None),
+        ("top_p", float("nan"), None),
     ],
 )
 def test_odd_sampling_defaults_are_ignored_with_a_warning(
@@ -251,6 +252,13 @@ def test_quantization_in_a_file_of_its_own(
     stated = read(tmp_path, {**LLAMA, "quantization_config": {"quant_method": "fp8"}}).quantization
     assert stated is not None
     assert stated.method == "fp8"
+
+
+def test_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    plain = read(tmp_path, LLAMA)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert read_model_config(tmp_path, model=plain.model) == plain
 
 
 def test_attn_factor_multiplies_what_yarn_has_anyway(tmp_path: Path) -> None:

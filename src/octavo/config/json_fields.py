@@ -45,7 +45,7 @@ class JsonFields:
             CheckpointError: the file is missing, unreadable, not JSON, or not an object.
         """
         try:
-            values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_contradiction)
+            values = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_contradiction)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
@@ -147,6 +147,7 @@ def _without_contradiction(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object; of a key that is given twice, readers differ in which value they take."""
     values: dict[str, Any] = {}
     for key, value in pairs:
-        if values.setdefault(key, value) != value:
+        if key in values and values[key] != value:  # NaN is not equal to itself
             raise ValueError(f"{key!r} is given twice: {values[key]!r} and {value!r}")
+        values[key] = value
     return values
