@@ -179,6 +179,7 @@ def test_window_without_effect_is_said(tmp_path: Path, caplog: pytest.LogCapture
 def test_end_tokens_and_sampling_defaults(tmp_path: Path) -> None:
     listed = read(tmp_path, {**LLAMA, "eos_token_id": [2, 5]})
     assert (listed.eos_token_ids, listed.generation) == ((2, 5), GenerationDefaults())
+    assert read(tmp_path, {**LLAMA, "bos_token_id": -1}).bos_token_id is None
     sampling: dict[str, Any] = {
         "temperature": 0.6,
         "top_p": 0.95,

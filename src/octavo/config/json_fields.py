@@ -115,9 +115,9 @@ class JsonFields:
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """Return one token id or a list of them as a tuple; empty if absent."""
+        """Return one token id or a list of them as a tuple; empty if absent or -1, as old checkpoints say it."""
         value = self.values.get(key, [])
-        ids = value if isinstance(value, list) else [value]
+        ids = value if isinstance(value, list) else [] if value == -1 else [value]
         if not all(type(item) is int and 0 <= item < _MAX_SIZES["vocab_size"] for item in ids):
             raise self.fail(key, "a token id or a list of token ids is expected")
         return tuple(ids)
