@@ -44,6 +44,7 @@ def test_the_same_text_by_flag_file_pipe_and_json(tmp_path: Path) -> None:
     assert plain.strip()
     assert generate("--file", str(tmp_path / "prompt.txt")) == plain
     assert generate(stdin=text + "\n") == plain
+    assert generate(stdin="\ufeff" + text) == plain
     output = json.loads(generate("--prompt", text, "--json"))
     assert output["outputs"][0]["text"] + "\n" == plain
     assert output["prompt"] == text

@@ -65,6 +65,7 @@ def test_a_misspelt_flag_names_the_nearest() -> None:
             1,
             "octavo: ZeroDivisionError: oh (a bug in Octavo; `octavo --debug ...` shows the traceback)\n",
         ),
+        (OSError(28, "No space left"), 1, "octavo: No space left (`octavo --debug ...` shows the traceback)\n"),
     ],
 )
 def test_errors_become_one_line_and_an_exit_code(
@@ -75,6 +76,18 @@ def test_errors_become_one_line_and_an_exit_code(
     code_with_debug, _, text = octavo("--debug", "env")
     assert code_with_debug == code
     assert "Traceback" in text
+
+
+def test_streams_that_the_caller_has_closed() -> None:
+    child = "import sys; sys.exit(None in (sys.stdin, sys.stdout, sys.stderr))"
+    program = (
+        "import subprocess, sys; from octavo.cli.streams import prepare_streams; prepare_streams()\n"
+        "assert not sys.stdin.isatty() and sys.stdin.read() == ''\n"
+        "print('nobody reads this', file=sys.stderr); print('nor this', flush=True)\n"
+        f"sys.exit(subprocess.run([sys.executable, '-c', {child!r}]).returncode)"
+    )
+    closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    assert subprocess.run([*closing, sys.executable, "-c", program], check=False).returncode == 0
 
 
 def _command_that(raises: Exception) -> Callable[..., object]:

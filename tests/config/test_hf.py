@@ -179,6 +179,7 @@ def test_window_without_effect_is_said(tmp_path: Path, caplog: pytest.LogCapture
 def test_end_tokens_and_sampling_defaults(tmp_path: Path) -> None:
     listed = read(tmp_path, {**LLAMA, "eos_token_id": [2, 5]})
     assert (listed.eos_token_ids, listed.generation) == ((2, 5), GenerationDefaults())
+    assert read(tmp_path, {**LLAMA, "bos_token_id": -1}).bos_token_id is None
     sampling: dict[str, Any] = {
         "temperature": 0.6,
         "top_p": 0.95,
@@ -210,6 +211,7 @@ def test_end_tokens_and_sampling_defaults(tmp_path: Path) -> None:
         ("max_new_tokens", 512.0, 512),
         ("do_sample", "yes", None),
         ("temperature", None, None),
+        ("top_p", float("nan"), None),
     ],
 )
 def test_odd_sampling_defaults_are_ignored_with_a_warning(
@@ -221,8 +223,14 @@ def test_odd_sampling_defaults_are_ignored_with_a_warning(
     assert (f"{key}={value!r} is ignored" in caplog.text) == (expected is None and value is not None)
 
 
-@pytest.mark.parametrize("named", [[], None, ["LLaMAForCausalLM"], ["LlamaModel"], ["Other", "LlamaForCausalLM"]])
-def test_an_architecture_that_is_not_named_follows_from_the_type(named: list[str] | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "named",
+    [
+        *([], None, ["LLaMAForCausalLM"], ["LlamaModel"], ["Other", "LlamaForCausalLM"], "LlamaForCausalLM"),
+        *(["PeftModelForCausalLM"], ["FSDPLlamaForCausalLM"], ["OptimizedModule"]),
+    ],
+)
+def test_an_architecture_that_is_not_named_follows_from_the_type(named: object, tmp_path: Path) -> None:
     assert read(tmp_path, {**LLAMA, "architectures": named, "model_type": "llama"}).architecture == "LlamaForCausalLM"
     with pytest.raises(UnsupportedModelError, match="architecture 'LlamaForSequenceClassification' is not supported"):
         read(tmp_path, {**LLAMA, "architectures": ["LlamaForSequenceClassification"], "model_type": "llama"})
@@ -245,6 +253,13 @@ def test_quantization_in_a_file_of_its_own(
     stated = read(tmp_path, {**LLAMA, "quantization_config": {"quant_method": "fp8"}}).quantization
     assert stated is not None
     assert stated.method == "fp8"
+
+
+def test_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    plain = read(tmp_path, LLAMA)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert read_model_config(tmp_path, model=plain.model) == plain
 
 
 def test_attn_factor_multiplies_what_yarn_has_anyway(tmp_path: Path) -> None:
@@ -294,7 +309,7 @@ def test_what_is_not_served_is_refused(tmp_path: Path, change: dict[str, Any], m
         ({"tie_word_embeddings": 1}, "tie_word_embeddings=1: true or false"),
         ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype='float8_e4m3fn': unknown dtype"),
         ({"eos_token_id": ["</s>"]}, "eos_token_id"),
-        ({"architectures": "LlamaForCausalLM"}, "architectures='LlamaForCausalLM': a list of strings"),
+        ({"architectures": 7}, "architectures=7: a list of strings"),
         ({"rope_scaling": "linear"}, "rope_scaling='linear': an object"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: the key 'factor' is missing"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor=0"),

@@ -181,6 +181,38 @@ def test_a_model_saved_without_its_head(name: str, tmp_path: Path) -> None:
         load(tmp_path / "base")
 
 
+def in_vision_model(name: str) -> str:
+    return f"model.language_{name}" if name.startswith("model.") else name
+
+
+def compiled_in_parts(name: str) -> str:
+    return name.replace("mlp.", "_orig_mod.mlp._checkpoint_wrapped_module.")
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [
+        *map("{}{{}}".format, ["_orig_mod.", "module.", "base_model.model.", "module._orig_mod.", "language_model."]),
+        in_vision_model,
+        compiled_in_parts,
+    ],
+)
+def test_names_as_training_leaves_them(rename: str | Callable[[str], str], saved: Path, folder: Path) -> None:
+    spell = rename.format if isinstance(rename, str) else rename
+    tensors = load_file(folder / "model.safetensors")
+    save_file({spell(name): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    assert torch.equal(logits_of(folder), logits_of(saved))
+
+
+def test_a_value_head_is_left_unused_and_said(saved: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    head = {"v_head.summary.weight": torch.ones(1, 36), "v_head.summary.bias": torch.ones(1)}
+    edit_tensors(folder, lambda tensors: tensors.update(head))
+    assert torch.equal(logits_of(folder), logits_of(saved))
+    [record] = caplog.records
+    assert "2 tensors such as v_head.summary" in record.message
+    assert "are not used: a value head rates text" in record.message
+
+
 def read(model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
     return get_model_loader(LoadConfig(load_format="auto", seed=0)).tensors(model)
 

@@ -164,6 +164,14 @@ def test_broken_files_are_named(
         Tokenizer.from_path(folder)
 
 
+def test_files_may_begin_with_a_byte_order_mark(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = _copy(folders["byte_level"], tmp_path, added_tokens_decoder=None)
+    plain = Tokenizer.from_path(folder).encode("Hello")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+    assert Tokenizer.from_path(folder).encode("Hello") == plain
+
+
 def test_a_decoder_that_cannot_stream_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = _copy(folders["byte_level"], tmp_path)
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))

@@ -102,7 +102,7 @@ def _read(file: Path) -> str:
     try:
         if str(file) == "-":
             return decoded(sys.stdin.read(), "standard input")
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidParameterError("file", str(file), f"cannot be read: {error}") from error
 

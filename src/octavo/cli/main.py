@@ -81,7 +81,10 @@ def _is_typer_error(error: Exception) -> bool:
 
 def _report(error: Exception) -> None:
     text = str(error) or type(error).__name__
-    if type(error).__module__ != "octavo.errors":
+    if isinstance(error, OSError) and error.strerror:  # a full disk, say
+        file = f"{error.filename}: " if error.filename is not None else ""
+        text = f"{file}{error.strerror} (`octavo --debug ...` shows the traceback)"
+    elif type(error).__module__ != "octavo.errors":
         text = f"{type(error).__name__}: {text} (a bug in Octavo; `octavo --debug ...` shows the traceback)"
     print(f"octavo: {text}", file=sys.stderr)
 

@@ -23,6 +23,13 @@ from octavo.errors import InvalidParameterError, UnsupportedModelError, nearest_
 
 # Keys that change the result if set (neither null, false nor empty) and that Octavo does not support.
 _REFUSED_KEYS = ("use_mrope", "add_cross_attention", "is_encoder_decoder")
+# Classes around a model, of PEFT, torch.compile and TRL, that training may leave as the name of its architecture.
+_WRAPPERS = frozenset(
+    {
+        *("PeftModel", "PeftModelForCausalLM", "PeftMixedModel", "OptimizedModule", "DistributedDataParallel"),
+        *("AutoModelForCausalLM", "AutoModelForCausalLMWithValueHead"),
+    }
+)
 # By an architecture's activation: the key that names it, and the names that it may have.
 _ACTIVATIONS = MappingProxyType(
     {"silu": ("hidden_act", "silu", "swish"), "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh")}
@@ -116,8 +123,12 @@ def read_config_fields(path: Path) -> JsonFields:
 
 
 def _architecture(fields: JsonFields) -> str:
-    """Look up the architecture by name, however cased, or by `model_type` if the file names none or a base class."""
-    named = fields.texts("architectures") if "architectures" in fields else []
+    """Look up the architecture by name, however cased, or by `model_type` if the file names none, a base class or a
+    class that training wraps models in.
+    """
+    value = fields.values.get("architectures")
+    names = [value] if isinstance(value, str) else fields.texts("architectures") if value is not None else []
+    named = [name.removeprefix("FSDP") for name in names if name not in _WRAPPERS]
     by_name = {name.casefold(): name for name in ARCHITECTURES}
     for name in named:
         if name.casefold() in by_name:
@@ -126,7 +137,7 @@ def _architecture(fields: JsonFields) -> str:
     by_type = next((name for name, facts in ARCHITECTURES.items() if facts.model_type == kind), None)
     if by_type is not None and (not named or not _base_classes(by_type).isdisjoint(named)):
         return by_type
-    asked = ", ".join(named) or kind
+    asked = ", ".join(names) or kind
     known = sorted(ARCHITECTURES)
     nearest = nearest_hint(asked, known)
     supported = "" if nearest.startswith("known") else f" supported: {', '.join(known)};"

@@ -45,7 +45,7 @@ class JsonFields:
             CheckpointError: the file is missing, unreadable, not JSON, or not an object.
         """
         try:
-            values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_contradiction)
+            values = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_contradiction)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
@@ -115,9 +115,9 @@ class JsonFields:
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """Return one token id or a list of them as a tuple; empty if absent."""
+        """Return one token id or a list of them as a tuple; empty if absent or -1, as old checkpoints say it."""
         value = self.values.get(key, [])
-        ids = value if isinstance(value, list) else [value]
+        ids = value if isinstance(value, list) else [] if value == -1 else [value]
         if not all(type(item) is int and 0 <= item < _MAX_SIZES["vocab_size"] for item in ids):
             raise self.fail(key, "a token id or a list of token ids is expected")
         return tuple(ids)
@@ -147,6 +147,7 @@ def _without_contradiction(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object; of a key that is given twice, readers differ in which value they take."""
     values: dict[str, Any] = {}
     for key, value in pairs:
-        if values.setdefault(key, value) != value:
+        if key in values and values[key] != value:  # NaN is not equal to itself
             raise ValueError(f"{key!r} is given twice: {values[key]!r} and {value!r}")
+        values[key] = value
     return values

@@ -44,6 +44,16 @@ DECODER_WEIGHT_NAMES = MappingProxyType(
 )
 
 
+# Names of a language model that was taken out of one with a vision tower.
+OF_VISION_MODELS = MappingProxyType(
+    {
+        "language_model.model.": "model.",
+        "language_model.lm_head.": "lm_head.",
+        "model.language_model.lm_head.": "lm_head.",
+        "model.language_model.": "model.",
+        "language_model.": "model.",
+    }
+)
 # What transformers' class without the logits head leaves out of names.
 WITHOUT_HEAD = MappingProxyType({f"{part}.": f"model.{part}." for part in ("embed_tokens", "layers", "norm")})
 
@@ -161,7 +171,7 @@ class DecoderForCausalLM(CausalLM):
     """
 
     weight_names = DECODER_WEIGHT_NAMES
-    renamed_prefixes: ClassVar[Mapping[str, str]] = WITHOUT_HEAD
+    renamed_prefixes: ClassVar[Mapping[str, str]] = MappingProxyType({**WITHOUT_HEAD, **OF_VISION_MODELS})
     activation: ClassVar[Activation] = SILU  # of MLPs and experts
     norm_offset: ClassVar[float] = 0.0  # 1 if checkpoints store norm weights minus one
     takes_adapters = True

@@ -13,6 +13,7 @@ from octavo.config.vision import VisionConfig
 from octavo.distributed.shares import Share
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear, MergedLinear
+from octavo.models.common import OF_VISION_MODELS
 from octavo.models.vision_language import VisionLanguageModel
 from octavo.models.vision_transformer import VisionTransformer
 
@@ -53,10 +54,7 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
     tower = LlavaTower
     renamed_prefixes = MappingProxyType(
         {
-            "language_model.model.": "model.",
-            "language_model.lm_head.": "lm_head.",
-            "model.language_model.": "model.",
-            "language_model.": "model.",
+            **OF_VISION_MODELS,
             "vision_tower.vision_model.": "vision_tower.",
             "model.vision_tower.vision_model.": "vision_tower.",
             "model.vision_tower.": "vision_tower.",

@@ -19,6 +19,7 @@ from octavo.layers.context import BuildContext
 from octavo.layers.layer_norm import LayerNorm
 from octavo.layers.linear import Linear, MergedLinear
 from octavo.layers.rotary import RotaryEmbedding
+from octavo.models.common import OF_VISION_MODELS
 from octavo.models.vision_blocks import PatchEmbedding, PlainMLP, VisionAttention, VisionBlock, VisionStep
 from octavo.models.vision_grid import Grid, PatchLayout
 from octavo.models.vision_language import VisionLanguageModel
@@ -155,9 +156,7 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
     """The decoder is Qwen2's, which is the family's own with biases."""
 
     tower = Qwen2VisionTower
-    renamed_prefixes = MappingProxyType(
-        {"model.language_model.": "model.", "language_model.": "model.", "model.visual.": "visual."}
-    )
+    renamed_prefixes = MappingProxyType({**OF_VISION_MODELS, "model.visual.": "visual."})
 
 
 def _order(layout: PatchLayout) -> torch.Tensor:

@@ -19,6 +19,12 @@ logger = logging.getLogger(__name__)
 
 # Of queries, keys and values in 8 bits, as vLLM, LLM Compressor and ModelOpt name them.
 _KV_SCALE = re.compile(r"(_attn(\.attn)?|\.[qkv]_proj|\.qkv_proj)\.([qkv]|kv|prob|output)_(scale|zero_point)$")
+# What training leaves in names: modules that wrap the model (DDP, PEFT), or a part of it (torch.compile, FSDP).
+_WRAPPERS = re.compile(
+    r"^(module\.|base_model\.model\.)+"
+    r"|(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.(module\.|base_model\.model\.)?"
+)
+_VALUE_HEAD = re.compile(r"^v_head\.")  # TRL's, of models trained with PPO
 _FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 _FLOAT8_DTYPES = frozenset({torch.float8_e4m3fn})
 _INTEGER_DTYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -85,11 +91,11 @@ def tensors_by_owner(
     num_missing = Counter(slot.owner for slot in slots.values())
     found: dict[WeightOwner, dict[str, torch.Tensor]] = defaultdict(dict)
     without_bias = {f"{name.rpartition('.')[0]}.bias" for name in slots}.difference(slots)
-    unused_scales: list[str] = []
+    unused: dict[str, list[str]] = {}
     for name, tensor in spelt_as_in_table(model, tensors):
         if name not in slots:
-            if _KV_SCALE.search(name):
-                unused_scales.append(name)
+            if why := _why_unused(name):
+                unused.setdefault(why, []).append(name)
                 continue
             is_nothing = name in without_bias and not tensor.any()
             if is_nothing or model.ignores_weight(name) or name in elsewhere:
@@ -104,10 +110,17 @@ def tensors_by_owner(
         if not num_missing[owner]:
             yield owner, found.pop(owner)
     _check_complete(model, missing)
-    if unused_scales and model.stage.is_first and model.context.groups.tensor.rank == 0:
-        said = "are not used: keys and values are kept in the dtype that kv_cache_dtype says"
-        logger.warning("%s: %d scales such as %s %s", model.config.path, len(unused_scales), unused_scales[0], said)
+    if model.stage.is_first and model.context.groups.tensor.rank == 0:
+        for why, names in unused.items():
+            logger.warning("%s: %d tensors such as %s are not used: %s", model.config.path, len(names), names[0], why)
     yield from found.items()  # without tensors that are not required
+
+
+def _why_unused(name: str) -> str | None:
+    """Return why a checkpoint's tensor has no effect on text, or None if it has no reason to be there."""
+    if _KV_SCALE.search(name):
+        return "keys and values are kept in the dtype that kv_cache_dtype says"
+    return "a value head rates text, it writes none" if _VALUE_HEAD.search(name) else None
 
 
 def process_weights_after_loading(model: CausalLM) -> None:
@@ -153,6 +166,7 @@ def spelt_as_in_table(
 
 def renamed(model: CausalLM, name: str) -> str:
     """Return the name that the model's table has for a checkpoint's tensor or module."""
+    name = _WRAPPERS.sub("", name)
     for prefix, known in model.renamed_prefixes.items():
         if name.startswith(prefix):
             return known + name.removeprefix(prefix)

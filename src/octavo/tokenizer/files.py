@@ -109,7 +109,7 @@ def _missing_message(path: Path) -> str:
 
 def _add_tokens(backend: Backend, config: Mapping[str, Any]) -> dict[str, str]:
     """Add tokens that only `tokenizer_config.json` declares; return named tokens such as `eos_token`."""
-    for token_id, value in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
+    for token_id, value in sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
         _add_declared_token(backend, int(token_id), value)
     named = {name: text for name, value in config.items() if name.endswith("_token") and (text := _token_text(value))}
     special = [*named.values(), *_extra_special_tokens(config)]
@@ -177,6 +177,6 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _read_text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file}: cannot be read: {error}") from error
