@@ -284,9 +284,8 @@ class AsyncLLMEngine:
         if self._death is not None:
             raise anew(self._death)
         self._enter_loop()
-        state = self.front.outputs.add(processed)
+        state = self.front.start(processed)
         self._readers[state] = notify
-        self.front.client.add(processed.samples)
         return state
 
     async def _run(self, requests: Sequence[ProcessedRequest]) -> list[RequestOutput]:
