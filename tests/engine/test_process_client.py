@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import psutil
 import pytest
 import zmq
@@ -98,6 +99,12 @@ def test_answers_are_those_of_a_core_in_this_process(engine: LLMEngine) -> None:
         out.outputs for out in inproc.generate(prompts, PARAMS.replace(seed=1))
     ]
     inproc.exit()
+
+
+def test_parameters_may_be_numpys(engine: LLMEngine) -> None:
+    params = PARAMS.replace(temperature=np.float64(0.5), logit_bias={5: np.float64(1.0)}, seed=1)
+    (output,) = engine.generate("Hi", params)
+    assert output.outputs == engine.generate("Hi", PARAMS.replace(temperature=0.5, seed=1))[0].outputs
 
 
 def test_drafts_are_counted_and_the_counts_come_back(engine: LLMEngine) -> None:
