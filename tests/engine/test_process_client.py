@@ -257,7 +257,7 @@ def test_a_core_that_is_still_loading_is_not_waited_for(monkeypatch: pytest.Monk
 def test_a_process_that_ends_before_it_reads_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(ProcessClient, "command", [sys.executable, "-c", "raise SystemExit(3)"])
-    monkeypatch.setattr(msgspec.json, "encode", lambda config: bytes(1 << 20))  # more than a pipe takes
+    monkeypatch.setattr(msgspec.json, "encode", lambda *_, **__: bytes(1 << 20))  # more than a pipe takes
     with pytest.raises(EngineDeadError, match="exit code 3"):
         LLMEngine("demo", engine_process=True, **OPTIONS)
     assert list(tmp_path.iterdir()) == []
