@@ -56,3 +56,13 @@ def test_what_a_child_finds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     done = subprocess.run(command, env=child_environment(), check=False, capture_output=True, text=True)
     assert done.returncode == 3, done.stderr
     assert not (folder / "ran").exists()
+
+
+def test_a_child_ignores_signals_that_all_processes_get_while_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow.py").write_text("import signal\nfor n in (2, 15): signal.raise_signal(n)\ndef main(): return 3")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = child_command("slow", also_imports="slow")
+    done = subprocess.run(command, env=child_environment(), check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (3, "")

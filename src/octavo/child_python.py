@@ -16,10 +16,13 @@ def child_command(module: str, *, also_imports: str = "octavo") -> list[str]:
 
     A child finds what is installed. Of this process's other folders it gets those that hold Octavo and `also_imports`,
     a module, last on its path. The option -P, unlike its environment variable, is not inherited by its children.
+    Before its imports, which take long, it begins to ignore SIGINT and SIGTERM: terminals and service managers signal
+    all processes, and the parent decides.
     """
     homes = [OCTAVO_HOME, _home(also_imports)]
+    ignore = "import signal as s; [s.signal(number, s.SIG_IGN) for number in (s.SIGINT, s.SIGTERM)]"
     path = f"import sys; sys.path += [home for home in {homes!r} if home not in sys.path]; del sys.argv[0]"
-    code = f"{path}; from importlib import import_module; sys.exit(import_module(sys.argv[0]).main())"
+    code = f"{ignore}; {path}; from importlib import import_module; sys.exit(import_module(sys.argv[0]).main())"
     return [sys.executable, "-P", "-c", code, module]
 
 

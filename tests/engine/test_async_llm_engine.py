@@ -1,8 +1,10 @@
 """`AsyncLLMEngine`: many tasks on one engine, readers that are slow, leave early or are cancelled."""
 
 import asyncio
+import faulthandler
 import gc
 import itertools
+import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -215,6 +217,25 @@ async def test_a_task_that_stops_waiting_for_the_load_takes_it_from_nobody(fake_
     assert (await llm.generate("Hi", params(1))).finished
     assert len(fake_executors) == 1
     await llm.exit()
+
+
+def test_a_forked_process_gets_errors_and_ends(fake_executors: list[FakeExecutor]) -> None:
+    """The engine's thread does not exist there: nothing may wait for it, not even the interpreter's end."""
+    engine = AsyncLLMEngine("demo")
+    pid = os.fork()
+    if not pid:
+        faulthandler.dump_traceback_later(20.0, exit=True)  # status 1
+        with suppress(BaseException):
+            with pytest.raises(RuntimeError, match="forked"):
+                asyncio.run(engine.generate("Hi"))
+            with pytest.raises(RuntimeError, match="forked"):
+                asyncio.run(engine.call("reset_prefix_cache"))
+            engine.exit()
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert asyncio.run(engine.generate("Hi")).finished
+    engine.exit()
 
 
 def test_an_engine_that_is_dropped_shuts_itself_down(fake_executors: list[FakeExecutor]) -> None:

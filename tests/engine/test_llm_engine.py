@@ -15,7 +15,7 @@ from tests.engine.conftest import FAILURES, MakeEngine
 from tests.engine.interrupts import AlarmError, alarms, endure
 from tokenizers import Tokenizer as Backend
 
-from octavo.contracts.engine import ExtraInputs
+from octavo.contracts.engine import EngineCoreRequest, ExtraInputs
 from octavo.demo import demo_model_path
 from octavo.engine.llm_engine import LLMEngine
 from octavo.errors import EngineDeadError, InvalidParameterError, PromptTooLongError, UnknownOptionError
@@ -234,6 +234,8 @@ def bad_requests() -> Iterator[tuple[object, SamplingParams | None, dict[str, An
     yield "Hi", SamplingParams(logit_bias={10**6: 1.0}), {}, "logit_bias"
     yield "Hi", SamplingParams(allowed_token_ids=[10**6]), {}, "allowed_token_ids"
     yield "Hi", None, {"priority": 9}, "priority"
+    yield "Hi", None, {"cache_salt": 5}, "cache_salt"
+    yield "Hi", None, {"cache_salt": "\ud800"}, "cache_salt"
     yield "Hi", SamplingParams(max_tokens=None, min_tokens=10**6), {}, "prompt"
 
 
@@ -293,6 +295,37 @@ def test_a_request_id_in_use_is_refused(engine: LLMEngine) -> None:
     engine.add_request("Hi", request_id="mine")
     with pytest.raises(InvalidParameterError, match="already in use"):
         engine.add_request("Hi", request_id="mine")
+
+
+@pytest.mark.parametrize("name", [5, None, ["mine"], b"mine"])
+def test_what_is_no_name_is_not_taken_for_an_unknown_one(engine: LLMEngine, name: Any) -> None:
+    with pytest.raises(InvalidParameterError, match="request_id"):
+        engine.abort_request(name)
+
+
+def test_a_request_that_does_not_reach_the_core_leaves_nothing(
+    engine: LLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, budget = engine.front.client, [0]
+    add = client.add
+
+    def run_out(samples: list[EngineCoreRequest]) -> None:
+        if not budget[0]:
+            raise OSError("no memory for the message")
+        budget[0] -= 1
+        add(samples)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "add", run_out)
+        with pytest.raises(OSError, match="no memory"):
+            engine.add_request("Hi", request_id="mine")
+        assert not engine.has_unfinished_requests()
+        budget[0] = 1  # the first of two is running when the second fails
+        with pytest.raises(OSError, match="no memory"):
+            engine.generate(["Hi", "Hi"], SamplingParams(max_tokens=None, ignore_eos=True))
+    assert engine.add_request("Hi", SamplingParams(max_tokens=1), request_id="mine") == "mine"
+    assert [output.request_id for output in engine.step()[0]] == ["mine"]
+    assert not engine.has_unfinished_requests()
 
 
 def test_a_users_ids_meet_no_id_of_the_engine(engine: LLMEngine) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import psutil
 import pytest
 import zmq
@@ -98,6 +99,12 @@ def test_answers_are_those_of_a_core_in_this_process(engine: LLMEngine) -> None:
         out.outputs for out in inproc.generate(prompts, PARAMS.replace(seed=1))
     ]
     inproc.exit()
+
+
+def test_parameters_may_be_numpys(engine: LLMEngine) -> None:
+    params = PARAMS.replace(temperature=np.float64(0.5), logit_bias={5: np.float64(1.0)}, seed=1)
+    (output,) = engine.generate("Hi", params)
+    assert output.outputs == engine.generate("Hi", PARAMS.replace(temperature=0.5, seed=1))[0].outputs
 
 
 def test_drafts_are_counted_and_the_counts_come_back(engine: LLMEngine) -> None:
@@ -250,7 +257,7 @@ def test_a_core_that_is_still_loading_is_not_waited_for(monkeypatch: pytest.Monk
 def test_a_process_that_ends_before_it_reads_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(ProcessClient, "command", [sys.executable, "-c", "raise SystemExit(3)"])
-    monkeypatch.setattr(msgspec.json, "encode", lambda config: bytes(1 << 20))  # more than a pipe takes
+    monkeypatch.setattr(msgspec.json, "encode", lambda *_, **__: bytes(1 << 20))  # more than a pipe takes
     with pytest.raises(EngineDeadError, match="exit code 3"):
         LLMEngine("demo", engine_process=True, **OPTIONS)
     assert list(tmp_path.iterdir()) == []

@@ -9,6 +9,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
+from octavo.contracts.plain import plain
+
 MessageT = TypeVar("MessageT")
 
 # By code of the extension type in place of an array, which holds its frame and its width, 32 bits each.
@@ -21,8 +23,9 @@ def encode_frames(message: object) -> list[bytes | memoryview]:
     """Encode a message; tables [., width] in it get frames of their own, each table once."""
     tables: dict[int, np.ndarray[Any, Any]] = {}
 
-    def place(array: object) -> msgspec.msgpack.Ext:
-        assert isinstance(array, np.ndarray), f"{type(array)} cannot be sent"
+    def place(array: object) -> object:
+        if not isinstance(array, np.ndarray):
+            return plain(array)
         assert array.dtype in _CODES, f"tables of {array.dtype} cannot be sent"
         tables.setdefault(id(array), array)
         frame, (_, width) = list(tables).index(id(array)), array.shape

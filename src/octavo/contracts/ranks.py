@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from octavo.contracts.lora import AdapterRef
+from octavo.contracts.plain import plain
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 
@@ -96,8 +97,9 @@ _TABLE = 64
 _WIDTH_BYTES = 4
 
 
-def _from_array(array: Any) -> msgspec.msgpack.Ext:
-    assert isinstance(array, np.ndarray), f"{type(array)} cannot be sent to a rank"
+def _from_array(array: object) -> object:
+    if not isinstance(array, np.ndarray):
+        return plain(array)
     assert array.dtype.num in _DTYPES, f"columns of {array.dtype} cannot be sent to a rank"
     if array.ndim == 1:
         return msgspec.msgpack.Ext(array.dtype.num, array.tobytes())

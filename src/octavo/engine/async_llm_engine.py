@@ -234,6 +234,7 @@ class AsyncLLMEngine:
 
     async def call(self, method: CoreMethod) -> None:
         """Call a method of the core between two steps."""
+        self._pump.check()
         self._enter_loop()
         await asyncio.to_thread(self.front.client.call, method)
 
@@ -269,6 +270,7 @@ class AsyncLLMEngine:
 
     async def _check_structured_outputs(self, params: Sequence[SamplingParams | None]) -> None:
         """Validate constraints outside the event loop: it may take a while."""
+        self._pump.check()  # before the process that validates gets messages from two
         constraints = {
             one.structured_output for one in params if isinstance(one, SamplingParams) and one.structured_output
         }
@@ -283,10 +285,10 @@ class AsyncLLMEngine:
     def _start(self, processed: ProcessedRequest, notify: Callable[[], None]) -> RequestState:
         if self._death is not None:
             raise anew(self._death)
+        self._pump.check()
         self._enter_loop()
-        state = self.front.outputs.add(processed)
+        state = self.front.start(processed)
         self._readers[state] = notify
-        self.front.client.add(processed.samples)
         return state
 
     async def _run(self, requests: Sequence[ProcessedRequest]) -> list[RequestOutput]:

@@ -63,7 +63,13 @@ class BatchRunner:
             if call.is_abandoned:
                 return
             processed.append(make_one())
-        states = [self._start(request) for request in processed]
+        states: list[RequestState] = []
+        try:
+            for request in processed:
+                states.append(self._front.start(request))  # noqa: PERF401 - if one fails, the others must end
+        except BaseException:
+            self._leave(states)
+            raise
         batch = _Batch(call, states, ProgressBar(len(states), enabled=shows_progress), len(states))
         self._batches.append(batch)
         self._batch_of.update((state.request_id, batch) for state in states)
@@ -72,7 +78,7 @@ class BatchRunner:
 
     def start_request(self, call: Call[str], make: Callable[[], ProcessedRequest]) -> None:
         """Start a request whose outputs are returned by steps."""
-        state = self._start(make())
+        state = self._front.start(make())
         self._untaken.append((call, partial(self._leave, [state])))
         call.finish(state.request_id)
 
@@ -109,11 +115,6 @@ class BatchRunner:
         """Fail the calls of other threads; shut down the core."""
         self._fail_all(EngineDeadError("the engine was closed"))
         self._front.close()
-
-    def _start(self, processed: ProcessedRequest) -> RequestState:
-        state = self._front.outputs.add(processed)
-        self._front.client.add(processed.samples)
-        return state
 
     def _step(self) -> None:
         front = self._front

@@ -6,7 +6,6 @@ Exits with code 0 when told to or when its parent has exited, and with 1 when it
 import contextlib
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -117,8 +116,6 @@ class CoreProc:
 
 def main() -> int:
     """Read the configuration from standard input and serve."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # both processes receive them; the parent decides
-        signal.signal(number, signal.SIG_IGN)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     addresses = CoreSockets(sys.argv[1])
     threading.Thread(target=_exit_when_parent_is_gone, args=(os.getppid(), addresses), daemon=True).start()

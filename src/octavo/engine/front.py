@@ -16,6 +16,7 @@ from octavo.engine.core_client import EngineCoreClient
 from octavo.engine.draft_tokenizer import check_draft_tokenizer
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
 from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.request_state import RequestState
 from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import EngineMetrics
 from octavo.sampling_params import RequestPriority, SamplingParams
@@ -91,6 +92,21 @@ class EngineFront:
         return self.inputs.process(
             prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, adapter=adapter
         )
+
+    def start(self, processed: ProcessedRequest) -> RequestState:
+        """Hand a request to the core. If that fails, whatever the reason, nothing of it is left.
+
+        Raises:
+            InvalidParameterError: its name was taken after it had been processed.
+            EngineDeadError: the engine is dead.
+        """
+        state = self.outputs.add(processed)
+        try:
+            self.client.add(processed.samples)
+        except BaseException:
+            self.outputs.withdraw(state)
+            raise
+        return state
 
     def _default_names(self) -> Iterator[str]:
         return (f"request-{number}" for number in self.request_numbers)

@@ -94,7 +94,7 @@ class InputProcessor:
                 arrival_time_s=time.time(),
                 eos_token_ids=self._eos_token_ids,
                 bad_words_token_ids=bad_words,
-                cache_salt=cache_salt,
+                cache_salt=_check_cache_salt(cache_salt),
                 extra_inputs=extra_inputs,
                 adapter=adapter,
             )
@@ -250,6 +250,19 @@ def _check_priority(priority: object) -> int:
         known = ", ".join(f"{level.name} ({level.value})" for level in RequestPriority)
         raise InvalidParameterError("priority", priority, f"one of {known}")
     return int(priority)
+
+
+def _check_cache_salt(cache_salt: object) -> str | None:
+    if cache_salt is None:
+        return None
+    if not isinstance(cache_salt, str):
+        raise InvalidParameterError("cache_salt", cache_salt, "a string, or None")
+    try:
+        cache_salt.encode()
+    except UnicodeEncodeError:
+        limit = "must be valid Unicode text (no lone surrogates)"
+        raise InvalidParameterError("cache_salt", cache_salt, limit) from None
+    return cache_salt
 
 
 def _given(seed: int | None) -> int:

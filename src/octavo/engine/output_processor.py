@@ -33,7 +33,7 @@ class OutputProcessor:
 
     def __contains__(self, request_id: object) -> bool:
         """Whether a request of this name has not ended for the caller."""
-        return request_id in self._by_name
+        return isinstance(request_id, str) and request_id in self._by_name
 
     def __len__(self) -> int:
         """The number of requests that the core has not finished, or whose end is still on its way here."""
@@ -60,18 +60,33 @@ class OutputProcessor:
         return state
 
     def core_ids(self, request_id: str) -> list[str]:
-        """Return the unfinished core requests of a user's request; none if it is unknown."""
+        """Return the unfinished core requests of a user's request; none if it is unknown. Raises as `find` does."""
         state = self.find(request_id)
         return [] if state is None else state.unfinished_core_ids()
 
     def find(self, request_id: str) -> RequestState | None:
-        """Return the request of this name, unless it has ended for the caller."""
+        """Return the request of this name, unless it has ended for the caller.
+
+        Raises:
+            InvalidParameterError: this is no name.
+        """
+        if not isinstance(request_id, str):
+            raise InvalidParameterError("request_id", request_id, "a string")
         return self._by_name.get(request_id)
 
     def release(self, state: RequestState) -> None:
         """Free the name of a request that has ended for the caller, though the core may not know yet."""
         if self._by_name.get(state.request_id) is state:
             del self._by_name[state.request_id]
+
+    def withdraw(self, state: RequestState) -> None:
+        """Forget a request that was added but has not reached the core."""
+        self._requests.discard(state)
+        for sample in state.samples:
+            self._samples.pop(sample.request_id, None)
+        self.release(state)
+        if state.adapter_name is not None:
+            self.metrics.adapters.record_end(state.adapter_name, has_run=False)
 
     def process(self, outputs: EngineCoreOutputs) -> StepResult:
         """Process one step: detokenize, look for stop strings, record what has finished."""

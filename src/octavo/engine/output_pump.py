@@ -45,6 +45,16 @@ class OutputPump:
         while self._arrived:
             yield self._arrived.popleft()
 
+    def check(self) -> None:
+        """Raise RuntimeError if no outputs will come because this process was forked from the engine's."""
+        if not self._has_thread:
+            raise RuntimeError("this engine was made in a process that has been forked")
+
+    @property
+    def _has_thread(self) -> bool:
+        """Whether the thread runs here or has come to its end, unlike in a forked process."""
+        return self._thread.is_alive() or self._closed.done()
+
     def close(self, reason: OctavoError | None = None) -> None:
         """Stop after the step in flight and shut the core down; `reason` is what its readers get. Idempotent.
 
@@ -52,6 +62,8 @@ class OutputPump:
             Exception: what shutting down the core raised.
         """
         self._should_stop.set()
+        if not self._has_thread:
+            return  # everything belongs to the process that was forked
         self._closed.result()
         if reason is not None:
             self._put(reason)

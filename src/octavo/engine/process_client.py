@@ -32,6 +32,7 @@ from octavo.contracts.control import (
 )
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
 from octavo.contracts.frames import encode_frames
+from octavo.contracts.plain import plain
 from octavo.engine.child_output import relay_lines
 from octavo.engine.core_client import CoreMethod
 from octavo.engine.core_sockets import CoreSockets
@@ -166,7 +167,7 @@ class ProcessClient:
         assert child.stderr is not None
         self._relay = relay_lines(child.stderr)
         with contextlib.suppress(BrokenPipeError):  # it has exited; the listener reports why
-            child.stdin.write(msgspec.json.encode(config) + b"\n")
+            child.stdin.write(msgspec.json.encode(config, enc_hook=plain) + b"\n")
             child.stdin.flush()
         return child
 

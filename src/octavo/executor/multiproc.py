@@ -12,6 +12,7 @@ import msgspec
 
 from octavo.child_python import child_command, child_environment
 from octavo.config.engine import EngineConfig
+from octavo.contracts.plain import plain
 from octavo.device.cores import usable_cores
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.distributed.shm_broadcast import RingWriter
@@ -102,7 +103,7 @@ def _start(setup: LocalSetup, meeting_fds: list[int], environment: dict[str, str
     process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=fds, env=environment)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # already dead; the death watch reports it
-        process.stdin.write(msgspec.json.encode(setup) + b"\n")
+        process.stdin.write(msgspec.json.encode(setup, enc_hook=plain) + b"\n")
         process.stdin.flush()
     return process
 

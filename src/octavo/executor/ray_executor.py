@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from octavo.config.engine import EngineConfig
+from octavo.contracts.plain import plain
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import EngineDeadError, InvalidParameterError
 from octavo.executor.distributed import DistributedExecutor
@@ -135,7 +136,7 @@ class RayRanks:
             address = listener.getsockname()
             setups = self._setups(config, worker_class)
             self._runs = [
-                placed.actor.run.remote(msgspec.json.encode(setup), address, token)
+                placed.actor.run.remote(msgspec.json.encode(setup, enc_hook=plain), address, token)
                 for placed, setup in zip(self._placed, setups, strict=True)
             ]
             self.replies = self._accept(listener, token)

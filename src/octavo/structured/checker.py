@@ -7,6 +7,7 @@ import threading
 import msgspec
 
 from octavo.child_python import child_command, child_environment
+from octavo.contracts.plain import plain
 from octavo.errors import GrammarTooComplexError, InvalidParameterError, RequestError
 from octavo.structured.trial import Verdict
 from octavo.structured_output import StructuredOutput
@@ -51,7 +52,7 @@ class StructuredOutputChecker:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(msgspec.json.encode(constraint) + b"\n")
+            process.stdin.write(msgspec.json.encode(constraint, enc_hook=plain) + b"\n")
             process.stdin.flush()
             line = process.stdout.readline()
         except BrokenPipeError:

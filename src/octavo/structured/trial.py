@@ -37,8 +37,6 @@ def judge(line: bytes) -> Verdict:
 
 def main() -> None:
     """Serve until the end of input."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # these may be sent to all processes; the parent decides
-        signal.signal(number, signal.SIG_IGN)
     _limit_memory()
     while line := sys.stdin.buffer.readline():
         _limit_work(CPU_S)

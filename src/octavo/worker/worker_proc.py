@@ -6,7 +6,6 @@ It exits with code 0, immediately and whatever it is doing, when its parent clos
 import logging
 import os
 import select
-import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
@@ -42,8 +41,6 @@ class WorkerProc:
 
 def main() -> None:
     """Read the setup from standard input and serve until the process exits."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and service managers signal all; the parent decides
-        signal.signal(number, signal.SIG_IGN)
     parent = os.getppid()
     setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=LocalSetup)
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
