@@ -83,8 +83,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         for name, value in self.headers:
             if name == b"connection":
                 tokens = (token.strip() for token in value.split(b","))
-                value = b", ".join(token for token in tokens if token.lower() not in _UPGRADE_HEADERS)
-            if name not in _UPGRADE_HEADERS:
+                head.append(b"connection: " + b", ".join(t for t in tokens if t.lower() not in _UPGRADE_HEADERS))
+            elif name not in _UPGRADE_HEADERS:
                 head.append(b"%b: %b" % (name, value))
         self.parser = HttpRequestParser(self)
         return b"\r\n".join(head) + b"\r\n\r\n"
