@@ -92,6 +92,22 @@ async def test_a_client_that_asks_before_it_sends_is_told_to_go_on() -> None:
         assert answer.startswith("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_an_offer_of_another_protocol_is_declined_and_the_body_is_read(chunked: bool) -> None:
+    """Java's HttpClient offers HTTP/2 with every request."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    body = b'{"seconds": 0}'
+    framed = b"Transfer-Encoding: chunked\r\n\r\ne\r\n" + body + b"\r\n0\r\n\r\n"
+    framed = framed if chunked else b"Content-Length: 14\r\n\r\n" + body
+    post = b"POST /v1/wait HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+    last = b"GET /x HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: close, upgrade\r\n\r\n"
+    async with tiny_server() as tiny:
+        both = post + offer + framed + last
+        for pieces in ([both], [both[:40], both[40:]]):
+            assert (await tiny.send_raw(*pieces)).count('{"num_bytes": 14}') == 1
+            assert (await tiny.send_raw(*pieces)).count("HTTP/1.1 200 OK") == 2
+
+
 async def test_http_1_0_gets_neither_chunks_nor_an_interim_answer() -> None:
     async with tiny_server() as tiny:
         head = HEAD.replace(b"1.1", b"1.0") + b"Expect: 100-continue\r\n"

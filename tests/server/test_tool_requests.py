@@ -357,3 +357,23 @@ def test_tags_that_are_no_tokens_leave_no_room_for_thoughts_before_a_form() -> N
 def test_budgets_have_limits(budget: int) -> None:
     with pytest.raises(ApiError, match="thinking_token_budget"):
         plan(thinking_token_budget=budget)
+
+
+def test_the_type_of_a_tool_may_be_left_out() -> None:
+    for left_out in ({}, {"type": None}):
+        assert plan(tools=[left_out | {"function": WEATHER}]).tools == plan(tools=tools(WEATHER)).tools
+
+
+def test_calls_and_results_under_their_older_names_are_calls_and_results() -> None:
+    messages = [
+        {"role": "assistant", "content": None, "function_call": {"name": "now", "arguments": "{}"}},
+        {"role": "function", "name": "now", "content": "noon"},
+    ]
+    call, result = template_messages(
+        msgspec.json.decode(json.dumps(messages), type=list[ChatMessage]), TOKENIZER, print
+    )
+    assert call == {
+        "role": "assistant",
+        "tool_calls": [{"type": "function", "function": {"name": "now", "arguments": {}}}],
+    }
+    assert result == {"role": "tool", "name": "now", "content": "noon"}

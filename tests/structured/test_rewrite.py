@@ -11,6 +11,8 @@ from octavo.structured.check import check_structured_output
 from octavo.structured_output import StructuredOutput
 
 EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"  # of Zod
+DURATION = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$"
+DECIMAL = r"^(?!^[-+.]*$)[+-]?0*"  # of pydantic, whose limits follow
 CASES: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "propertyNames": (
         {"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "integer"}},
@@ -199,6 +201,85 @@ CASES: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
         ["1", "-0.5", ".5", "1."],
         ["-", ".", ""],
     ),
+    "zod duration": (
+        {"type": "string", "pattern": DURATION},
+        ["P1Y2M3DT4H5M6.5S", "P3W", "PT1S", "P1DT1M"],
+        ["P", "PT", "P1YT", "P1W1D"],
+    ),
+    "decimal both": (
+        {"type": "string", "pattern": DECIMAL + r"(?:\d{0,3}|(?=[\d.]{1,6}0*$)\d{0,3}\.\d{0,2}0*$)"},
+        ["123.45", "-0.5", ".5", "0", "007"],
+        ["-", ".", "1234", "1.234"],
+    ),
+    "decimal digits": (
+        {"type": "string", "pattern": DECIMAL + r"(?:\d{0,3}|(?=[\d.]{1,4}0*$)\d*\.\d*0*$)"},
+        ["123", "1.23", ".123", "12.3"],
+        ["1234", "12.34", "."],
+    ),
+    "decimal places": (
+        {"type": "string", "pattern": DECIMAL + r"\d*\.?\d{0,2}0*$"},
+        ["12345.67", ".5"],
+        [".", "1.234"],
+    ),
+    "pydantic union of tags with defaults": (
+        {
+            "$defs": {
+                "A": {"properties": {"k": {"const": "a", "default": "a"}, "x": {"type": "integer"}}, "type": "object"},
+                "B": {"properties": {"k": {"const": "b", "default": "b"}}, "type": "object"},
+            },
+            "discriminator": {"propertyName": "k"},
+            "oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}],
+        },
+        [{"k": "a", "x": 1}, {"k": "b"}],
+        [{}, {"x": 1}, {"k": "c"}],
+    ),
+    "openapi discriminator": (
+        {
+            "components": {
+                "schemas": {name: {"type": "object", "properties": {"t": {"type": "string"}}} for name in ("A", "B")}
+            },
+            "oneOf": [{"$ref": "#/components/schemas/A"}, {"$ref": "#/components/schemas/B"}],
+            "discriminator": {"propertyName": "t", "mapping": {"first": "#/components/schemas/A"}},
+        },
+        [{"t": "first"}, {"t": "B"}],
+        [{"t": "A"}, {}],
+    ),
+    "proto oneof of none": (
+        {
+            "type": "object",
+            "properties": {"a": {"type": "string"}, "b": {"type": "integer"}},
+            "additionalProperties": False,
+            "oneOf": [
+                {"required": ["a"]},
+                {"required": ["b"]},
+                {"not": {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}},
+            ],
+        },
+        [{}, {"a": "x"}, {"b": 1}],
+        [{"a": "x", "b": 1}],
+    ),
+    "oneOf of ranges": (
+        {"oneOf": [{"type": "integer", "maximum": 0}, {"type": "integer", "exclusiveMinimum": 0}, {"enum": [True]}]},
+        [-1, 0, 1, True],
+        [0.5],
+    ),
+    "oneOf value and range": ({"oneOf": [{"enum": [-1]}, {"type": "integer", "minimum": 0}]}, [-1, 3], [-2]),
+    "oneOf of lengths": (
+        {"oneOf": [{"type": "string", "maxLength": 1}, {"type": "string", "minLength": 3}]},
+        ["a", "abc"],
+        ["ab"],
+    ),
+    "oneOf of formats": (
+        {"oneOf": [{"type": "string", "format": "ipv4"}, {"type": "string", "format": "date"}]},
+        ["1.2.3.4", "2024-01-01"],
+        ["x"],
+    ),
+    "not set": (
+        {"type": "object", "required": None, "properties": {"a": {"type": "string", "enum": None, "format": None}}},
+        [{}, {"a": "x"}],
+        [{"a": None}],
+    ),
+    "one item is unique": ({"type": "array", "uniqueItems": True, "maxItems": 1}, [[], [1]], [[1, 2]]),
 }
 
 # What cannot be kept: the place, and what to do.
@@ -210,6 +291,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "keyword": ({"items": {"uniqueItems": True}}, r'at \$.items: unsupported keywords: "uniqueItems"; leave them out'),
     "names": ({"patternProperties": {"a": {}}, "propertyNames": {"pattern": "b"}}, "propertyNames"),
     "itself": ({"$defs": {"a": {"oneOf": [{"$ref": "#/$defs/a"}, {}]}}, "$ref": "#/$defs/a"}, r"at .*a.*oneOf: its"),
+    "type": ({"properties": {"a": {"type": "int"}}}, r"at \$.properties.a: Invalid type: int; one of array, boolean, "),
     "nothing": ({"not": {}}, "schema is false"),
 }
 

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, ClassVar
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.metrics.http import HttpMetrics
 from octavo.server.errors import ApiError, bad_request
 
 logger = logging.getLogger(__name__)
+
+_UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +42,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_raw_bytes = 0  # received while the head is incomplete
         self._num_head_bytes = 0  # of the head's complete lines
         self._is_refused = False
+        self._offers_upgrade = False  # to another protocol, as Java's client does with every request
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -58,9 +62,32 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._num_raw_bytes += len(data)
             if self._read_timer is None:
                 self._start_timer()
-        super().data_received(data)
+        self._parse(data)
         if self._reads_head and self._num_raw_bytes > self.limits.max_header_bytes:
             self._refuse(_head_too_large(self.limits.max_header_bytes))
+
+    def _parse(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade as offer:
+            if self._offers_upgrade and not self._is_refused:
+                self._parse(self._decline_upgrade() + data[offer.args[0] :])
+        except HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _decline_upgrade(self) -> bytes:
+        """Return the head without the offer, for a new parser: the old one takes the body for the other protocol."""
+        self._offers_upgrade = False
+        head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = (token.strip() for token in value.split(b","))
+                head.append(b"connection: " + b", ".join(t for t in tokens if t.lower() not in _UPGRADE_HEADERS))
+            elif name not in _UPGRADE_HEADERS:
+                head.append(b"%b: %b" % (name, value))
+        self.parser = HttpRequestParser(self)
+        return b"\r\n".join(head) + b"\r\n\r\n"
 
     def on_url(self, url: bytes) -> None:
         self._num_head_bytes += len(url)
@@ -73,6 +100,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._num_head_bytes > self.limits.max_header_bytes:
             self._refuse(_head_too_large(self.limits.max_header_bytes))
+        self._offers_upgrade = self.parser.should_upgrade() and any(name == b"upgrade" for name, _ in self.headers)
+        if self._offers_upgrade:  # the request is read again without it
+            return
         self._reads_head = False
         if not self._is_refused:
             self._start_timer()
@@ -88,7 +118,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._reads_head = True
         self._num_raw_bytes = self._num_head_bytes = 0
-        if not self._is_refused:
+        if not self._is_refused and not self._offers_upgrade:
             super().on_message_complete()
 
     def pause_writing(self) -> None:
@@ -108,9 +138,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Drop a client that does not read; writers see a disconnect."""
         self.metrics.rejections["slow_reader"] += 1
         self.transport.abort()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Silent: clients may offer HTTP/2 or WebSockets with every request."""
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP."""

@@ -4,8 +4,9 @@ False means unproven. References are followed to a depth that no honest proof ne
 """
 
 import json
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 Schema = Mapping[str, Any]
@@ -13,6 +14,9 @@ MAX_STEPS = 8  # references and nested properties
 _TYPES: Mapping[type, str] = {
     str: "string", bool: "boolean", type(None): "null", dict: "object", list: "array", int: "integer", float: "number",
 }  # fmt: skip
+# Formats of which no text has two.
+_SEPARATE_FORMATS = frozenset({"date", "date-time", "duration", "email", "ipv4", "ipv6", "time", "uuid"})
+_COUNTS = {"string": ("minLength", "maxLength"), "array": ("minItems", "maxItems")}
 _REMARKS = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"})
 ALL_TYPES = frozenset({"string", "boolean", "null", "object", "array", "integer", "number"})
 
@@ -57,7 +61,7 @@ def _excludes_all(one: Schema, other: Schema, root: Schema, steps: int) -> bool:
         branches = one.get(name)
         if isinstance(branches, list) and enough(are_disjoint(each, other, root, steps - 1) for each in branches):
             return True
-    return _lies_below(one, other)
+    return _lies_below(one, other) or _is_shorter(one, other) or _formats_differ(one, other)
 
 
 def types_of(schema: Schema) -> frozenset[str]:
@@ -78,11 +82,36 @@ def values_of(schema: Any) -> list[Any] | None:
 
 
 def _excludes(schema: Schema, value: Any) -> bool:
-    """Whether a value is of no allowed type, or not among the listed values."""
+    """Whether a value is of no allowed type, not among the listed values, or outside the range."""
     if _TYPES.get(type(value), "") not in types_of(schema):
         return not (isinstance(value, float) and value.is_integer() and "integer" in types_of(schema))
     values = values_of(schema)
-    return values is not None and spelled(value) not in map(spelled, values)
+    if values is not None and spelled(value) not in map(spelled, values):
+        return True
+    if not _is_number(value):
+        return False
+    (low, above), (high, below) = _lowest(schema), _highest(schema)
+    return value < low or value > high or (value == low and above) or (value == high and below)
+
+
+def _lowest(schema: Schema) -> tuple[float, bool]:
+    """Return the lower end of a schema's numbers, and whether it is left out."""
+    return max(_ends(schema, "minimum", "exclusiveMinimum"), default=(-math.inf, False))
+
+
+def _highest(schema: Schema) -> tuple[float, bool]:
+    """Return the upper end of a schema's numbers, and whether it is left out."""
+    ends = _ends(schema, "maximum", "exclusiveMaximum")
+    return min(ends, key=lambda end: (end[0], not end[1]), default=(math.inf, False))
+
+
+def _ends(schema: Schema, name: str, exclusive: str) -> list[tuple[float, bool]]:
+    last, beyond = schema.get(name), schema.get(exclusive)  # in draft 4 the latter is a flag
+    return [(end, is_out) for end, is_out in ((last, beyond is True), (beyond, True)) if _is_number(end)]
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def spelled(value: Any) -> str:
@@ -94,9 +123,25 @@ def spelled(value: Any) -> str:
 
 def _lies_below(one: Schema, other: Schema) -> bool:
     """Whether all numbers in `one` are less than those in `other`; both must be numeric."""
-    high, low = one.get("maximum"), other.get("minimum")
-    are_numbers = types_of(one) <= {"integer", "number"} and types_of(other) <= {"integer", "number"}
-    return are_numbers and isinstance(high, (int, float)) and isinstance(low, (int, float)) and high < low
+    if not (types_of(one) | types_of(other)) <= {"integer", "number"}:
+        return False
+    (high, below), (low, above) = _highest(one), _lowest(other)
+    return high < low or (high == low and (below or above))
+
+
+def _is_shorter(one: Schema, other: Schema) -> bool:
+    """Whether all strings or arrays in `one` are shorter than those in `other`."""
+    common = types_of(one) & types_of(other)
+    if len(common) != 1 or not common <= _COUNTS.keys():
+        return False
+    names = _COUNTS[next(iter(common))]
+    least, most = other.get(names[0]), one.get(names[1])
+    return _is_number(most) and _is_number(least) and most < least
+
+
+def _formats_differ(one: Schema, other: Schema) -> bool:
+    both = {each for each in (one.get("format"), other.get("format")) if isinstance(each, str)}
+    return types_of(one) & types_of(other) == {"string"} and len(both) == 2 and both <= _SEPARATE_FORMATS
 
 
 def _differ_in_a_property(one: Schema, other: Schema, root: Schema, steps: int) -> bool:

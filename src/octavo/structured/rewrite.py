@@ -7,8 +7,10 @@ keyword that cannot be kept so stays, and the library names it.
 
 from typing import Any
 
+from octavo.structured.discriminated import with_tags
 from octavo.structured.disjoint import are_disjoint, properties_of, required, resolved, spelled, types_of, values_of
 from octavo.structured.keywords import DEPENDENT, PLACES, Schema, is_well_formed
+from octavo.structured.look_around import without_look_around
 from octavo.structured.property_names import Fits, with_named_properties
 
 # Characters of a string that the library can count before its lexer has too many states: up to a dozen for each.
@@ -16,13 +18,6 @@ MAX_COUNTED_LENGTH = 7_500
 _LARGEST = 2**63 - 1024  # what the library's numbers hold, as a 64-bit float
 _NO_LIMIT = 3.4e38  # bounds of floats and doubles say nothing
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
-# Patterns that generators write with look-around, and the same without: Zod's e-mail address, pydantic's decimal.
-_PATTERNS = {
-    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
-        r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
-    ),
-    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$",
-}
 
 
 def rewritten(schema: Any, root: Schema, fits: Fits) -> Any:
@@ -34,7 +29,7 @@ def rewritten(schema: Any, root: Schema, fits: Fits) -> Any:
     result = dict(schema)
     if result.get("not") is False:
         del result["not"]
-    if result.get("uniqueItems") is False:
+    if result.get("uniqueItems") is False or ("uniqueItems" in result and result.get("maxItems") in (0, 1)):
         del result["uniqueItems"]
     _limit_bounds(result)
     if isinstance(most := result.get("maxLength"), int) and most > MAX_COUNTED_LENGTH:
@@ -42,9 +37,16 @@ def rewritten(schema: Any, root: Schema, fits: Fits) -> Any:
     if "propertyNames" in result:
         result = with_named_properties(result, root, fits)
     _close(result, root)
-    if (pattern := result.get("pattern")) in _PATTERNS:
-        result["pattern"] = _PATTERNS[pattern]
-    for rewrite in (_excluded_types, _dependencies, _condition, _least_properties, _exclusive_branches):
+    if "pattern" in result:
+        result["pattern"] = without_look_around(result["pattern"])
+    for rewrite in (
+        _excluded_types,
+        _excluded_properties,
+        _dependencies,
+        _condition,
+        _least_properties,
+        _exclusive_branches,
+    ):
         result = rewrite(result, root)
     return result
 
@@ -113,6 +115,28 @@ def _excluded_types(schema: Schema, _: Schema) -> Schema:
     return result | {"type": sorted(left)}
 
 
+def _excluded_properties(schema: Schema, _: Schema) -> Schema:
+    """Say `not: {required: ...}` with properties that may not be there, as protobuf's generators mean no field."""
+    ban = schema.get("not")
+    bans = ban["anyOf"] if isinstance(ban, dict) and ban.keys() == {"anyOf"} else [ban]
+    if (
+        "object" not in types_of(schema)
+        or not isinstance(bans, list)
+        or not bans
+        or not all(isinstance(each, dict) and each.keys() == {"required"} for each in bans)
+    ):
+        return schema
+    names = [required(each) for each in bans]
+    if any(not some or some != each["required"] for some, each in zip(names, bans, strict=True)):
+        return schema
+    result = {name: value for name, value in schema.items() if name != "not"}
+    absent = {some[0]: False for some in names if len(some) == 1}
+    result |= {"type": "object", "properties": properties_of(schema) | absent}
+    if more := [{"anyOf": [{"properties": {name: False}} for name in some]} for some in names if len(some) > 1]:
+        result["allOf"] = [*result.get("allOf", []), *more]
+    return result
+
+
 def _dependencies(schema: Schema, _: Schema) -> Schema:
     """Say that a property needs others with two branches: one without it, one with all of them."""
     result, rules = dict(schema), []
@@ -163,16 +187,29 @@ def _exclusive_branches(schema: Schema, root: Schema) -> Schema:
     if not isinstance(branches, list) or len(branches) > 64:
         return schema
     own: Schema = {name: schema[name] for name in ("type", "properties", "additionalProperties") if name in schema}
-    narrowed = []
-    for index, branch in enumerate(branches):
-        others = [each for place, each in enumerate(branches) if place != index]
-        if (kept := _without(branch, others, own, root)) is None:
-            return schema
-        narrowed.append(kept)
+    narrowed = _narrowed(branches, own, root)
+    if narrowed is None and own.get("type") == "object" and all(isinstance(branch, dict) for branch in branches):
+        typed = [{"type": "object", **_excluded_properties(branch, root)} for branch in branches]
+        narrowed = _narrowed(typed, own, root)
+    if narrowed is None:
+        narrowed = with_tags(schema, branches, root)
+    if narrowed is None:
+        return schema
     result = {name: value for name, value in schema.items() if name != "oneOf"}
     if "anyOf" in result:
         return result | {"allOf": [*result.get("allOf", []), {"anyOf": narrowed}]}
     return result | {"anyOf": narrowed}
+
+
+def _narrowed(branches: list[Any], own: Schema, root: Schema) -> list[Any] | None:
+    """Return the branches without what they have in common; None if it is not known how."""
+    narrowed = []
+    for index, branch in enumerate(branches):
+        others = [each for place, each in enumerate(branches) if place != index]
+        if (kept := _without(branch, others, own, root)) is None:
+            return None
+        narrowed.append(kept)
+    return narrowed
 
 
 def _without(branch: Any, others: list[Any], own: Schema, root: Schema) -> Any | None:

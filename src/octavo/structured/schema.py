@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from octavo.structured.disjoint import ALL_TYPES
 from octavo.structured.rewrite import MAX_COUNTED_LENGTH, rewritten
 
 # The formats that llguidance enforces. By the standard, any other `format` is an annotation, so it is removed.
@@ -24,6 +25,7 @@ _OPTIONS = {
 }
 _UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
 _LEAST_COUNTS = ("minItems", "minLength", "minProperties", "minContains")
+_MAY_BE_NULL = ("const", "default", "example")
 _MAPS_OF_SCHEMAS = ("$defs", "definitions", "properties", "patternProperties")
 _LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else")
@@ -66,6 +68,10 @@ def advice(fault: str) -> str:
         return "oneOf: its branches may overlap; use anyOf, or let each require a property with a const of its own"
     if unknown := _UNKNOWN_KEYWORDS.match(fault):
         return f"unsupported keywords: {unknown[1]}; leave them out and check the answer yourself"
+    if fault.startswith("Invalid type: "):
+        return f"{fault}; one of {', '.join(sorted(ALL_TYPES))}"
+    if "look-around" in fault:
+        return f"{fault} in patterns"
     return fault
 
 
@@ -91,7 +97,7 @@ def locate_fault(text: str, error: str, why_not: Callable[[str], str | None]) ->
     `error` is the message for the whole schema.
     """
     schema = json.loads(text)
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    shared = {name: schema[name] for name in ("$defs", "definitions", "components") if name in schema}
     path, budget = "$", SEARCH_BYTES
     while True:
         for child_path, child in _children(path, schema):
@@ -126,7 +132,10 @@ def _all_schemas(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[
 
 
 def _without_remarks(schema: dict[str, Any]) -> dict[str, Any]:
+    """Remove formats that are annotations, and keywords that a serializer wrote as null because they are not set."""
     for _, inner in _all_schemas("$", schema):
+        for name in [name for name, value in inner.items() if value is None and name not in _MAY_BE_NULL]:
+            del inner[name]
         if isinstance(inner.get("format"), str) and inner["format"] not in ENFORCED_FORMATS:
             del inner["format"]
     return schema

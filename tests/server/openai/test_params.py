@@ -44,6 +44,9 @@ def test_caps() -> None:
     assert chat_params(chat(max_tokens=5, max_completion_tokens=7), DEFAULTS).max_tokens == 7
     assert completion_params(text(), DEFAULTS).max_tokens == 16
     assert completion_params(text(max_tokens=0), DEFAULTS).max_tokens == 1
+    for no_limit in (chat(max_tokens=-1), chat(max_completion_tokens=-1, max_tokens=5)):
+        assert chat_params(no_limit, DEFAULTS).max_tokens is None
+    assert completion_params(text(max_tokens=-1), DEFAULTS).max_tokens is None
 
 
 def test_logprobs_have_two_spellings() -> None:
@@ -80,8 +83,8 @@ def test_a_seed_may_be_any_integer_of_64_bits() -> None:
     ("fields", "param"),
     [
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"max_completion_tokens": -1}, "max_completion_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_completion_tokens": -2}, "max_completion_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"temperature": -0.1}, "temperature"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"n": 0}, "n"),
@@ -126,6 +129,7 @@ def test_forms(fields: dict[str, Any], constraint: StructuredOutput | None) -> N
         ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex"),
         ({"guided_json": "{"}, "guided_json"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
     ],
 )
 def test_forms_that_are_refused(fields: dict[str, Any], param: str) -> None:

@@ -20,6 +20,15 @@ BARE = {"type": "object"}
         ({"anyOf": [NAMED, {"type": "null"}]}, {"anyOf": [CLOSED, {"type": "null"}]}),
         ({"$ref": "#/$defs/x", "$defs": {"x": NAMED}}, {"$ref": "#/$defs/x", "$defs": {"x": CLOSED}}),
         (NAMED | {"additionalProperties": NAMED}, NAMED | {"additionalProperties": CLOSED}),
+        (  # Rust's flattened enums: a branch allows what the object names around it
+            NAMED | {"oneOf": [{"properties": {"b": NAMED}, "required": ["a", "b"]}]},
+            NAMED
+            | {
+                "oneOf": [
+                    {"properties": {"a": True, "b": CLOSED}, "required": ["a", "b"], "additionalProperties": False}
+                ]
+            },
+        ),
     ],
 )
 def test_objects_that_name_properties_are_closed(schema: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -37,6 +46,8 @@ def test_objects_that_name_properties_are_closed(schema: dict[str, Any], expecte
         {"allOf": [NAMED, NAMED]},
         {"allOf": [{"$ref": "#/$defs/x"}, {"required": ["b"]}], "$defs": {"x": NAMED}},
         {"$ref": "#/$defs/x", "properties": {"b": {}}, "$defs": {"x": NAMED}},
+        NAMED | {"oneOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": NAMED}},
+        NAMED | {"anyOf": [NAMED], "oneOf": [NAMED]},
         {"properties": 3, "required": "no"},  # reported by others
     ],
 )

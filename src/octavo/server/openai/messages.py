@@ -55,8 +55,12 @@ def _template_message(message: ChatMessage, path: str, media: MediaReader | None
     reasoning = message.reasoning_content or message.reasoning
     if reasoning:
         plain["reasoning_content"] = reasoning
-    plain.pop("tool_calls", None)
-    calls = [_template_call(call) for call in message.tool_calls or ()]
+    for name in ("tool_calls", "function_call"):
+        plain.pop(name, None)
+    if message.role == "function":  # the older name of a tool's result
+        plain["role"] = "tool"
+    older = [ToolCall(function=message.function_call)] if message.function_call is not None else []
+    calls = [_template_call(call) for call in message.tool_calls or older]
     return plain | {"tool_calls": calls} if calls else plain  # templates test whether the field exists
 
 

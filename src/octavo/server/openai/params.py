@@ -30,6 +30,7 @@ from octavo.server.openai.tools import tool_wire_names
 from octavo.structured_output import StructuredOutput
 
 DEFAULT_COMPLETION_TOKENS = 16
+NO_LIMIT = -1  # of tokens, as clients of llama.cpp write it
 
 # Fields with the same name and meaning on the wire and in `SamplingParams`.
 _SAME = (
@@ -74,7 +75,7 @@ def chat_params(request: ChatCompletionRequest, defaults: SamplingParams) -> Sam
         raise bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     cap = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    return defaults.replace(**_given(request), max_tokens=cap, logprobs=logprobs)
+    return defaults.replace(**_given(request), max_tokens=None if cap == NO_LIMIT else cap, logprobs=logprobs)
 
 
 def completion_params(request: CompletionRequest, defaults: SamplingParams) -> SamplingParams:
@@ -83,7 +84,8 @@ def completion_params(request: CompletionRequest, defaults: SamplingParams) -> S
     given = _given(request)
     if request.echo and request.logprobs is not None and request.prompt_logprobs is None:
         given["prompt_logprobs"] = request.logprobs
-    return defaults.replace(**given, max_tokens=1 if cap == 0 else cap, logprobs=request.logprobs)
+    limit = {0: 1, NO_LIMIT: None}.get(cap, cap)
+    return defaults.replace(**given, max_tokens=limit, logprobs=request.logprobs)
 
 
 def wire_names(request: GenerationRequest) -> dict[str, str]:
@@ -123,6 +125,8 @@ def requested_constraint(request: GenerationRequest) -> StructuredOutput | None:
         paths = [path for _, _, path in constraints]
         raise bad_request(f"Only one of {', '.join(paths)} may be given.", paths[1])
     ((field, value, path),) = constraints
+    if value == []:
+        raise bad_request(f"'{path}' must not be empty.", path)
     try:
         constraint = StructuredOutput(**{field: value})  # type: ignore[arg-type]  # it checks itself
     except InvalidParameterError as error:

@@ -73,6 +73,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = None  # before there were tools
 
 
 class FunctionDefinition(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -85,9 +86,9 @@ class FunctionDefinition(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ToolDefinition(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A tool: a function."""
+    """A tool: a function, which is the default type."""
 
-    type: str
+    type: str | None = None
     function: FunctionDefinition
 
 

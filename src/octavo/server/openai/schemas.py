@@ -5,15 +5,16 @@ writing them. OpenAI rejects such schemas in strict mode; vLLM and llama.cpp rea
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 _DEFINITIONS = ("$defs", "definitions")
 _MAPS = ("properties", "patternProperties")
-_LISTS = ("anyOf", "oneOf", "prefixItems")
 _ONES = ("items", "additionalProperties")
 _SAYS = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 # Next to these, other schemas name properties of the same object: closing one of them would forbid those of the others.
 _COMBINES = ("allOf", "anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas")
+_BRANCHES = ("anyOf", "oneOf")
 
 Schema = Mapping[str, Any]
 
@@ -24,7 +25,7 @@ def closed(schema: Schema, *, strict: bool) -> Schema:
     Objects that say otherwise (`additionalProperties`) or are described in several places stay as they are.
     """
     maps = _MAPS if any(map(_combines_references, _all_nodes(schema))) else (*_MAPS, *_DEFINITIONS)
-    result: Schema = _closed(schema, strict, maps)
+    result: Schema = _closed(schema, strict, maps, {})
     return result
 
 
@@ -40,20 +41,40 @@ def takes_nothing(arguments: Schema) -> bool:
     return not arguments.get("properties") and arguments.get("additionalProperties") is False
 
 
-def _closed(schema: Any, strict: bool, maps: tuple[str, ...]) -> Any:
+def _closed(schema: Any, strict: bool, maps: tuple[str, ...], beside: Mapping[str, Any] | None) -> Any:
+    """Close one schema; `beside` names the properties that schemas around a branch name for the same object.
+
+    It is None if they are not known: such a branch stays as it is.
+    """
     if not isinstance(schema, Mapping):  # true, false, or an error that is reported later, with its place
         return schema
     result = dict(schema)
     for name, inner in schema.items():
         if name in maps and isinstance(inner, Mapping):
-            result[name] = {key: _closed(child, strict, maps) for key, child in inner.items()}
-        elif name in _LISTS and isinstance(inner, list):
-            result[name] = [_closed(child, strict, maps) for child in inner]
+            result[name] = {key: _closed(child, strict, maps, {}) for key, child in inner.items()}
+        elif name in _BRANCHES and isinstance(inner, list):
+            shared = _beside(schema, beside)
+            result[name] = [_closed(child, strict, maps, shared) for child in inner]
+        elif name == "prefixItems" and isinstance(inner, list):
+            result[name] = [_closed(child, strict, maps, {}) for child in inner]
         elif name in _ONES:
-            result[name] = _closed(inner, strict, maps)
-    if (schema.get("properties") or (strict and _is_object(schema))) and _may_close(schema):
-        result["additionalProperties"] = False
-    return result
+            result[name] = _closed(inner, strict, maps, {})
+    own = schema.get("properties")
+    if beside is None or not (own or (strict and _is_object(schema))):
+        return result
+    whole = result
+    if beside and isinstance(own, Mapping | None):  # before its own, as they are written
+        whole = result | {"properties": {**dict.fromkeys(beside, True), **result.get("properties", {})}}
+    return whole | {"additionalProperties": False} if _may_close(whole) else result
+
+
+def _beside(schema: Schema, beside: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the properties that a schema and those around it name next to its branches; None if not known."""
+    others = ("allOf", "$ref", "if", "dependentSchemas", "patternProperties")
+    own = schema.get("properties", {})
+    if beside is None or not isinstance(own, Mapping) or all(name in schema for name in _BRANCHES):
+        return None
+    return None if any(name in schema for name in others) else {**beside, **own}
 
 
 def _may_close(schema: Schema) -> bool:
@@ -76,6 +97,9 @@ def _combines_references(node: Schema) -> bool:
     """Whether definitions may describe one object together with other schemas."""
     branches = node.get("allOf", [])
     num_branches = len(branches) if isinstance(branches, list) else 0
+    lists = [node[name] for name in _BRANCHES if isinstance(node.get(name), list)]
+    if node.get("properties") and any(isinstance(each, Mapping) and "$ref" in each for each in chain(*lists)):
+        return True
     return num_branches + ("$ref" in node) + ("properties" in node) > 1 and num_branches + ("$ref" in node) > 0
 
 

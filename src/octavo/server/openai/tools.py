@@ -165,7 +165,7 @@ def _prompt_tool(tool: ToolDefinition) -> dict[str, object]:
     """Return a tool in the form seen in training: always with parameters, and without `strict`."""
     parameters = tool.function.parameters or {"type": "object", "properties": {}}
     function = msgspec.structs.replace(tool.function, strict=None, parameters=parameters)
-    plain: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(tool, function=function))
+    plain: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(tool, type="function", function=function))
     return plain
 
 
@@ -185,7 +185,7 @@ def _checked_schemas(tools: Sequence[ToolDefinition]) -> dict[str, Mapping[str, 
 
 
 def _check_tool(tool: ToolDefinition, path: str) -> None:
-    if tool.type != "function":
+    if tool.type not in (None, "function"):
         raise bad_request(f"{path}.type must be 'function'.", f"{path}.type")
     if not _NAME.fullmatch(tool.function.name):
         text = "must be 1 to 256 letters, digits, underscores, dots and hyphens."

@@ -7,6 +7,7 @@ import msgspec
 
 _MOST_FIELDS = 32  # that one request can have so
 _EXPECTS_INTEGER = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$(?P<path>.*)`", re.DOTALL)
+_LARGEST = 2**53  # beyond it a float stands for many integers
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 T = TypeVar("T")
@@ -31,15 +32,19 @@ def decode_with_whole_numbers(body: bytes, kind: type[T], error: msgspec.Validat
 
 
 def _make_whole(value: Any, path: str) -> bool:
-    """Replace the float at `path`, and its neighbors in a list; return whether it has no fraction."""
+    """Replace the float at `path`, and its neighbors in a list; return whether it is an integer."""
     steps: list[Any] = [name or int(index) for name, index in _STEP.findall(path)]
     for step in steps[:-1]:
         value = value[step]
     last = steps[-1]
-    if not value[last].is_integer():
+    if not _is_whole(value[last]):
         return False
     if isinstance(value, list):
-        value[:] = [int(each) if isinstance(each, float) and each.is_integer() else each for each in value]
+        value[:] = [int(each) if _is_whole(each) else each for each in value]
     else:
         value[last] = int(value[last])
     return True
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, float) and value.is_integer() and abs(value) <= _LARGEST
