@@ -8,8 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from octavo.structured.disjoint import are_disjoint, properties_of, required, resolved, types_of
-
-
+from octavo.structured.keywords import Schema
 
 
 def with_tags(schema: Schema, branches: list[Any], root: Schema) -> list[Any] | None:
