@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -93,11 +92,11 @@ def test_a_program_may_end_without_exit() -> None:
     code = (
         "from octavo import LLM; from octavo.engine.process_client import ProcessClient;"
         f"ProcessClient.command = {fakes.CORE}; llm = LLM('demo', data_parallel_size=2, num_kv_blocks=64);"
-        "print(*[replica._folder for replica in llm.engine.front.client._replicas])"
+        "print(*llm.engine.front.client.pids)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    assert not any(Path(folder).exists() for folder in done.stdout.split())
+    assert are_gone(map(int, done.stdout.split()))
 
 
 @pytest.mark.full  # by default tests/server/test_data_parallel.py kills replicas

@@ -88,7 +88,7 @@ def test_template_arguments(server: HttpServer, kwargs: dict[str, Any]) -> None:
         (CHAT, {"n": 10**6}, "n"),
         (CHAT, {"max_tokens": 10**9, "min_tokens": 10**9}, "m"),
         (CHAT, {"stop": ["x"] * 10_000}, "stop"),
-        (CHAT, {"stop": ""}, "stop"),
+        (CHAT, {"stop": ["x" * 5_000]}, "stop"),
         (CHAT, {"top_logprobs": 10**6, "logprobs": True}, "top_logprobs"),
         (CHAT, {"logit_bias": {str(number): 1 for number in range(50_000)}}, "logit_bias"),
         (CHAT, {"logit_bias": {"5": 1e308}}, "logit_bias"),

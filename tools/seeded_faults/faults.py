@@ -135,14 +135,14 @@ FAULTS = [
     ),
     Fault(
         name="one character of a stop string is not held back",
-        right="for size in range(min(self._longest_prefix, len(window)), 0, -1):",
-        wrong="for size in range(min(self._longest_prefix, len(window)), 1, -1):",
+        right="num_open = automaton.sizes[state]",
+        wrong="num_open = automaton.sizes[state] if automaton.sizes[state] > 1 else 0",
         tests="engine/test_stop_strings.py",
     ),
     Fault(
         name="a stop string does not abort in the core",
-        right="            front.client.abort(result.to_abort)\n        return result.changed",
-        wrong="            pass\n        return result.changed",
+        right="            front.client.abort(result.to_abort)\n        others = ",
+        wrong="            pass\n        others = ",
         tests="engine/test_llm_engine.py",
     ),
     Fault(
