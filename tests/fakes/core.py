@@ -3,6 +3,7 @@
 It is `octavo.engine.core_proc` but for its executor. A core with a model takes two CPU seconds more to start.
 """
 
+import signal
 import sys
 import time
 from concurrent.futures import Future
@@ -45,5 +46,7 @@ def make_executor(config: EngineConfig) -> Executor:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):  # as `child_command` does; the parent decides
+        signal.signal(number, signal.SIG_IGN)
     core_proc.make_executor = make_executor  # type: ignore[attr-defined]  # a name that it imports
     sys.exit(core_proc.main())
