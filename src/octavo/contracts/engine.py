@@ -49,10 +49,15 @@ class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample to generate. Sent once, already validated; contains tokens, never text."""
+    """One sample to generate. Sent once, already validated; contains tokens, never text.
+
+    With `resumed_token_ids` it goes on as if it had never stopped: noise, penalties, limits, grammar and the indices of
+    outputs count them, and none of them is sent again.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
+    resumed_token_ids: list[int] = []  # output it already has, from an engine that died: it goes on after these
     sampling_params: SamplingParams  # `seed` and `max_tokens` are set
     priority: int
     arrival_time_s: float

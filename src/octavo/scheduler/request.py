@@ -77,8 +77,9 @@ class Request:
         self.aged_class = self.priority  # as of its admission: its waiting time still counts while it runs
         self.status = RequestStatus.WAITING
         self.row: int | None = None
-        self.token_ids: Int32Array = np.array(message.prompt_token_ids, dtype=np.int32)
-        self.num_prompt_tokens = len(self.token_ids)
+        known = message.prompt_token_ids + message.resumed_token_ids
+        self.token_ids: Int32Array = np.array(known, dtype=np.int32)
+        self.num_prompt_tokens = len(message.prompt_token_ids)
         max_tokens = message.sampling_params.max_tokens
         wanted = max_model_len if max_tokens is None else self.num_prompt_tokens + max_tokens
         self.max_num_tokens = min(wanted, max_model_len)  # tokens at which it ends

@@ -107,7 +107,8 @@ class Scheduler:
         self._assert_owner()
         assert message.request_id not in self._requests, f"request {message.request_id!r} is here already"
         request = Request(message, self._num_arrived, self._max_model_len)
-        assert 0 < request.num_prompt_tokens < request.max_num_tokens <= self._max_model_len
+        assert request.num_prompt_tokens
+        assert len(request.token_ids) < request.max_num_tokens <= self._max_model_len
         assert self.blocks.can_ever_fit(request.max_num_tokens, self._max_chunk)
         if request.vision:
             self._encoder.check(request)

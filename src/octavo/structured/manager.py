@@ -102,7 +102,13 @@ class GrammarManager(Generic[MatcherT]):
         """Move a request from pending to held; return the error if that fails."""
         if (error := job.error(self._time_limit_s)) is not None:
             return error
-        self._held[message.request_id] = _Held(job.future.result().matcher(), self._banned(message))
+        held = _Held(job.future.result().matcher(), self._banned(message))
+        try:
+            for token_id in message.resumed_token_ids:
+                held.matcher.accept(token_id)
+        except (GrammarError, GrammarTooComplexError) as error:
+            return error
+        self._held[message.request_id] = held
         return self._make_masks({message.request_id: self._held[message.request_id]}).get(message.request_id)
 
     def _banned(self, message: EngineCoreRequest) -> Int32Array | None:
