@@ -42,7 +42,7 @@ from octavo.engine import inproc_client
 from octavo.engine.core import EngineCore
 from octavo.inputs import Prompt
 from octavo.outputs import RequestOutput
-from octavo.speculative.rank_drafter import RankDrafter
+from octavo.speculative.drafters import RankDrafter
 
 SOURCE = (Path(__file__).parents[1] / "src/octavo/scheduler/budget.py").read_text()
 ARTICLE = (

@@ -41,7 +41,6 @@ CONTROL_SIDE = [
     "octavo.config.args",
     "octavo.contracts.engine",
     "octavo.contracts.schedule",
-    "octavo.contracts.step",
     "octavo.engine.core",
     "octavo.engine.core_client",
     "octavo.engine.llm_engine",

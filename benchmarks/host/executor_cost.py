@@ -20,8 +20,7 @@ from pathlib import Path
 
 from octavo.config.args import EngineArgs
 from octavo.config.parallel import ALONE
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import EngineDeadError
 from octavo.executor.multiproc import LocalRanks, MultiprocExecutor

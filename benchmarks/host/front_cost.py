@@ -23,8 +23,7 @@ import numpy as np
 import psutil
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 
 STEP_S_VARIABLE = "FRONT_COST_STEP_S"
 PROMPT = "What is Octavo?"

@@ -25,8 +25,7 @@ import torch
 from octavo.config.args import EngineArgs
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
-from octavo.contracts.schedule import Int32Array, SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import Int32Array, ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.connect import make_groups
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.engine.core import EngineCore

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.scheduler.scheduler import Scheduler
 from octavo.testing import make_request, make_scheduler
 

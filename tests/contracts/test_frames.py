@@ -7,8 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.contracts.frames import FrameDecoder, encode_frames
-from octavo.contracts.plain import plain
+from octavo.contracts.frames import FrameDecoder, encode_frames, plain
 
 
 class Message(msgspec.Struct):

@@ -10,10 +10,10 @@ from octavo.contracts.engine import (
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishedRequest,
+    SchedulerStats,
     TokenLogprobs,
 )
 from octavo.contracts.kv_cache import KVCacheSpec, KVGroup, KVGroupSpec, KVPart
-from octavo.contracts.stats import SchedulerStats
 from octavo.sampling_params import SamplingParams
 
 REQUESTS = [

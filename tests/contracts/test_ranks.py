@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from octavo.contracts.engine import EmbeddingSpan, ExtraInputs, TokenLogprobs
-from octavo.contracts.lora import SlotFill
 from octavo.contracts.ranks import (
     FromRank,
     RankCall,
@@ -18,8 +17,15 @@ from octavo.contracts.ranks import (
     encode_from_rank,
     encode_to_rank,
 )
-from octavo.contracts.schedule import CachedRequestData, NewRequestData, SchedulerOutput, SpecDecodeTokens, TokenMasks
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import (
+    CachedRequestData,
+    ModelRunnerOutput,
+    NewRequestData,
+    SchedulerOutput,
+    SlotFill,
+    SpecDecodeTokens,
+    TokenMasks,
+)
 from octavo.sampling_params import SamplingParams
 from octavo.structured_output import StructuredOutput
 

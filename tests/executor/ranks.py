@@ -6,9 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from octavo.config.args import EngineArgs
 from octavo.config.engine import EngineConfig
-from octavo.contracts.lora import AdapterRef
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.engine import AdapterRef
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import CheckpointError
 from octavo.testing import FakeRank
 

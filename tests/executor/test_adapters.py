@@ -4,8 +4,7 @@ import pytest
 from tests.executor.conftest import MakeExecutor
 from tests.scheduler.adapters import adapter_of
 
-from octavo.contracts.engine import FinishedRequest
-from octavo.contracts.lora import AdapterRef
+from octavo.contracts.engine import AdapterRef, FinishedRequest
 from octavo.engine.adapters import HostAdapters
 from octavo.errors import CheckpointError
 from octavo.testing import expected_tokens, make_request, make_scheduler

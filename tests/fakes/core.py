@@ -9,8 +9,7 @@ import time
 from concurrent.futures import Future
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.engine import core_proc
 from octavo.errors import InsufficientMemoryError
 from octavo.executor.base import Executor

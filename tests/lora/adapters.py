@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from octavo.contracts.lora import AdapterRef
+from octavo.contracts.engine import AdapterRef
 from octavo.lora.adapter_config import read_adapter_config
 from octavo.lora.folder import content_hash
 

@@ -12,7 +12,7 @@ from tests.models.test_exactness import TOLERANCE, random_tokens, reference_logi
 from tests.models.tiny import TINY_MODELS
 
 from octavo.config.engine import LoadConfig
-from octavo.contracts.lora import SlotFill
+from octavo.contracts.schedule import SlotFill
 from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
 

@@ -13,7 +13,7 @@ from tests.lora.test_exactness import MODELS, make_pool
 from tests.models.paged import PagedRunner, load
 from tests.models.test_exactness import TOLERANCE, random_tokens, reference_logits
 
-from octavo.contracts.lora import SlotFill
+from octavo.contracts.schedule import SlotFill
 from octavo.errors import AdapterError
 
 RANK, SCALE = 3, 2.0

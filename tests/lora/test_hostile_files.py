@@ -14,7 +14,8 @@ from tests.lora.test_exactness import KINDS, MODELS, make_pool
 from tests.models.paged import PagedRunner, load
 from tests.models.test_exactness import TOLERANCE, random_tokens, reference_logits
 
-from octavo.contracts.lora import AdapterRef, SlotFill
+from octavo.contracts.engine import AdapterRef
+from octavo.contracts.schedule import SlotFill
 from octavo.errors import AdapterError, InsufficientMemoryError, UserError
 from octavo.lora.folder import content_hash
 from octavo.lora.pool import AdapterPool

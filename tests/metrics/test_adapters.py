@@ -1,6 +1,6 @@
 """Counts by adapter, from arrival to the end, and vLLM's gauge of them."""
 
-from octavo.contracts.lora import AdapterEvents
+from octavo.contracts.engine import AdapterEvents
 from octavo.metrics.adapters import AdapterMetrics, about_adapters, about_lora_requests
 
 

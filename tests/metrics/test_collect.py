@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.contracts.engine import EngineCoreOutputs
-from octavo.contracts.stats import SchedulerStats
+from octavo.contracts.engine import EngineCoreOutputs, SchedulerStats
 from octavo.metrics.collect import EngineMetrics
 from octavo.outputs import RequestMetrics
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from tests.metrics.test_prometheus import samples
 
-from octavo.contracts.engine import EngineCoreOutputs
-from octavo.contracts.stats import ExpertLoad
+from octavo.contracts.engine import EngineCoreOutputs, ExpertLoad
 from octavo.metrics.collect import EngineMetrics
 from octavo.metrics.http import HttpMetrics
 from octavo.metrics.prometheus import Exposition

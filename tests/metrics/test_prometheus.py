@@ -4,7 +4,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from octavo.contracts.stats import SchedulerStats
+from octavo.contracts.engine import SchedulerStats
 from octavo.metrics.collect import EngineMetrics
 from octavo.metrics.http import HttpMetrics
 from octavo.metrics.prometheus import Exposition

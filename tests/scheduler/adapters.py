@@ -3,7 +3,7 @@
 from collections import deque
 from concurrent.futures import Future
 
-from octavo.contracts.lora import AdapterRef
+from octavo.contracts.engine import AdapterRef
 from octavo.errors import CheckpointError
 
 

@@ -6,8 +6,7 @@ import pytest
 from tests.breadth import pick
 from tests.scheduler.adapters import SlowLoads, adapter_of
 
-from octavo.contracts.engine import EngineCoreRequest, FinishedRequest
-from octavo.contracts.lora import AdapterRef
+from octavo.contracts.engine import AdapterRef, EngineCoreRequest, FinishedRequest
 from octavo.engine.adapters import HostAdapters
 from octavo.sampling_params import RequestPriority
 from octavo.scheduler.adapter_slots import AdapterSlots

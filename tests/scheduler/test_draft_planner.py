@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from octavo.contracts.engine import FinishedRequest
+from octavo.contracts.engine import FinishedRequest, SpecDecodeStats
 from octavo.contracts.schedule import Int32Array
-from octavo.contracts.stats import SpecDecodeStats
 from octavo.scheduler.draft_planner import DraftPlanner
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RunningRows

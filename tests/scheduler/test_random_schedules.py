@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 from tests.breadth import pick
 from tests.scheduler.adapters import SlowLoads, adapter_of
 
-from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest
+from octavo.contracts.engine import AdapterRef, EngineCoreOutputs, EngineCoreRequest, FinishedRequest
 from octavo.contracts.kv_cache import KVGroup
-from octavo.contracts.lora import AdapterRef
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.engine.adapters import HostAdapters
-from octavo.speculative.rank_drafter import RankDrafter
+from octavo.speculative.drafters import RankDrafter
 from octavo.testing import FakeWorker, KnownDrafter, expected_tokens, make_request, make_scheduler
 
 VOCAB_SIZE = 8

@@ -7,8 +7,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.config.args import EngineArgs
-from octavo.contracts.lora import AdapterEvents
-from octavo.contracts.stats import ExpertLoad, SpecDecodeStats
+from octavo.contracts.engine import AdapterEvents, ExpertLoad, SpecDecodeStats
 from octavo.metrics.collect import EngineMetrics
 from octavo.metrics.http import HttpMetrics
 from octavo.metrics.prometheus import Exposition

@@ -20,8 +20,7 @@ from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo.config.args import EngineArgs
 from octavo.config.engine import EngineConfig
-from octavo.contracts.engine import EmbeddingSpan, EngineCoreRequest, ExtraInputs
-from octavo.contracts.lora import AdapterRef
+from octavo.contracts.engine import AdapterRef, EmbeddingSpan, EngineCoreRequest, ExtraInputs
 from octavo.engine.adapters import HostAdapters
 from octavo.engine.core import EngineCore
 from octavo.executor.base import Executor, make_executor

@@ -15,7 +15,7 @@ from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_model
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import ALONE, Stage
-from octavo.contracts.kv_cache import KVCacheSpec, KVGroup, KVGroupSpec, KVPart, MemoryReport
+from octavo.contracts.kv_cache import KVCacheSpec, KVGroup, KVGroupSpec, KVPart
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import InsufficientMemoryError
 from octavo.kernels.quantization import WeightFormat, get_quantization
@@ -25,7 +25,7 @@ from octavo.layers.logits import LogitsHead
 from octavo.layers.moe import ExpertRouter
 from octavo.layers.quant.registry import make_schemes
 from octavo.models.registry import initialize_model
-from octavo.worker.memory import check_length_fits, check_weights_fit, choose_num_blocks, kv_budget
+from octavo.worker.memory import MemoryReport, check_length_fits, check_weights_fit, choose_num_blocks, kv_budget
 from octavo.worker.parameters import count_parameters, weights_bytes
 from octavo.worker.rank_builder import RankBuilder
 from octavo.worker.stages import plan_stages

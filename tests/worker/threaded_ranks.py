@@ -9,9 +9,8 @@ from tests.distributed.ranks import meeting
 
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
-from octavo.contracts.lora import AdapterRef
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.engine import AdapterRef
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.worker.worker import Worker
 
 ResultT = TypeVar("ResultT")

@@ -20,7 +20,7 @@ from octavo.cli.bench_prompts import Prompts, RandomPictures, RandomPrompts, Run
 from octavo.cli.load.command import serve
 from octavo.cli.options import TYPER_SETTINGS, EngineOptions, with_derived_flags
 from octavo.cli.report import Report, print_reports, spread
-from octavo.contracts.stats import SpecDecodeStats
+from octavo.contracts.engine import SpecDecodeStats
 from octavo.errors import RequestError
 
 if TYPE_CHECKING:

@@ -9,14 +9,22 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from octavo.contracts.plain import plain
-
 MessageT = TypeVar("MessageT")
 
 # By code of the extension type in place of an array, which holds its frame and its width, 32 bits each.
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.uint8)}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _NUMBER_BYTES = 4
+
+
+def plain(value: object) -> int | float | str:
+    """Return the value as the built-in type that it is a kind of. An `enc_hook` of msgspec."""
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    assert isinstance(value, str), f"{type(value)} cannot be sent"
+    return str.__str__(value)  # not `str(value)`: the text of an enum's member is its name
 
 
 def encode_frames(message: object) -> list[bytes | memoryview]:

@@ -114,16 +114,3 @@ class KVCacheSpec:
     def num_bytes(self, num_blocks: Sequence[int]) -> int:
         """Return the memory of `num_blocks` blocks of each group."""
         return sum(count * size for count, size in zip(num_blocks, self.bytes_per_block, strict=True))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryReport:
-    """Memory measured before the KV pool is allocated, in bytes."""
-
-    total_bytes: int  # of the device
-    budget_bytes: int  # gpu_memory_utilization of the total, less if others already use it
-    weights_bytes: int
-    activation_bytes: int  # peak of one step beyond the weights
-    graph_bytes: int = 0  # of captured graphs
-    adapter_bytes: int = 0  # of slots for adapters, and of their host cache where it is in the same memory
-    kv_bytes: int  # left for KV blocks

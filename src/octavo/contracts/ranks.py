@@ -8,10 +8,9 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from octavo.contracts.lora import AdapterRef
-from octavo.contracts.plain import plain
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.engine import AdapterRef
+from octavo.contracts.frames import plain
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 
 RankMethod = Literal["init_worker", "load_model", "count_kv_blocks", "initialize_kv_cache", "warmup", "prefault_kv"]
 

@@ -1,4 +1,4 @@
-"""One step: what the scheduler sends to every rank. Ids and counts in numpy columns, no tensors.
+"""One step: what the scheduler sends to every rank, and what comes back. Numpy columns, no tensors.
 
 A request is sent whole once (`NewRequestData`) together with its row; afterwards only changes are sent. Legend:
 R = requests in the step, L = rows of logits that it samples, N = changes of block tables, M = masks, W = words of a
@@ -7,16 +7,19 @@ worker's rows.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.contracts.engine import ExtraInputs, VisionInput
-from octavo.contracts.lora import NO_SLOT, SlotFill
+from octavo.contracts.engine import ExpertLoad, ExtraInputs, TokenLogprobs, VisionInput
 from octavo.sampling_params import SamplingParams
 
 Int32Array = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]
+
+NO_SLOT = -1  # the slot of a request without an adapter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +89,13 @@ class SpecDecodeTokens:
     token_ids: Int32Array  # [K] row after row
 
 
+class SlotFill(msgspec.Struct, frozen=True, kw_only=True):
+    """Copy an adapter from the rank's host cache to this slot before the step; the slot's old content is unused."""
+
+    slot: int
+    content_hash: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerOutput:
     """One step. `rows[i]` computes `num_scheduled_tokens[i]` tokens starting at position `num_computed_tokens[i]`.
@@ -108,3 +118,24 @@ class SchedulerOutput:
     scheduled_encoder_inputs: list[VisionInput] = field(default_factory=list)  # to encode before the step, and keep
     freed_encoder_outputs: list[str] = field(default_factory=list)  # content hashes to drop first
     adapter_fills: tuple[SlotFill, ...] = ()  # to do before the step
+
+
+class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
+    """Sampled tokens, in the order of the `SchedulerOutput` that scheduled them.
+
+    Legend: R = requests in the step, K = maximum of tokens for one of them (1 without drafts).
+    """
+
+    req_ids: tuple[str, ...]  # [R]
+    sampled_token_ids: Int32Array  # [R, K]; row i has num_sampled[i] valid entries
+    num_sampled: Int32Array  # [R]; 0 if the prompt is not complete yet, or the request is in `errors`
+    logprobs: dict[str, list[TokenLogprobs]] = {}
+    prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}  # sent when the prompt is complete
+    errors: dict[str, str] = {}  # requests that failed individually (NaN logits, ...), with the reason
+    draft_passes: list[tuple[int, float]] = []  # of a draft model, in this step: tokens and seconds of each
+    expert_load: ExpertLoad | None = None  # only for MoE models
+    compute_s: float | None = None  # of this step, in native calls; None: not measured
+
+    @cached_property  # cached in the instance's __dict__
+    def req_id_to_index(self) -> dict[str, int]:
+        return {req_id: index for index, req_id in enumerate(self.req_ids)}

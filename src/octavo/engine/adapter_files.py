@@ -6,7 +6,7 @@ from pathlib import Path
 
 from octavo.config.hub import resolve_adapter
 from octavo.config.lora import LoraConfig
-from octavo.contracts.lora import AdapterRef
+from octavo.contracts.engine import AdapterRef
 from octavo.errors import AdapterError, InvalidParameterError
 from octavo.lora.adapter_config import CONFIG_FILE, read_adapter_config
 from octavo.lora.folder import content_hash, weights_file

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from octavo.contracts.lora import AdapterEvents, AdapterRef, AdapterVerbs
+from octavo.contracts.engine import AdapterEvents, AdapterRef
 from octavo.errors import EngineDeadError, EngineError, OctavoError
+from octavo.executor.base import AdapterVerbs
 
 
 @dataclass(slots=True)
@@ -23,7 +24,7 @@ class _Place:
 
 
 class HostAdapters:
-    """Implements `contracts.lora.AdapterStore`. The ranks load adapters while steps run."""
+    """Implements `AdapterStore`. The ranks load adapters while steps run."""
 
     def __init__(self, verbs: AdapterVerbs, capacity: int) -> None:
         self._verbs = verbs

@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any, Self
 
 from octavo.config.args import EngineArgs
-from octavo.contracts.engine import EngineCoreOutputs
-from octavo.contracts.lora import AdapterRef
+from octavo.contracts.engine import AdapterRef, EngineCoreOutputs
 from octavo.engine.core_client import CoreMethod
 from octavo.engine.front import EngineFront, ModelName, one_per_prompt, streaming_engine_args
 from octavo.engine.input_processor import ProcessedRequest

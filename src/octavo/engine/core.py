@@ -12,18 +12,16 @@ from dataclasses import dataclass
 import msgspec
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.drafter import Drafter
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
 from octavo.contracts.kv_cache import capacity_tokens
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.engine.adapters import HostAdapters
 from octavo.engine.grammars import make_grammars
 from octavo.errors import EngineDeadError
 from octavo.executor.base import Executor
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.scheduler import Scheduler
-from octavo.speculative.drafters import make_drafter
+from octavo.speculative.drafters import Drafter, make_drafter
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import msgspec
 import zmq
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.control import (
+from octavo.contracts.engine import (
     AbortRequests,
     AddRequests,
     CallMethod,

@@ -14,8 +14,7 @@ from dataclasses import replace
 import msgspec
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest
-from octavo.contracts.stats import SchedulerStats
+from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, SchedulerStats
 from octavo.device.cores import usable_cores
 from octavo.engine.core_client import CoreMethod
 from octavo.engine.process_client import ProcessClient

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.engine import EngineCoreRequest
-from octavo.contracts.lora import AdapterRef
+from octavo.contracts.engine import AdapterRef, EngineCoreRequest
 from octavo.engine.adapter_files import AdapterFiles
 from octavo.engine.stop_finder import StopFinder
 from octavo.errors import InvalidParameterError

@@ -19,20 +19,20 @@ import zmq
 
 from octavo.child_python import child_command, child_environment
 from octavo.config.engine import EngineConfig
-from octavo.contracts.control import (
+from octavo.contracts.engine import (
     AbortRequests,
     AddRequests,
     CallMethod,
     CallResult,
     CoreFailed,
     CoreReady,
+    EngineCoreOutputs,
+    EngineCoreRequest,
     FromCore,
     Shutdown,
     ToCore,
 )
-from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
-from octavo.contracts.frames import encode_frames
-from octavo.contracts.plain import plain
+from octavo.contracts.frames import encode_frames, plain
 from octavo.engine.child_output import relay_lines
 from octavo.engine.core_client import CoreMethod
 from octavo.engine.core_sockets import CoreSockets

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from octavo.contracts.lora import AdapterRef
+from octavo.contracts.engine import AdapterRef
 from octavo.contracts.ranks import AdapterLoaded, RankFailure
 
 

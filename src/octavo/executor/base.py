@@ -4,11 +4,29 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.lora import AdapterVerbs
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.engine import AdapterRef
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.device.threads import limit_spinning
 from octavo.errors import InvalidParameterError
+
+
+class AdapterVerbs(Protocol):
+    """What every rank can do with adapters besides steps, through its executor."""
+
+    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
+        """Read, check and shard an adapter into the host cache, in a thread, while steps go on.
+
+        The future raises CheckpointError or UnsupportedModelError where the files do not fit the model, naming the
+        tensor. Ranks that did not fail may have it then, until `evict_adapter`.
+        """
+        ...
+
+    def evict_adapter(self, content_hash: str) -> None:
+        """Drop an adapter from the host cache; no-op on ranks that do not have it. Slots keep their copies.
+
+        Ranks carry out steps and evictions in the order they were sent: steps in flight still find the adapter.
+        """
+        ...
 
 
 class Executor(AdapterVerbs, Protocol):

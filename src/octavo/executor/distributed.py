@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.lora import AdapterRef
+from octavo.contracts.engine import AdapterRef
 from octavo.contracts.ranks import (
     AdapterLoaded,
     EvictAdapter,
@@ -24,8 +24,7 @@ from octavo.contracts.ranks import (
     decode_from_rank,
     encode_to_rank,
 )
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import EngineDeadError, OctavoError, named_error
 from octavo.executor.adapter_loads import AdapterLoads, LoadFuture
 from octavo.executor.ranks import Ranks

@@ -12,7 +12,7 @@ import msgspec
 
 from octavo.child_python import child_command, child_environment
 from octavo.config.engine import EngineConfig
-from octavo.contracts.plain import plain
+from octavo.contracts.frames import plain
 from octavo.device.cores import usable_cores
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.distributed.shm_broadcast import RingWriter

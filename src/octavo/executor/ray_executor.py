@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.plain import plain
+from octavo.contracts.frames import plain
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import EngineDeadError, InvalidParameterError
 from octavo.executor.distributed import DistributedExecutor

@@ -14,8 +14,7 @@ import msgspec
 
 from octavo.config.parallel import ParallelConfig, RankPlace
 from octavo.contracts.ranks import RankFailure
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import EngineDeadError, EngineError
 
 logger = logging.getLogger(__name__)

@@ -3,9 +3,8 @@
 from concurrent.futures import Future
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.lora import AdapterRef
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.engine import AdapterRef
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.worker.worker import Worker
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from octavo.config.engine import LoadConfig
-from octavo.contracts.lora import AdapterRef, SlotFill
+from octavo.contracts.engine import AdapterRef
+from octavo.contracts.schedule import SlotFill
 from octavo.errors import AdapterError, InsufficientMemoryError, UnsupportedModelError
 from octavo.kernels.types import LoraAdapters
 from octavo.layers.embedding import Embedding

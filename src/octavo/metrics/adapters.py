@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from octavo.contracts.lora import AdapterEvents
+from octavo.contracts.engine import AdapterEvents
 
 
 class AdapterMetrics:

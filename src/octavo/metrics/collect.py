@@ -6,8 +6,7 @@ Updated by the output processor once per step and when requests start or end; no
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from octavo.contracts.engine import EngineCoreOutputs
-from octavo.contracts.stats import ExpertLoad, SchedulerStats, SpecDecodeStats
+from octavo.contracts.engine import EngineCoreOutputs, ExpertLoad, SchedulerStats, SpecDecodeStats
 from octavo.metrics.adapters import AdapterMetrics
 from octavo.metrics.buckets import FIRST_TOKEN, REQUEST, SAMPLES, SIZES, STEP, TOKEN
 from octavo.metrics.histogram import Histogram

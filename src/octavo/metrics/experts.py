@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from octavo.contracts.stats import ExpertLoad
+from octavo.contracts.engine import ExpertLoad
 
 
 def about_experts(

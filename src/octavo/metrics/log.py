@@ -2,7 +2,7 @@
 
 import logging
 
-from octavo.contracts.stats import SchedulerStats
+from octavo.contracts.engine import SchedulerStats
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from octavo._version import __version__
-from octavo.contracts.stats import SchedulerStats
+from octavo.contracts.engine import SchedulerStats
 from octavo.metrics.adapters import about_adapters, about_lora_requests
 from octavo.metrics.collect import EngineMetrics
 from octavo.metrics.experts import about_experts

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from octavo.contracts.stats import SpecDecodeStats
+from octavo.contracts.engine import SpecDecodeStats
 
 
 def about_drafts(parts: Sequence[SpecDecodeStats], prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:

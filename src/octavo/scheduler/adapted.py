@@ -10,14 +10,41 @@ fewest users are drained first.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
-from octavo.contracts.lora import AdapterRef, AdapterStore, SlotFill
+from octavo.contracts.engine import AdapterRef
+from octavo.contracts.schedule import SlotFill
 from octavo.errors import OctavoError
 from octavo.scheduler.adapter_slots import AdapterSlots
 from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.request_queue import RequestQueue
 
 Failures = list[tuple[Request, OctavoError]]
+
+
+class AdapterStore(Protocol):
+    """The adapters in the ranks' host caches, by content hash. Owned by the scheduler's thread."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `begin` has a place for an adapter that is not in the cache."""
+        ...
+
+    def begin(self, adapter: AdapterRef) -> bool:
+        """Load an adapter if necessary, and keep it; return False while all places are taken by other kept adapters."""
+        ...
+
+    def has(self, content_hash: str) -> bool:
+        """Return whether the adapter is loaded on all ranks."""
+        ...
+
+    def release(self, content_hash: str) -> None:
+        """No longer keep an adapter. It stays until its place is needed."""
+        ...
+
+    def take_failed(self) -> Sequence[tuple[str, OctavoError]]:
+        """Return the adapters, among those to keep, whose loading has failed since the last call, with the error."""
+        ...
 
 
 class AdaptedRequests:

@@ -7,7 +7,7 @@ the hash of their contents.
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from octavo.contracts.lora import SlotFill
+from octavo.contracts.schedule import SlotFill
 
 
 class AdapterSlots:

@@ -6,8 +6,7 @@ import msgspec
 import numpy as np
 
 from octavo.contracts.engine import EngineCoreRequest, ExtraInputs, VisionInput
-from octavo.contracts.lora import NO_SLOT
-from octavo.contracts.schedule import Int32Array
+from octavo.contracts.schedule import NO_SLOT, Int32Array
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.block_hash import NO_KEYS, BlockKeys, request_root
 

@@ -24,15 +24,11 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from octavo.config.engine import SchedulerConfig
-from octavo.contracts.drafter import Drafter
-from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest
+from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, SchedulerStats
 from octavo.contracts.grammar import Grammars
-from octavo.contracts.lora import AdapterStore
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.stats import SchedulerStats
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import UnsupportedModelError
-from octavo.scheduler.adapted import AdaptedRequests
+from octavo.scheduler.adapted import AdaptedRequests, AdapterStore
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.block_hash import vision_keys
 from octavo.scheduler.block_manager import BlockManager
@@ -49,6 +45,7 @@ from octavo.scheduler.step_builder import StepBuilder, StepInFlight, hash_releas
 from octavo.scheduler.step_update import StepUpdate
 from octavo.scheduler.stop import check_stop, finished, grammar_complete
 from octavo.scheduler.stop_ids import StopIdTable
+from octavo.speculative.drafters import Drafter
 
 
 class Scheduler:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from octavo.contracts.drafter import Drafter
+from octavo.contracts.engine import SpecDecodeStats
 from octavo.contracts.schedule import DRAWN_IN_RANKS, Int32Array
-from octavo.contracts.stats import SpecDecodeStats
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.constrained import ConstrainedRequests
 from octavo.scheduler.draft_planner import DraftPlanner
@@ -23,7 +22,7 @@ from octavo.scheduler.step_builder import StepBuilder
 from octavo.scheduler.step_costs import StepCosts
 from octavo.scheduler.step_update import StepUpdate
 from octavo.scheduler.trials import Trials
-from octavo.speculative.rank_drafter import RankDrafter
+from octavo.speculative.drafters import Drafter, RankDrafter
 
 
 class Speculation:

@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.contracts.engine import AdmittedRequest, VisionInput
-from octavo.contracts.lora import SlotFill
 from octavo.contracts.schedule import (
     BoolArray,
     CachedRequestData,
     Int32Array,
     NewRequestData,
     SchedulerOutput,
+    SlotFill,
     SpecDecodeTokens,
     TokenMasks,
 )

@@ -6,10 +6,15 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from octavo.contracts.engine import EngineCoreOutputs, FinishedRequest, TokenLogprobs
-from octavo.contracts.schedule import BoolArray, Int32Array, SchedulerOutput
-from octavo.contracts.stats import ExpertLoad, SchedulerStats, SpecDecodeStats
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.engine import (
+    EngineCoreOutputs,
+    ExpertLoad,
+    FinishedRequest,
+    SchedulerStats,
+    SpecDecodeStats,
+    TokenLogprobs,
+)
+from octavo.contracts.schedule import BoolArray, Int32Array, ModelRunnerOutput, SchedulerOutput
 from octavo.scheduler.running import RowIndices, RunningRows
 from octavo.scheduler.step_builder import StepInFlight
 

@@ -1,1 +1,1 @@
-"""Drafters: they guess tokens that a step of the model then verifies. What runs on the host does not import torch."""
+"""Speculation on the host: no torch here. What guesses with a model runs in the ranks."""

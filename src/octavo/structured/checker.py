@@ -7,7 +7,7 @@ import threading
 import msgspec
 
 from octavo.child_python import child_command, child_environment
-from octavo.contracts.plain import plain
+from octavo.contracts.frames import plain
 from octavo.errors import GrammarTooComplexError, InvalidParameterError, RequestError
 from octavo.structured.trial import Verdict
 from octavo.structured_output import StructuredOutput

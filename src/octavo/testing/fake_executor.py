@@ -5,10 +5,8 @@ from concurrent.futures import Future
 
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
-from octavo.contracts.engine import EngineCoreOutputs
-from octavo.contracts.lora import AdapterRef
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.engine import AdapterRef, EngineCoreOutputs
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.scheduler.scheduler import Scheduler
 from octavo.testing.fake_worker import FakeWorker

@@ -6,13 +6,12 @@ from concurrent.futures import Future
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.contracts.drafter import Drafter
+from octavo.contracts.engine import AdapterRef
 from octavo.contracts.kv_cache import KVGroup
-from octavo.contracts.lora import AdapterRef
-from octavo.contracts.schedule import DRAWN_IN_RANKS, NewRequestData, SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import DRAWN_IN_RANKS, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from octavo.scheduler.block_manager import FULL_ATTENTION
 from octavo.scheduler.scheduler import Scheduler
+from octavo.speculative.drafters import Drafter
 from octavo.testing.requests import adapter_root, context_hash, next_token
 
 _NOTHING_WRITTEN, _LOST = -1, -2

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from octavo.config.engine import CacheConfig, SchedulerConfig
-from octavo.contracts.drafter import Drafter
-from octavo.contracts.engine import EngineCoreRequest, ExtraInputs
+from octavo.contracts.engine import AdapterRef, EngineCoreRequest, ExtraInputs
 from octavo.contracts.kv_cache import KVGroup
-from octavo.contracts.lora import AdapterRef, AdapterStore
 from octavo.sampling_params import RequestPriority, SamplingParams
+from octavo.scheduler.adapted import AdapterStore
 from octavo.scheduler.block_manager import FULL_ATTENTION, BlockManager
 from octavo.scheduler.scheduler import Scheduler
+from octavo.speculative.drafters import Drafter
 
 ROOT = 0  # hash of the empty context
 

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.contracts.engine import TokenLogprobs
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.device.device_queue import DeviceQueue
 from octavo.sampling.device_draw import SamplingMetadata, draw_on_device
 from octavo.sampling.device_logits_processors import (

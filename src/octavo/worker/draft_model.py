@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.attention.metadata import LayerCache
-from octavo.contracts.schedule import Int32Array, SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import Int32Array, ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.groups import Group
 from octavo.models.interfaces import CausalLM
 from octavo.sampling.sampler import Sampler

@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.attention.metadata import LayerCache, LayerKVCache
-from octavo.contracts.schedule import Int32Array, SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import Int32Array, ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.groups import Group
 from octavo.models.eagle3 import Eagle3Head
 from octavo.models.interfaces import IntermediateTensors

@@ -6,7 +6,7 @@ from typing import Self
 
 import torch
 
-from octavo.contracts.stats import ExpertLoad
+from octavo.contracts.engine import ExpertLoad
 from octavo.device.device_queue import DeviceQueue
 from octavo.layers.moe import MixtureOfExperts
 from octavo.models.interfaces import CausalLM

@@ -14,8 +14,7 @@ from torch.nn.functional import pad
 
 from octavo.attention.metadata import InputEmbeds
 from octavo.contracts.engine import ExtraInputs, VisionInput
-from octavo.contracts.lora import NO_SLOT
-from octavo.contracts.schedule import Int32Array, SchedulerOutput
+from octavo.contracts.schedule import NO_SLOT, Int32Array, SchedulerOutput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.contracts.engine import TokenLogprobs
-from octavo.contracts.schedule import Int32Array, SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import Int32Array, ModelRunnerOutput, SchedulerOutput
 from octavo.worker.prompt_logprobs import PromptLogprobsUpdate
 
 

@@ -6,13 +6,13 @@ more than what is free: on a shared machine other processes may already hold mem
 
 import logging
 from bisect import bisect_left
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from octavo.config.engine import CacheConfig, SchedulerConfig
 from octavo.config.model import ModelConfig, MoEConfig
 from octavo.config.parallel import RankPlace, Stage
 from octavo.config.vision import VisionConfig
-from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport, capacity_tokens
+from octavo.contracts.kv_cache import KVCacheSpec, capacity_tokens
 from octavo.distributed.shares import HeadShare, Share
 from octavo.errors import InsufficientMemoryError, UnsupportedModelError
 from octavo.layers.rotary import peak_table_bytes
@@ -23,6 +23,19 @@ logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 128 << 20
 # Blocks beyond those of `max_num_seqs` full-length requests only serve the prefix cache, which gets as many again.
 _PREFIX_CACHE_FACTOR = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryReport:
+    """Memory measured before the KV pool is allocated, in bytes."""
+
+    total_bytes: int  # of the device
+    budget_bytes: int  # gpu_memory_utilization of the total, less if others already use it
+    weights_bytes: int
+    activation_bytes: int  # peak of one step beyond the weights
+    graph_bytes: int = 0  # of captured graphs
+    adapter_bytes: int = 0  # of slots for adapters, and of their host cache where it is in the same memory
+    kv_bytes: int  # left for KV blocks
 
 
 def sharded_config(model: ModelConfig, place: RankPlace, *, is_expert_parallel: bool = False) -> ModelConfig:

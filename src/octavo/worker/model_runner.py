@@ -16,9 +16,7 @@ import torch
 
 from octavo.attention.metadata import ForwardBatch, LayerCache
 from octavo.contracts.engine import ExtraInputs
-from octavo.contracts.lora import NO_SLOT
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import NO_SLOT, ModelRunnerOutput, SchedulerOutput
 from octavo.errors import InvalidParameterError
 from octavo.kernels.native import NativeKernels
 from octavo.lora.pool import AdapterPool

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from octavo.attention.metadata import LayerCache
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.device.device_queue import DeviceQueue
 from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM

@@ -12,7 +12,7 @@ from octavo.attention.base import KVLayout
 from octavo.attention.metadata import LayerCache, LayerKVCache
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
-from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
+from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.device.device_queue import DeviceQueue
 from octavo.device.host_memory import give_back_freed_memory, keep_freed_memory
 from octavo.device.manager import DeviceManager
@@ -35,7 +35,7 @@ from octavo.worker.expert_loads import ExpertLoads
 from octavo.worker.graph import StepGraph
 from octavo.worker.graphed_decoding import DecodeStep, GraphedDecoding
 from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec
-from octavo.worker.memory import choose_num_blocks, sharded_config
+from octavo.worker.memory import MemoryReport, choose_num_blocks, sharded_config
 from octavo.worker.model_runner import RankModelRunner
 from octavo.worker.overlapped_runner import OverlappedRunner
 from octavo.worker.profile_run import ProfileRun, measured_peaks

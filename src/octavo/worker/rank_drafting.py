@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.attention.metadata import ForwardBatch, LayerCache
-from octavo.contracts.schedule import DRAWN_IN_RANKS, CachedRequestData, Int32Array, SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import DRAWN_IN_RANKS, CachedRequestData, Int32Array, ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.groups import Group
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 from octavo.sampling.sampler import Sampler

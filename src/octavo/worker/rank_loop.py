@@ -14,7 +14,7 @@ import msgspec
 
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
-from octavo.contracts.lora import AdapterRef
+from octavo.contracts.engine import AdapterRef
 from octavo.contracts.ranks import (
     AdapterLoaded,
     EvictAdapter,
@@ -26,8 +26,7 @@ from octavo.contracts.ranks import (
     decode_to_rank,
     encode_from_rank,
 )
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.rendezvous import Rendezvous
 
 DEFAULT_WORKER = "octavo.worker.worker:Worker"

@@ -8,12 +8,19 @@ import torch
 from octavo.config.engine import EngineConfig
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
-from octavo.contracts.kv_cache import MemoryReport
 from octavo.device.base import DeviceMemory
 from octavo.device.manager import DeviceManager
 from octavo.lora.pool import slot_bytes
 from octavo.models.interfaces import CausalLM
-from octavo.worker.memory import activation_bytes, check_length_fits, check_weights_fit, encoder_bytes, gib, kv_budget
+from octavo.worker.memory import (
+    MemoryReport,
+    activation_bytes,
+    check_length_fits,
+    check_weights_fit,
+    encoder_bytes,
+    gib,
+    kv_budget,
+)
 from octavo.worker.parameters import num_weights, weights_bytes
 
 logger = logging.getLogger(__name__)

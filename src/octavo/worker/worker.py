@@ -4,9 +4,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import ALONE, RankPlace
-from octavo.contracts.lora import AdapterRef
-from octavo.contracts.schedule import SchedulerOutput
-from octavo.contracts.step import ModelRunnerOutput
+from octavo.contracts.engine import AdapterRef
+from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from octavo.contracts.lora import AdapterRef
+from octavo.contracts.engine import AdapterRef
 from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.errors import InvalidParameterError, UserError, named_error
 from octavo.lora.adapter_config import CONFIG_FILE

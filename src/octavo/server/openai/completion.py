@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from octavo.contracts.lora import AdapterRef
+from octavo.contracts.engine import AdapterRef
 from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.engine.front import EngineFront
 from octavo.engine.input_processor import ProcessedRequest

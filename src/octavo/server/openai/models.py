@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from octavo.contracts.lora import AdapterRef
+from octavo.contracts.engine import AdapterRef
 from octavo.server.errors import ApiError
 
 _MAX_SHOWN = 20  # names in an error

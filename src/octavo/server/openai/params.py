@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from msgspec import UNSET
 
-from octavo.contracts.lora import AdapterRef
+from octavo.contracts.engine import AdapterRef
 from octavo.engine.front import EngineFront
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.errors import InvalidParameterError
