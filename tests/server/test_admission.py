@@ -4,35 +4,48 @@ import asyncio
 from typing import Any
 
 import pytest
+from starlette.types import Message
 from tests.server.tiny import TinyServer, tiny_server
 
 from octavo.server.errors import ApiError
-from octavo.server.middleware.admission import Admission
+from octavo.server.exchange import Exchange
+from octavo.server.policy import Admission
 
 
-def ignore(error: ApiError) -> None:
-    """For tickets whose request is never broken off."""
+async def no_message() -> Message:
+    raise AssertionError
+
+
+async def nowhere(message: Message) -> None:
+    raise AssertionError
+
+
+def exchange() -> Exchange:
+    """One that is never broken off."""
+    return Exchange({"type": "http"}, no_message, nowhere, "id")
 
 
 def test_the_queue_takes_what_runs_and_what_may_wait_and_no_more() -> None:
     admission = Admission(max_running=1, max_waiting=1)
-    with admission.admit(ignore) as first:
+    first = exchange()
+    with admission.admit(first):
         assert admission.num_samples == 1
-        with admission.admit(ignore):
-            with pytest.raises(ApiError) as caught:
-                admission.admit(ignore)
+        with admission.admit(exchange()):
+            with pytest.raises(ApiError) as caught, admission.admit(exchange()):
+                pass
             assert caught.value.status == 429
             assert int(caught.value.headers["Retry-After"]) >= 1
-        first.resize(2)
-        with pytest.raises(ApiError):
-            admission.admit(ignore)
+        first.num_samples = 2
+        with pytest.raises(ApiError), admission.admit(exchange()):
+            pass
     assert (len(admission), admission.num_samples) == (0, 0)
-    admission.admit(ignore)
+    with admission.admit(exchange()):
+        assert len(admission) == 1
 
 
 def test_a_place_is_given_back_whatever_happens() -> None:
     admission = Admission(1, 0)
-    with pytest.raises(RuntimeError), admission.admit(ignore):
+    with pytest.raises(RuntimeError), admission.admit(exchange()):
         raise RuntimeError
     assert len(admission) == 0
 

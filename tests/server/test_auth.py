@@ -14,8 +14,7 @@ from octavo.server.app import create_app, with_middleware
 from octavo.server.args import ServerArgs
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.listen import load_api_keys
-from octavo.server.middleware.admission import Admission
-from octavo.server.middleware.auth import key_of
+from octavo.server.policy import Admission, key_of
 
 OPEN = {"/health", "/ready", "/ping"}
 OPEN |= {"/", "/docs", "/docs/swagger-ui.css", "/openapi.json"}  # for browsers, which send no key; nothing of the model

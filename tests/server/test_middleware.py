@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.server.tiny import TinyServer, tiny_server
 
-from octavo.server.logs import JsonFormatter
+from octavo.server.listen import JsonFormatter
 
 
 @pytest.fixture

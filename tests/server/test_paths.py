@@ -8,9 +8,9 @@ from octavo.config.args import EngineArgs
 from octavo.metrics.http import HttpMetrics
 from octavo.server.app import create_app, with_middleware
 from octavo.server.args import ServerArgs
+from octavo.server.exchange import route_of
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.middleware.admission import Admission
-from octavo.server.middleware.paths import route_of
+from octavo.server.policy import Admission
 
 JSON = {"content-type": "application/json"}
 

@@ -8,7 +8,7 @@ from starlette.types import Message, Scope
 
 from octavo.server import sse
 from octavo.server.errors import ApiError
-from octavo.server.middleware.exchange import Exchange
+from octavo.server.exchange import Exchange
 from octavo.server.sse import DONE, PING, EventStreamResponse, start_at_once
 
 
@@ -57,7 +57,7 @@ class Connection:
         self.is_free.set()
         self.has_left = asyncio.Event()
         scope: Scope = {"type": "http"}
-        Exchange("id", self.send).attach(scope)
+        Exchange(scope, self.receive, self.send, "id")
         self.task = asyncio.ensure_future(EventStreamResponse(source)(scope, self.receive, self.send))
 
     async def receive(self) -> Message:

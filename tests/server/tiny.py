@@ -11,10 +11,9 @@ import httpx2 as httpx
 from starlette.types import Receive, Scope, Send
 
 from octavo.metrics.http import HttpMetrics
-from octavo.server.app import make_server
-from octavo.server.draining import DrainingServer
+from octavo.server.app import DrainingServer, make_server
+from octavo.server.exchange import Exchange
 from octavo.server.listen import listening, load_api_keys, url_of
-from octavo.server.middleware.exchange import Exchange
 from octavo.server.settings import resolve_settings
 from octavo.server.sse import EventStreamResponse
 
@@ -27,13 +26,12 @@ async def tiny_app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "lifespan.shutdown.complete"})
         return
-    body = (await receive())["body"] if scope["method"] == "POST" else b""
+    exchange = Exchange.in_scope(scope)
+    body = exchange.body
     request = json.loads(body) if body else {}
-    exchange = Exchange.of(scope)
     if request.get("timeout") is not None:
         exchange.limit_to(request["timeout"])
-    if exchange.ticket is not None:
-        exchange.ticket.resize(request.get("n", 1))
+    exchange.num_samples = request.get("n", 1)
     match scope["path"].rpartition("/")[2]:
         case "fail":
             raise RuntimeError("secret path /etc/passwd")

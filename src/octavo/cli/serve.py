@@ -42,8 +42,8 @@ def serve(
     if show_settings:
         print("\n".join(settings.lines(with_defaults=True)))
         return
+    from octavo.server.listen import configure_logging
     from octavo.server.listen import serve as run_server
-    from octavo.server.logs import configure_logging
 
     configure_logging(settings.server.log_level, settings.server.log_format)
     settings.log()

@@ -1,8 +1,12 @@
-"""The ASGI application: routes, error handlers, middleware, and the uvicorn server that runs it."""
+"""The ASGI application: routes, error handlers, middleware; and the uvicorn server that runs and drains it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import logging
+import signal
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
+from contextlib import asynccontextmanager, contextmanager
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -16,36 +20,39 @@ from octavo._version import __version__
 from octavo.metrics.http import HttpMetrics
 from octavo.metrics.prometheus import Exposition
 from octavo.server.args import ServerArgs
-from octavo.server.draining import DrainingServer
 from octavo.server.errors import ApiError, as_api_error, bad_request
-from octavo.server.http_protocol import HttpLimits, limited_protocol
+from octavo.server.exchange import ExchangeMiddleware, route_path
+from octavo.server.http_protocol import limited_protocol
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.middleware.admission import Admission, AdmissionMiddleware
-from octavo.server.middleware.auth import ApiKeyMiddleware
-from octavo.server.middleware.body import BodyMiddleware
-from octavo.server.middleware.deadline import DeadlineMiddleware
-from octavo.server.middleware.exchange import ExchangeMiddleware
-from octavo.server.middleware.paths import PathMiddleware
-from octavo.server.middleware.replies import route_path
-from octavo.server.openapi import describe
-from octavo.server.pages import Pages
+from octavo.server.openapi import Pages
+from octavo.server.policy import Admission, RequestPolicy
 from octavo.server.routes import Routes, error_response
 from octavo.server.settings import Settings
 
+logger = logging.getLogger(__name__)
+
+_LAST_WORDS_S = 2  # for connections to flush pending data, once all requests have ended
 # Routes of known APIs that clients may try.
 _NOT_OFFERED_YET = ("responses", "messages", "embeddings", "rerank", "score", "audio", "images", "batches", "files")
-EXPOSED_HEADERS = ("X-Request-Id", "X-Octavo-Warnings", "Retry-After")
 
 
 def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpMetrics) -> FastAPI:
     """Return the ASGI application around an engine that may still be loading."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        task = asyncio.create_task(lifecycle.run())
+        yield
+        task.cancel()
+        await lifecycle.close()
+
     app = FastAPI(
         title="Octavo",
         version=__version__,
         summary="An OpenAI-compatible server",
         docs_url=None,  # FastAPI's own pages load their scripts from the internet
         redoc_url=None,
-        lifespan=_lifespan(lifecycle),
+        lifespan=lifespan,
     )
     exposition = Exposition(
         http_metrics,
@@ -56,21 +63,9 @@ def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpM
     )
     Routes(lifecycle, args, exposition).add_to(app)
     Pages(args.root_path).add_to(app)
-    describe(app)
     for kind in (HTTPException, RequestValidationError, ApiError, Exception):
         app.add_exception_handler(kind, _error_handler(http_metrics))
     return app
-
-
-def _lifespan(lifecycle: EngineLifecycle) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        task = asyncio.create_task(lifecycle.run())
-        yield
-        task.cancel()
-        await lifecycle.close()
-
-    return lifespan
 
 
 def _error_handler(metrics: HttpMetrics) -> Callable[[Request, Exception], Awaitable[Response]]:
@@ -119,36 +114,103 @@ def _routes(app: FastAPI) -> list[Route]:
 def with_middleware(
     app: ASGIApp, args: ServerArgs, keys: Iterable[str], admission: Admission, metrics: HttpMetrics
 ) -> ASGIApp:
-    """Wrap the routes. Outermost first: path, id and log, CORS, API key, admission, deadline, body."""
-    app = BodyMiddleware(app, args.max_body_bytes, metrics)
-    app = DeadlineMiddleware(app, args.request_timeout_s, metrics)
-    app = AdmissionMiddleware(app, admission, metrics)
-    app = ApiKeyMiddleware(app, keys, metrics)
-    if args.cors_allow_origins:  # outside the auth middleware: a browser's preflight carries no key
+    """Wrap the routes. Outermost first: route, id and log; CORS; API key, admission, deadline, body."""
+    app = RequestPolicy(app, args, keys, admission, metrics)
+    if args.cors_allow_origins:  # outside the policy: a browser's preflight carries no key
         app = CORSMiddleware(
             app,
             allow_origins=args.cors_allow_origins,
             allow_methods=("GET", "HEAD", "POST"),
             allow_headers=("*",),
-            expose_headers=EXPOSED_HEADERS,
+            expose_headers=("X-Request-Id", "X-Octavo-Warnings", "Retry-After"),
         )
-    app = ExchangeMiddleware(app, metrics, logs_access=args.access_log)
-    return PathMiddleware(app, args.root_path)
+    return ExchangeMiddleware(app, args, metrics)
 
 
-def make_server(app: ASGIApp, settings: Settings, keys: tuple[str, ...], metrics: HttpMetrics) -> DrainingServer:
+def make_server(app: ASGIApp, settings: Settings, keys: tuple[str, ...], metrics: HttpMetrics) -> "DrainingServer":
     """Return a server for the application, not yet running."""
     args = settings.server
     admission = Admission(settings.engine.max_num_seqs, args.max_waiting)
-    limits = HttpLimits(
-        max_header_bytes=args.max_header_bytes,
-        read_timeout_s=args.read_timeout_s,
-        write_timeout_s=args.write_timeout_s,
-    )
     config = uvicorn.Config(
         with_middleware(app, args, keys, admission, metrics),
-        loop="uvloop", http=limited_protocol(limits, metrics), ws="none", log_config=None, access_log=False,
+        loop="uvloop", http=limited_protocol(args, metrics), ws="none", log_config=None, access_log=False,
         server_header=False, timeout_keep_alive=args.keep_alive_s,
         ssl_certfile=args.ssl_certfile, ssl_keyfile=args.ssl_keyfile,
     )  # fmt: skip
     return DrainingServer(config, admission, args.drain_timeout_s)
+
+
+class DrainingServer(uvicorn.Server):
+    """On a signal, `run` drains and returns to its caller instead of letting the signal kill the process.
+
+    The first SIGTERM or SIGINT starts draining: HTTP keeps responding, new work is rejected, requests in flight get
+    `drain_timeout_s` to finish before they are cancelled. A second signal cancels them at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, admission: Admission, drain_timeout_s: float) -> None:
+        config.timeout_graceful_shutdown = _LAST_WORDS_S
+        super().__init__(config)
+        self._admission = admission
+        self._drain_timeout_s = drain_timeout_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self.num_cut = 0  # requests that were cancelled
+
+    def stop(self) -> None:
+        """Stop at once: the engine is dead, so no request can continue."""
+        self.should_exit = True
+
+    async def main_loop(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().main_loop()
+
+    def shut_down(self) -> None:
+        """Drain; when called again, cancel what is still running. Runs in the event loop."""
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+        else:
+            self._draining.cancel()
+            self._draining = asyncio.create_task(self._end("told to end at once"))
+
+    async def _drain(self) -> None:
+        self._admission.is_draining = True
+        logger.info("shutting down: %d requests may finish within %g s; a second signal ends them",
+                    len(self._admission), self._drain_timeout_s)  # fmt: skip
+        if await self._is_idle_within(self._drain_timeout_s):
+            self.stop()
+        else:
+            await self._end(f"not finished within {self._drain_timeout_s:g} s")
+
+    async def _end(self, reason: str) -> None:
+        num_cut = self._admission.end_all()
+        self.num_cut += num_cut
+        if num_cut:
+            logger.warning("%d requests cancelled: %s", num_cut, reason)
+        await self._is_idle_within(_LAST_WORDS_S)
+        self.stop()
+
+    async def _is_idle_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._admission.is_idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._loop is None:  # not serving yet
+            self.should_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self.shut_down)

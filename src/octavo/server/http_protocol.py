@@ -6,7 +6,6 @@ format.
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -14,6 +13,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.metrics.http import HttpMetrics
+from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, bad_request
 
 logger = logging.getLogger(__name__)
@@ -21,19 +21,10 @@ logger = logging.getLogger(__name__)
 _UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HttpLimits:
-    """Limits on one connection."""
-
-    max_header_bytes: int
-    read_timeout_s: float  # for a head, and again for its body
-    write_timeout_s: float  # for the client to read, once all buffers are full
-
-
 class LimitedHttpProtocol(HttpToolsProtocol):
     """One connection. `limited_protocol` returns a subclass with limits."""
 
-    limits: ClassVar[HttpLimits]
+    limits: ClassVar[ServerArgs]  # of the size of a head, of the time for it and its body, of the time to write
     metrics: ClassVar[HttpMetrics]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -206,7 +197,7 @@ def speak_http_1_0(cycle: RequestResponseCycle) -> None:
     cycle.send = send_unframed  # type: ignore[method-assign]  # uvicorn has no other place for it
 
 
-def limited_protocol(limits: HttpLimits, metrics: HttpMetrics) -> type[LimitedHttpProtocol]:
+def limited_protocol(limits: ServerArgs, metrics: HttpMetrics) -> type[LimitedHttpProtocol]:
     """Return the protocol class for uvicorn, which creates one object per connection."""
     return type("HttpProtocol", (LimitedHttpProtocol,), {"limits": limits, "metrics": metrics})
 

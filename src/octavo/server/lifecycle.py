@@ -10,17 +10,19 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import fields
 from threading import Thread
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
+
+from octavo._version import __version__
 from octavo.config.args import EngineArgs
 from octavo.device.collector import freeze_loaded_objects
 from octavo.engine.async_llm_engine import AsyncLLMEngine
-from octavo.engine.front import EngineFront
 from octavo.metrics.collect import EngineMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, unavailable
-from octavo.server.information import ServerInfo, server_info
 from octavo.server.openai.models import ModelNames
 from octavo.server.openai.service import OpenAICompatibleService
 
@@ -29,6 +31,27 @@ logger = logging.getLogger(__name__)
 DEATH_NOTICE_S = 3.0  # how long /health still reports a dead engine
 _OBJECTS_BETWEEN_LOOKS = 50_000
 Status = Literal["loading", "ready", "failed", "dead"]
+
+
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /server_info`. Secrets are left out of the settings."""
+
+    version: str
+    profile: str  # device, dtype and kernels: what the exact bits of an output depend on
+    max_model_len: int
+    kv_cache_tokens: int
+    settings: dict[str, Any]
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /tokenizer_info`, for programs that render prompts themselves, such as lm-eval."""
+
+    vocab_size: int
+    model_max_length: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    chat_template: str | None
 
 
 class EngineLifecycle:
@@ -93,16 +116,35 @@ class EngineLifecycle:
         return self._service
 
     @property
-    def front(self) -> EngineFront:
-        """The engine's configuration and tokenizer. Raises ApiError, 503, while there is none."""
-        assert self.service is not None
-        assert self._engine is not None
-        return self._engine.front
-
-    @property
     def info(self) -> ServerInfo:
         """The settings in effect. Raises ApiError, 503, while there is no engine."""
-        return server_info(self.front, self._args, self._server_args)
+        front = self.service.front
+        return ServerInfo(
+            version=__version__,
+            profile=front.client.profile,
+            max_model_len=front.config.model.max_model_len,
+            kv_cache_tokens=front.client.kv_tokens,
+            settings={
+                spec.name: getattr(args, spec.name)
+                for args in (self._args, self._server_args)
+                for spec in fields(args)
+                if not spec.metadata["is_secret"]
+            },
+        )
+
+    @property
+    def tokenizer_info(self) -> TokenizerInfo:
+        """What renders and ends a prompt of this model. Raises ApiError, 503, while there is no engine."""
+        front = self.service.front
+        tokenizer, named = front.tokenizer, front.tokenizer.named_tokens
+        return TokenizerInfo(
+            vocab_size=tokenizer.vocab_size,
+            model_max_length=front.config.model.max_model_len,
+            bos_token=named.get("bos_token"),
+            eos_token=named.get("eos_token"),
+            pad_token=named.get("pad_token"),
+            chat_template=None if tokenizer.chat_template is None else tokenizer.chat_template.source,
+        )
 
     @property
     def served_name(self) -> str:

@@ -1,23 +1,28 @@
-"""`serve` runs a server from its listening socket to its shutdown."""
+"""`serve` runs a server from its listening socket to its shutdown; `configure_logging` formats what it logs."""
 
 import errno
 import logging
 import socket
 import ssl
 import stat
+import sys
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from octavo.errors import EngineError, InvalidParameterError
 from octavo.metrics.http import HttpMetrics
-from octavo.server.args import ServerArgs
+from octavo.server.args import LogFormat, LogLevel, ServerArgs
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 2048
+_BACKLOG = 2048
+_TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 
 
 def serve(settings: Settings, announce: Callable[[str], None] = logger.info) -> None:
@@ -77,7 +82,7 @@ def listening(args: ServerArgs) -> Generator[socket.socket, None, None]:
         InvalidParameterError: the address cannot be used.
     """
     listener = _unix_socket(args.uds) if args.uds is not None else _tcp_socket(args.host, args.port)
-    listener.listen(BACKLOG)
+    listener.listen(_BACKLOG)
     try:
         yield listener
     finally:
@@ -142,3 +147,35 @@ def _remove_if_deserted(path: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(path) == errno.ECONNREFUSED:
             Path(path).unlink()
+
+
+class JsonFormatter(logging.Formatter):
+    """Keys `time` (UTC), `level`, `logger`, `message`, `error` with a traceback, and the record's own `facts`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        seconds = time.strftime(_TIME_FORMAT, time.gmtime(record.created))
+        line = {
+            "time": f"{seconds}.{record.msecs:03.0f}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        line.update(getattr(record, "facts", {}))
+        return msgspec.json.encode(line).decode()
+
+
+def configure_logging(level: LogLevel, log_format: LogFormat) -> None:
+    """Send all logs to standard error in this format; called once, by the program."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonFormatter()
+        if log_format == "json"
+        else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", _TIME_FORMAT)
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # Logged with the client's address by server/http_protocol.py.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Invalid HTTP request received.")
+    if level == "info":  # uvicorn's start and stop messages, which we log ourselves
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)

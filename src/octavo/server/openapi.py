@@ -1,16 +1,20 @@
-"""The OpenAPI page. Routes take raw requests, so the schemas of bodies and replies are added from the wire types.
+"""Pages about the server: links at `/`, Swagger UI at `/docs`, and the OpenAPI page (version 3.1).
 
-Source: the OpenAPI Specification 3.1; the schemas are msgspec's.
+Swagger UI comes with the package fastapi-swagger and is served from here, so that `/docs` works without the internet.
+No page contains anything of the model or the settings, so all are open to browsers, which send no key.
 """
 
+from importlib.resources import files
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse
 
 from octavo.server.errors import ErrorReply
-from octavo.server.information import ServerInfo, TokenizerInfo
+from octavo.server.lifecycle import ServerInfo, TokenizerInfo
 from octavo.server.openai.adapters import AdapterReply, LoadAdapterRequest, UnloadAdapterRequest
 from octavo.server.openai.models import ModelCard, ModelList
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -76,22 +80,73 @@ _TAGS = {
     "tokens": "How the model's tokenizer and chat template see a text.",
     "operations": "For probes, dashboards and operators.",
 }
+_ASSETS = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "favicon-32x32.png": "image/png",
+}
+PUBLIC_PATHS = frozenset({"/", "/docs", "/openapi.json", *(f"/docs/{name}" for name in _ASSETS)})
+_LINKS = (
+    ("docs", "every route, to try out"),
+    ("v1/models", "the model; OpenAI clients take the address up to <code>/v1</code>"),
+    ("health", "whether the model is loaded"),
+    ("metrics", "metrics for Prometheus"),
+    ("openapi.json", "the API's description for programs"),
+)
+_HOME = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Octavo</title><link rel="icon" href="data:,">
+<style>body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 40rem; margin: 3rem auto; padding: 0 1rem }}
+:root {{ color-scheme: light dark }}</style></head>
+<body><h1>Octavo</h1><p>An OpenAI-compatible server. Its API is at <code>{base}/v1</code>:</p>
+<ul>{links}</ul></body></html>
+"""
 _STREAMED = ("/v1/chat/completions", "/v1/completions")
 
 
-def describe(app: FastAPI) -> None:
-    """Let `app` serve the whole page."""
+class Pages:
+    """The handlers; `root_path` is the prefix under which a proxy exposes the server."""
 
-    def openapi() -> Page:
-        if app.openapi_schema is None:
-            app.openapi_schema = make_page(app)
-        return app.openapi_schema
+    def __init__(self, root_path: str) -> None:
+        self._root_path = root_path
 
-    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to replace it
+    def add_to(self, app: FastAPI) -> None:
+        """Register the pages, which the API's own description does not list, and let `app` serve that description."""
+        for path, handler in (("/", self.home), ("/docs", self.docs), ("/docs/{name}", self.asset)):
+            app.add_api_route(path, handler, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
+
+        def openapi() -> Page:
+            if app.openapi_schema is None:
+                app.openapi_schema = make_page(app)
+            return app.openapi_schema
+
+        app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to replace it
+
+    async def home(self) -> Response:
+        """A short page of links."""
+        links = "".join(f'<li><a href="{self._root_path}/{to}">/{to}</a> {text}</li>' for to, text in _LINKS)
+        return HTMLResponse(_HOME.format(base=self._root_path, links=links))
+
+    async def docs(self) -> Response:
+        """Swagger UI on the API's own description."""
+        return get_swagger_ui_html(
+            openapi_url=f"{self._root_path}/openapi.json",
+            title="Octavo",
+            swagger_js_url=f"{self._root_path}/docs/swagger-ui-bundle.js",
+            swagger_css_url=f"{self._root_path}/docs/swagger-ui.css",
+            swagger_favicon_url=f"{self._root_path}/docs/favicon-32x32.png",
+        )
+
+    async def asset(self, name: str) -> Response:
+        """One of Swagger UI's files."""
+        if name not in _ASSETS:
+            return Response(status_code=404)
+        data = (files("fastapi_swagger.resources") / name).read_bytes()
+        return Response(data, media_type=_ASSETS[name], headers={"cache-control": "max-age=86400"})
 
 
 def make_page(app: FastAPI) -> Page:
-    """Return FastAPI's page of its routes, with our bodies and replies."""
+    """Return FastAPI's page of its routes, with the bodies and replies: routes take raw requests, so it knows none."""
     page: Page = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
     types = [*_BODIES.values(), *_REPLIES.values(), ErrorReply]
     links, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")

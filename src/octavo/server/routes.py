@@ -12,9 +12,8 @@ from octavo.errors import InvalidParameterError
 from octavo.metrics.prometheus import Exposition
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, as_api_error
-from octavo.server.information import tokenizer_info
+from octavo.server.exchange import CLIENT_LEFT, Exchange
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.middleware.exchange import Exchange
 from octavo.server.openai.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from octavo.server.openai.models import ModelList
 from octavo.server.openai.protocol import (
@@ -35,7 +34,6 @@ Reply = msgspec.Struct | FrameSource
 LARGE_BODY = (
     8 * 1024
 )  # bytes, tokenized in a few milliseconds; from here on, a body is processed outside the event loop
-CLIENT_GONE = 499  # only visible in the access log
 
 
 class Routes:
@@ -100,7 +98,7 @@ class Routes:
 
     async def tokenizer_info(self) -> Response:
         """The chat template and the tokens with a role."""
-        return json_response(tokenizer_info(self._lifecycle.front))
+        return json_response(self._lifecycle.tokenizer_info)
 
     async def metrics(self, request: Request) -> Response:
         """Metrics in Prometheus format."""
@@ -133,25 +131,25 @@ class Routes:
 
     async def load_lora_adapter(self, request: Request) -> Response:
         """Serve a LoRA adapter below the server's root under a name of its own."""
-        wire = decode(await request.body(), LoadAdapterRequest)
+        wire = decode(Exchange.in_scope(request.scope).body, LoadAdapterRequest)
         return json_response(await self._lifecycle.service.adapters.load(wire))
 
     async def unload_lora_adapter(self, request: Request) -> Response:
         """No longer serve a LoRA adapter; answers when its running requests have ended."""
-        wire = decode(await request.body(), UnloadAdapterRequest)
+        wire = decode(Exchange.in_scope(request.scope).body, UnloadAdapterRequest)
         return json_response(await self._lifecycle.service.adapters.unload(wire))
 
     async def _answer(self, request: Request, kind: type[T], answer: Callable[..., Awaitable[Reply]]) -> Response:
         """Decode the body, call `answer`, encode the reply. Cancelled when the client disconnects."""
-        body = await request.body()
+        exchange = Exchange.in_scope(request.scope)
+        body = exchange.body
         is_large = len(body) > LARGE_BODY
-        exchange = Exchange.of(request.scope)
         wire, warnings = await asyncio.to_thread(read, body, kind) if is_large else read(body, kind)
         exchange.warnings += warnings
         record_request(exchange, wire, self._args)
         reply = await unless_client_leaves(request, answer(wire, warn=exchange.warnings.append, is_large=is_large))
         if reply is None:
-            return Response(status_code=CLIENT_GONE)
+            return Response(status_code=CLIENT_LEFT)
         record_reply(exchange, reply)
         return json_response(reply) if isinstance(reply, msgspec.Struct) else EventStreamResponse(reply)
 
@@ -194,8 +192,7 @@ def record_request(exchange: Exchange, wire: object, args: ServerArgs) -> None:
                 exchange.limit_to(wire.timeout)
             except InvalidParameterError as error:
                 raise as_api_error(error) from None
-        if exchange.ticket is not None:
-            exchange.ticket.resize(num_samples(wire, args))
+        exchange.num_samples = num_samples(wire, args)
 
 
 def record_reply(exchange: Exchange, reply: msgspec.Struct | FrameSource) -> None:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.server.errors import ApiError, as_api_error
-from octavo.server.middleware.exchange import Exchange
+from octavo.server.exchange import Exchange
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"  # a comment, which clients ignore
@@ -72,7 +72,7 @@ class EventStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
-        self._exchange = Exchange.of(scope)
+        self._exchange = Exchange.in_scope(scope)
         leaving = asyncio.ensure_future(wait_for_disconnect(receive))
         leaving.add_done_callback(lambda _: self._woken.set())
         pinging = asyncio.ensure_future(self._ping())

@@ -53,6 +53,7 @@ class OpenAICompatibleService:
     def __init__(self, engine: AsyncLLMEngine, models: ModelNames, args: ServerArgs) -> None:
         self.models = models
         self.adapters = ServedAdapters(engine, models, args.lora_root)
+        self.front = engine.front
         self._engine = engine
         self._args = args
         self._media_reader = MediaReader.of(args)
@@ -67,7 +68,7 @@ class OpenAICompatibleService:
 
     async def _media(self, request: ChatCompletionRequest | TokenizeRequest) -> MediaReader | None:
         """Return what reads the request's images and videos, those from elsewhere fetched; None: the model sees not."""
-        if self._engine.front.config.model.vision is None:
+        if self.front.config.model.vision is None:
             return None
         loop, reader = asyncio.get_running_loop(), self._media_reader
         try:
@@ -87,7 +88,7 @@ class OpenAICompatibleService:
             plan_chat,
             request,
             head,
-            self._engine.front,
+            self.front,
             self._formats,
             media,
             warn,
@@ -107,7 +108,7 @@ class OpenAICompatibleService:
             plan_completion,
             request,
             head,
-            self._engine.front,
+            self.front,
             warn,
             max_prompts=self._args.max_prompts,
             adapter=self.models.adapter(request.model),
@@ -122,16 +123,14 @@ class OpenAICompatibleService:
         """Return the token ids of a text or of a conversation."""
         self.models.find(request.model)
         media = await self._media(request)
-        return await _settle(
-            partial(tokenize, request, self._engine.front, self._formats, media, warn), request, is_large
-        )
+        return await _settle(partial(tokenize, request, self.front, self._formats, media, warn), request, is_large)
 
     async def detokenize(
         self, request: DetokenizeRequest, *, warn: Warn = logger.warning, is_large: bool = False
     ) -> DetokenizeReply:
         """Return the text of token ids."""
         self.models.find(request.model)
-        return await _settle(partial(detokenize, request, self._engine.front), request, is_large)
+        return await _settle(partial(detokenize, request, self.front), request, is_large)
 
     def _begin(self, request: GenerationRequest, prefix: str) -> ReplyHead:
         if request.n is not None and request.n > self._args.max_n:

@@ -1,0 +1,232 @@
+"""What a request must pass before its route: API key, a place in the queue, a deadline, a complete body.
+
+The engine runs `max_num_seqs` samples at once and queues the rest. The queue is bounded here, before a body is read,
+where a rejection is cheap and can tell the client when to retry.
+"""
+
+import asyncio
+import codecs
+import hashlib
+import hmac
+import math
+import time
+from collections import deque
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo.errors import InvalidParameterError
+from octavo.metrics.http import HttpMetrics
+from octavo.server.args import ServerArgs
+from octavo.server.errors import ApiError, as_api_error, unavailable
+from octavo.server.exchange import OPEN_PATHS, Exchange, route_path, send_error, send_json
+from octavo.server.openapi import PUBLIC_PATHS
+from octavo.server.sse import DONE, frame
+
+_RATE_WINDOW = 32  # finished requests that the estimated waiting time is based on
+_MAX_RETRY_AFTER_S = 30
+
+
+class Admission:
+    """A bounded queue of requests, from admission to the end of their response. Owned by one event loop."""
+
+    def __init__(self, max_running: int, max_waiting: int) -> None:
+        self._max_running, self._max_waiting = max_running, max_waiting
+        self._exchanges: set[Exchange] = set()
+        self._ends_s: deque[float] = deque(maxlen=_RATE_WINDOW)
+        self.is_idle = asyncio.Event()  # no requests are left
+        self.is_idle.set()
+        self.is_draining = False  # new requests are rejected; admitted ones continue
+
+    def __len__(self) -> int:
+        """The number of admitted requests."""
+        return len(self._exchanges)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples running or waiting."""
+        return sum(exchange.num_samples for exchange in self._exchanges)
+
+    @contextmanager
+    def admit(self, exchange: Exchange) -> Generator[None, None, None]:
+        """Admit a request. The last one admitted may exceed the limit with its samples, as a request is not split.
+
+        Raises ApiError: 503 while draining, 429 when the queue is full; with Retry-After.
+        """
+        if self.is_draining:
+            raise draining()
+        if self.num_samples >= self._max_running + self._max_waiting:
+            message = f"The queue is full: {self._max_waiting} samples are waiting. Please try again later."
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": str(self._retry_after_s())})
+        self._exchanges.add(exchange)
+        self.is_idle.clear()
+        try:
+            yield
+        finally:
+            self._exchanges.remove(exchange)
+            self._ends_s.append(time.monotonic())
+            if not self._exchanges:
+                self.is_idle.set()
+
+    def end_all(self) -> int:
+        """Cancel all admitted requests; return how many."""
+        for exchange in self._exchanges:
+            exchange.end_now(draining())
+        return len(self._exchanges)
+
+    def _retry_after_s(self) -> int:
+        """Estimate when half of the queue will be done, from the rate at which requests finished recently."""
+        if len(self._ends_s) < 2:
+            return 1
+        seconds_per_end = (time.monotonic() - self._ends_s[0]) / len(self._ends_s)
+        return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(seconds_per_end * self._max_waiting / 2)))
+
+
+class RequestPolicy:
+    """Passes on what may go to its route, with its body in the exchange, and refuses the rest.
+
+    A key comes as `Authorization: Bearer KEY` or `x-api-key: KEY`; without keys, all requests pass. A deadline is the
+    server's or the client's, the earliest: the header `X-Request-Timeout`, or the body's field `timeout`, in seconds
+    since the request arrived. It cancels the request's task, which aborts it in the engine: 408 if nothing was sent
+    yet; a stream that has started gets an error as its last event. Shutdown ends requests the same way.
+    """
+
+    def __init__(
+        self, app: ASGIApp, args: ServerArgs, keys: Iterable[str], admission: Admission, metrics: HttpMetrics
+    ) -> None:
+        self._app, self._args, self._admission, self._metrics = app, args, admission, metrics
+        # Digests have equal lengths, so comparing them does not leak the key's length.
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange, path = Exchange.in_scope(scope), route_path(scope)
+        try:
+            if self._digests and path not in OPEN_PATHS and path not in PUBLIC_PATHS:
+                self._check_key(scope)
+            if scope["method"] == "POST" and path.startswith("/v1/"):  # makes the engine compute
+                with self._admission.admit(exchange):
+                    await self._call_in_time(exchange, receive, send)
+            elif self._admission.is_draining and path in OPEN_PATHS:
+                error = draining()
+                await send_json(send, {"status": "draining", "error": error.detail}, error.status, error.headers)
+            else:
+                await self._call(exchange, receive, send)
+        except ApiError as error:
+            await self._refuse(exchange, send, error)
+
+    def _check_key(self, scope: Scope) -> None:
+        key = key_of(scope["headers"])
+        if key is None:
+            message = "No API key was sent. Send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`."
+            raise _unauthorized(message, "missing_api_key")
+        digest = hashlib.sha256(key).digest()
+        # Compare with every key in constant time, so that timing does not leak them.
+        if not sum(hmac.compare_digest(digest, known) for known in self._digests):
+            raise _unauthorized("The API key is not valid.", "invalid_api_key")
+
+    async def _call_in_time(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._args.request_timeout_s) as exchange.timeout:
+                _apply_deadline_header(exchange)
+                await self._call(exchange, receive, send)
+        except TimeoutError:
+            if exchange.timeout is None or not exchange.timeout.expired():
+                raise
+            await self._refuse(exchange, send, exchange.end_error or _timed_out(exchange.elapsed_s))
+
+    async def _call(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        if exchange.scope["method"] in ("POST", "PUT", "PATCH"):
+            check_headers(dict(exchange.scope["headers"]), self._args.max_body_bytes)
+            body = await self._read(receive)
+            if body is None:
+                return
+            exchange.body = body
+        await self._app(exchange.scope, receive, send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """Return the whole body; None if the client left before its end. `http_protocol.py` limits its time."""
+        parts: list[bytes] = []
+        num_bytes = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            num_bytes += len(parts[-1])
+            if num_bytes > self._args.max_body_bytes:
+                raise _too_large(self._args.max_body_bytes)
+            if not message.get("more_body", False):
+                return b"".join(parts).removeprefix(codecs.BOM_UTF8)  # which some clients put before their JSON
+
+    async def _refuse(self, exchange: Exchange, send: Send, error: ApiError) -> None:
+        """Respond with an error, and count it under its code."""
+        if exchange.is_complete:
+            return
+        assert error.detail.code is not None
+        self._metrics.rejections[error.detail.code] += 1
+        if exchange.status is None:
+            await send_error(send, error)
+        else:
+            last = frame(error.body) + DONE if exchange.is_event_stream else b""
+            await send({"type": "http.response.body", "body": last})
+
+
+def draining() -> ApiError:
+    """The error for new requests while the last ones finish, and for those that do not finish in time."""
+    return unavailable("The server is shutting down.", "draining")
+
+
+def key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the API key in a request's headers; None if there is none."""
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            if scheme.lower() == b"bearer" and key.strip():
+                return key.strip()
+        elif name == b"x-api-key" and value.strip():
+            return value.strip()
+    return None
+
+
+def _unauthorized(message: str, code: str) -> ApiError:
+    return ApiError(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})
+
+
+def _apply_deadline_header(exchange: Exchange) -> None:
+    for name, value in exchange.scope["headers"]:
+        if name == b"x-request-timeout":
+            try:
+                exchange.limit_to(float(value))
+            except (ValueError, InvalidParameterError):
+                shown = value[:50].decode("latin-1")
+                limit = "must be a finite number of seconds greater than 0"
+                raise as_api_error(InvalidParameterError("X-Request-Timeout", shown, limit)) from None
+
+
+def _timed_out(elapsed_s: float) -> ApiError:
+    """The same request would time out again, so clients should not retry."""
+    message = f"The request reached its time limit after {elapsed_s:.1f} s."
+    return ApiError(408, message, kind="timeout_error", code="request_timeout", headers={"x-should-retry": "false"})
+
+
+def check_headers(headers: dict[bytes, bytes], max_bytes: int) -> None:
+    """Check the headers that describe the body. Raises ApiError, 413 or 415."""
+    length = headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length) > max_bytes:
+        raise _too_large(max_bytes)
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower() or b"application/json"
+    if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
+        message = f"Content-Type must be application/json, not {kind.decode('latin-1')!r}."
+        raise ApiError(415, message, code="unsupported_media_type")
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding != b"identity":
+        message = f"Content-Encoding {encoding.decode('latin-1')!r} is not supported: send the body uncompressed."
+        raise ApiError(415, message, code="unsupported_encoding")
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"The request's body is larger than {max_bytes} bytes.", code="request_too_large")
