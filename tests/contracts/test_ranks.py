@@ -106,7 +106,7 @@ def test_an_order() -> None:
 
 
 def test_a_call() -> None:
-    call = RankCall(method="initialize_kv_cache", arguments=[[64, 32]])
+    call = RankCall(call_id=7, method="initialize_kv_cache", arguments=[[64, 32]])
     assert decode_to_rank(encode_to_rank(call)) == call
 
 
@@ -114,8 +114,8 @@ def test_a_call() -> None:
     "message",
     [
         ANSWER,
-        RankResult(value=None),
-        RankResult(value="cpu"),
+        RankResult(call_id=7, value=None),
+        RankResult(call_id=7, value="cpu"),
         RankFailure(error_type="ValueError", message="", traceback="...", step=3),
     ],
 )

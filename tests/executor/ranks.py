@@ -42,14 +42,14 @@ class WilfulRank(FakeRank):
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         return self.place.rank < num_reached_blocks[0]
 
-    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
+    def load_adapter(self, adapter: AdapterRef, evicted: list[str]) -> Future[None]:
         """Takes a while, in a thread. A broken one cannot be loaded on rank 1."""
 
         def load() -> None:
             time.sleep(LOAD_S)
             if adapter.name == "broken" and self.place.rank == 1:
                 raise CheckpointError("lora_A: of another model")
-            loaded = FakeRank.load_adapter(self, adapter)
+            loaded = FakeRank.load_adapter(self, adapter, evicted)
             assert loaded.result() is None
 
         return THREADS.submit(load)

@@ -48,8 +48,8 @@ def test_steps_go_on_while_an_adapter_loads_on_all_ranks(make_executor: MakeExec
 def test_a_load_goes_on_while_ranks_are_called(make_executor: MakeExecutor) -> None:
     executor = make_executor(tp=2)
     executor.start()
-    loading = executor.load_adapter(AdapterRef(name="broken", path="", content_hash="ff", rank=1))
+    loading = executor.call("load_adapter", AdapterRef(name="broken", path="", content_hash="ff", rank=1), [])
     with pytest.raises(TimeoutError):
         loading.exception(0.0)
-    executor.warmup()  # calls and their results are told apart from it
+    executor.call("warmup").result()  # calls and their results are told apart from it
     assert isinstance(loading.exception(5.0), CheckpointError)

@@ -58,7 +58,7 @@ def test_every_rank_sees_every_step_and_one_returns_outputs(make_executor: MakeE
     executor = make_executor(tp=tp, pp=pp)
     num_blocks = executor.start()
     assert num_blocks == [64 - (tp * pp - 1)]  # the least of all
-    executor.warmup()
+    executor.call("warmup").result()
     vocab_size = executor._config.model.vocab_size
     scheduler = make_scheduler(num_blocks=16, max_num_seqs=4)  # some are preempted
     requests = [make_request(f"r{i}", range(i + 1), seed=i, max_tokens=30, ignore_eos=True) for i in range(7)]
@@ -71,9 +71,9 @@ def test_every_rank_sees_every_step_and_one_returns_outputs(make_executor: MakeE
 def test_memory_is_prefaulted_until_all_ranks_have_enough(make_executor: MakeExecutor) -> None:
     executor = make_executor(tp=2)
     executor.start()
-    assert executor.prefault_kv([2])
-    assert executor.prefault_kv([1])  # rank 0 has more to do
-    assert not executor.prefault_kv([0])
+    assert executor.call("prefault_kv", [2]).result() == [True, True]
+    assert executor.call("prefault_kv", [1]).result() == [True, False]
+    assert executor.call("prefault_kv", [0]).result() == [False, False]
 
 
 def test_steps_may_overlap(make_executor: MakeExecutor) -> None:

@@ -181,12 +181,13 @@ def test_a_slot_serves_one_adapter_after_the_other(tmp_path: Path) -> None:
     MODELS["llama"].save(tmp_path / "base")
     model = load(tmp_path / "base")
     pool, prompt = make_pool(model), random_tokens(9, seed=5)
+    evicted: list[str] = []
     for kind in ("all-linear", "modules-to-save", "some-layers", "embedding", "rslora", "head", "attention"):
         reference = save_adapter(MODELS["llama"].build(), tmp_path / kind, **KINDS[kind])
         ref = ref_of(tmp_path / kind)
-        pool.load(ref)
+        pool.load(ref, evicted)
         pool.fill([SlotFill(slot=0, content_hash=ref.content_hash)])
-        pool.evict(ref.content_hash)
+        evicted = [ref.content_hash]
         runner = PagedRunner(model)
         runner.adapter_slots = {0: 0}
         [logits] = runner.step({0: prompt})

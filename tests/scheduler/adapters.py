@@ -12,7 +12,7 @@ def adapter_of(number: int) -> AdapterRef:
 
 
 class SlowLoads:
-    """Implements `AdapterVerbs`: a load is under way until `finish`. Those of `broken` fail."""
+    """Stands in for the ranks: a load is under way until `finish`. Those of `broken` fail."""
 
     def __init__(self, broken: frozenset[str] = frozenset()) -> None:
         self.loaded: set[str] = set()
@@ -21,13 +21,12 @@ class SlowLoads:
         self.most_loaded = 0
         self._broken = broken
 
-    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
+    def call(self, method: str, adapter: AdapterRef, evicted: list[str]) -> Future[None]:
+        assert method == "load_adapter"
+        self.loaded.difference_update(evicted)
         assert adapter.content_hash not in self.loaded, "loaded twice"
         self.under_way.append((adapter, Future()))
         return self.under_way[-1][1]
-
-    def evict_adapter(self, content_hash: str) -> None:
-        self.loaded.discard(content_hash)
 
     def finish(self, index: int = 0) -> None:
         """End one of the loads under way."""

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tests.distributed.ranks import meeting
 
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
-from octavo.contracts.engine import AdapterRef
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.worker.worker import Worker
 
@@ -54,18 +53,16 @@ class ThreadedRanks:
         self.max_num_in_flight = max(self.max_num_in_flight, len(self._under_way))
         return futures[self._answering]
 
-    def warmup(self) -> None:
-        """On all ranks at once: the stages hand on what they compute."""
-        self._on_every_rank(Worker.warmup)
+    def call(self, method: str, *arguments: Any) -> Future[list[Any]]:
+        """On all ranks at once: in a warm-up, the stages hand on what they compute."""
 
-    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
-        loaded: Future[None] = Future()
-        self._on_every_rank(lambda worker: worker.load_adapter(adapter).result())
-        loaded.set_result(None)
-        return loaded
+        def call(worker: Worker) -> Any:
+            value = getattr(worker, method)(*arguments)
+            return value.result() if isinstance(value, Future) else value
 
-    def evict_adapter(self, content_hash: str) -> None:
-        self._on_every_rank(lambda worker: worker.evict_adapter(content_hash))
+        values: Future[list[Any]] = Future()
+        values.set_result(self._on_every_rank(call))
+        return values
 
     def exit(self) -> None:
         for thread in self._threads:

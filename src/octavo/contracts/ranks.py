@@ -3,41 +3,28 @@
 The first byte of a message is its type, so a step needs one decoder and no tagged unions.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from octavo.contracts.engine import AdapterRef
 from octavo.contracts.frames import plain
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 
-RankMethod = Literal["init_worker", "load_model", "count_kv_blocks", "initialize_kv_cache", "warmup", "prefault_kv"]
-
 
 class RankCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Call a method of the worker; every rank replies with a `RankResult` or a `RankFailure`."""
+    """Call a method of the worker; every rank replies with a `RankResult` or a `RankFailure`, at once or later."""
 
-    method: RankMethod
-    arguments: list[list[int]] = []
-
-
-class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    """Load an adapter into the host cache while steps run; every rank replies later with an `AdapterLoaded`."""
-
-    adapter: AdapterRef
-
-
-class EvictAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    """Drop an adapter from the host cache; not replied to."""
-
-    content_hash: str
+    call_id: int
+    method: str
+    arguments: list[Any] = []
 
 
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The return value of the method."""
+    """The return value of a method."""
 
-    value: bool | int | str | list[int] | None
+    call_id: int
+    value: Any
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,21 +34,15 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     traceback: str
     step: int | None = None  # None: a method raised
+    call_id: int = -1
 
 
-class AdapterLoaded(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter is in the host cache, or could not be loaded."""
-
-    content_hash: str
-    failure: RankFailure | None = None
-
-
-ToRank = SchedulerOutput | RankCall | LoadAdapter | EvictAdapter
-FromRank = ModelRunnerOutput | RankResult | RankFailure | AdapterLoaded
+ToRank = SchedulerOutput | RankCall
+FromRank = ModelRunnerOutput | RankResult | RankFailure
 
 
 def encode_to_rank(message: ToRank) -> bytearray:
-    """Encode a step, a method call, or a command about adapters."""
+    """Encode a step or a call."""
     return _encode(_ORDERS[type(message)], message)
 
 
@@ -124,7 +105,7 @@ def _decoder(cls: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_from_array)
-_ORDERS: dict[type, bytes] = {SchedulerOutput: b"s", RankCall: b"c", LoadAdapter: b"l", EvictAdapter: b"e"}
+_ORDERS: dict[type, bytes] = {SchedulerOutput: b"s", RankCall: b"c"}
 _DECODE_ORDER: dict[int, Any] = {kind[0]: _decoder(cls) for cls, kind in _ORDERS.items()}
-_KINDS: dict[type, bytes] = {ModelRunnerOutput: b"a", RankResult: b"r", RankFailure: b"f", AdapterLoaded: b"l"}
+_KINDS: dict[type, bytes] = {ModelRunnerOutput: b"a", RankResult: b"r", RankFailure: b"f"}
 _REPLIES: dict[int, Any] = {kind[0]: _decoder(cls) for cls, kind in _KINDS.items()}

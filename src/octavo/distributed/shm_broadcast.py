@@ -56,7 +56,7 @@ class RingWriter:
         self._num_free = [NUM_SLOTS] * num_readers
         self._next = 0  # slot index
 
-    def write(self, message: bytes | bytearray, wait: Callable[[int], None]) -> None:
+    def write(self, message: bytes | bytearray, wait: Callable[[int], object]) -> None:
         """Send a non-empty message to every reader. If a reader is a whole ring behind, call `wait(fd)`.
 
         That function returns when `fd` is readable, or raises.
@@ -80,7 +80,7 @@ class RingWriter:
             os.close(end.full_fd)
             os.close(end.free_fd)
 
-    def _take_slot(self, reader: int, wait: Callable[[int], None]) -> None:
+    def _take_slot(self, reader: int, wait: Callable[[int], object]) -> None:
         fd = self.ends[reader].free_fd
         while not self._num_free[reader]:
             try:

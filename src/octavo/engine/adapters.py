@@ -4,10 +4,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from octavo.contracts.engine import AdapterEvents, AdapterRef
 from octavo.errors import EngineDeadError, EngineError, OctavoError
-from octavo.executor.base import AdapterVerbs
 
 
 @dataclass(slots=True)
@@ -15,7 +15,7 @@ class _Place:
     """An adapter that is loaded, or being loaded."""
 
     adapter: AdapterRef
-    loading: Future[None]
+    loading: Future[Any]
     is_kept: bool = True
 
     @property
@@ -23,14 +23,23 @@ class _Place:
         return self.loading.done() and self.loading.exception() is None
 
 
-class HostAdapters:
-    """Implements `AdapterStore`. The ranks load adapters while steps run."""
+class Ranks(Protocol):
+    """The part of an executor that this needs."""
 
-    def __init__(self, verbs: AdapterVerbs, capacity: int) -> None:
-        self._verbs = verbs
+    def call(self, method: str, *arguments: Any) -> Future[Any]:
+        """See `Executor.call`."""
+        ...
+
+
+class HostAdapters:
+    """Implements `contracts.lora.AdapterStore`. The ranks load adapters while steps run."""
+
+    def __init__(self, executor: Ranks, capacity: int) -> None:
+        self._executor = executor
         self._capacity = capacity
         self._places: OrderedDict[str, _Place] = OrderedDict()  # by content hash, the least recently kept first
         self._loading: set[str] = set()
+        self._evicted: list[str] = []  # that ranks still have, until the next load
         self._loads: Counter[str] = Counter()  # by name, since the last report
         self._evictions: Counter[str] = Counter()
 
@@ -48,7 +57,9 @@ class HostAdapters:
             if (last_kept := self._dispensable) is None:
                 return False
             self._evict(last_kept)
-        self._places[adapter.content_hash] = _Place(adapter, self._verbs.load_adapter(adapter))
+        evicted, self._evicted = self._evicted, []
+        loading = self._executor.call("load_adapter", adapter, evicted)
+        self._places[adapter.content_hash] = _Place(adapter, loading)
         self._loading.add(adapter.content_hash)
         return True
 
@@ -68,7 +79,6 @@ class HostAdapters:
             if error is None:
                 self._loads[place.adapter.name] += 1
                 continue
-            self._verbs.evict_adapter(content_hash)  # other ranks may have succeeded
             self._drop(content_hash)
             if place.is_kept:
                 failed.append((content_hash, _as_octavo_error(place.adapter, error)))
@@ -105,14 +115,15 @@ class HostAdapters:
         return next((name for name, place in self._places.items() if not place.is_kept and place.loading.done()), None)
 
     def _evict(self, content_hash: str) -> None:
-        self._verbs.evict_adapter(content_hash)
         place = self._places[content_hash]
         self._evictions[place.adapter.name] += place.is_loaded
         self._drop(content_hash)
 
     def _drop(self, content_hash: str) -> None:
+        """Let the ranks drop an adapter with the next load; also one that failed, as others may have it."""
         del self._places[content_hash]
         self._loading.discard(content_hash)
+        self._evicted.append(content_hash)
 
 
 def _as_octavo_error(adapter: AdapterRef, error: BaseException) -> OctavoError:

@@ -147,7 +147,7 @@ class EngineCore:
     def warmup_model(self) -> None:
         """Run a prefill and a decode step without side effects, timed and logged."""
         self._finish_all()
-        self._executor.warmup()
+        self._executor.call("warmup").result()
 
     def reset_prefix_cache(self) -> None:
         """Drop all cached prefixes; running requests are not affected."""
@@ -171,7 +171,7 @@ class EngineCore:
         num_reached = self.scheduler.blocks.num_reached
         if num_reached == self._prepared_blocks:  # let the ranks of an idle engine sleep
             return False
-        has_more = self._executor.prefault_kv(num_reached)
+        has_more = any(self._executor.call("prefault_kv", num_reached).result())
         if not has_more:
             self._prepared_blocks = num_reached
         return has_more

@@ -1,35 +1,15 @@
 """The executor interface, and how an executor is chosen."""
 
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.engine import AdapterRef
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.device.threads import limit_spinning
 from octavo.errors import InvalidParameterError
 
 
-class AdapterVerbs(Protocol):
-    """What every rank can do with adapters besides steps, through its executor."""
-
-    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
-        """Read, check and shard an adapter into the host cache, in a thread, while steps go on.
-
-        The future raises CheckpointError or UnsupportedModelError where the files do not fit the model, naming the
-        tensor. Ranks that did not fail may have it then, until `evict_adapter`.
-        """
-        ...
-
-    def evict_adapter(self, content_hash: str) -> None:
-        """Drop an adapter from the host cache; no-op on ranks that do not have it. Slots keep their copies.
-
-        Ranks carry out steps and evictions in the order they were sent: steps in flight still find the adapter.
-        """
-        ...
-
-
-class Executor(AdapterVerbs, Protocol):
+class Executor(Protocol):
     """Sends one `SchedulerOutput` to every rank and returns one model output."""
 
     @property
@@ -53,17 +33,13 @@ class Executor(AdapterVerbs, Protocol):
         """
         ...
 
-    def warmup(self) -> None:
-        """Run a prefill and a decode step without side effects, timed and logged."""
-        ...
+    def call(self, method: str, *arguments: Any) -> Future[list[Any]]:
+        """Call a method of the worker on every rank, in order with the steps; return what each rank returns.
 
-    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
-        """Prefault some KV memory past the first `num_reached_blocks` blocks of each group, for a few ms.
-
-        For idle moments. Returns False when enough of it is there.
+        A method that returns a future goes on beside later steps and calls. The first error of a rank is the future's.
 
         Raises:
-            EngineDeadError: a rank has died.
+            EngineDeadError: a rank has died; also when waiting.
         """
         ...
 

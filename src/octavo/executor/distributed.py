@@ -1,40 +1,74 @@
 """An executor with several ranks, each in its own process, independent of the transport.
 
 A step is sent to every rank at once; one rank returns the output. Steps may overlap: `execute_model` returns once the
-step is sent, and outputs arrive in order. If a rank dies, the executor fails with an error that names the rank.
+step is sent, and outputs arrive in order. If every rank of the last stage reports a failure, only the step has failed,
+as no rank is left waiting for another; earlier stages pass failures on (`worker/stages.py`). If only some ranks fail,
+or one dies, the executor fails with an error that names the rank.
 """
 
+import itertools
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import msgspec
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.engine import AdapterRef
-from octavo.contracts.ranks import (
-    AdapterLoaded,
-    EvictAdapter,
-    FromRank,
-    LoadAdapter,
-    RankCall,
-    RankFailure,
-    RankMethod,
-    RankResult,
-    decode_from_rank,
-    encode_to_rank,
-)
+from octavo.config.parallel import ParallelConfig, RankPlace
+from octavo.contracts.ranks import FromRank, RankCall, RankFailure, RankResult, decode_from_rank, encode_to_rank
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
-from octavo.errors import EngineDeadError, OctavoError, named_error
-from octavo.executor.adapter_loads import AdapterLoads, LoadFuture
-from octavo.executor.ranks import Ranks
-from octavo.executor.replies import DeathWatch, Replies
-from octavo.executor.steps import StepFuture, StepsInFlight
+from octavo.errors import EngineDeadError, EngineError, OctavoError, named_error
+from octavo.executor.ranks import DeathWatch, Ranks, Replies
 
 logger = logging.getLogger(__name__)
 
 _PROGRESS_S = 5.0  # between log lines about slow ranks
 _LEAVE_S = 5.0  # for ranks to exit after their connections are closed
+_OTHERS_S = 1.0  # for the other ranks to report the same failure
+_NUM_REMEMBERED = 64  # failed steps that a rank may still report; far more than can be in flight
+
+ResultT = TypeVar("ResultT")
+
+
+class _Receiving(Future[ResultT]):
+    """A future without a background thread: asking for the result receives it."""
+
+    def __init__(self, receive: Callable[[Any, float | None], None]) -> None:
+        super().__init__()
+        self._receive = receive
+
+    def result(self, timeout: float | None = None) -> ResultT:
+        if not self.done():
+            self._receive(self, timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not self.done():
+            self._receive(self, timeout)
+        return super().exception(0)
+
+
+class StepFuture(_Receiving[ModelRunnerOutput]):
+    """The output of one step."""
+
+    def __init__(self, scheduler_output: SchedulerOutput, receive: Callable[[Any, float | None], None]) -> None:
+        super().__init__(receive)
+        self.scheduler_output = scheduler_output
+        self.failures: dict[int, RankFailure] = {}  # by rank, in order of arrival
+        self.failed_s = 0.0  # time of the first failure
+
+
+class CallFuture(_Receiving[list[Any]]):
+    """What each rank returned from a method."""
+
+    def __init__(self, method: str, receive: Callable[[Any, float | None], None]) -> None:
+        super().__init__(receive)
+        self.method = method
+        self.values: dict[int, Any] = {}  # by rank that has replied
 
 
 class DistributedExecutor:
@@ -46,10 +80,10 @@ class DistributedExecutor:
         self._ranks: Ranks | None = None
         self._replies: Replies
         self._watch: DeathWatch
-        self._adapter_loads: AdapterLoads
         self._steps = StepsInFlight(config.parallel)
-        self._num_stages = config.parallel.pipeline_parallel_size
-        self._results: dict[int, FromRank] = {}  # of the current call, by rank
+        self._calls: dict[int, CallFuture] = {}
+        self._call_ids = itertools.count()
+        self.max_steps_in_flight = config.parallel.pipeline_parallel_size  # one per stage
         self.profile = ""
 
     @property
@@ -68,24 +102,18 @@ class DistributedExecutor:
         self._ranks = self._launch()
         self._replies = Replies(self._ranks.replies)
         self._watch = DeathWatch(self._ranks)
-        self._adapter_loads = AdapterLoads(self._num_ranks, _as_error)
         try:
-            self.profile = str(self._call("init_worker")[0])
-            self._call("load_model")
-            counts = [count for count in self._call("count_kv_blocks") if isinstance(count, list)]
+            self.profile = self.call("init_worker").result()[0]
+            self.call("load_model").result()
+            counts = self.call("count_kv_blocks").result()
             num_blocks = [min(of_group) for of_group in zip(*counts, strict=True)]
-            self._call("initialize_kv_cache", num_blocks)
+            self.call("initialize_kv_cache", num_blocks).result()
         except BaseException as error:
             self._watch.give_up(EngineDeadError(f"the ranks failed to start: {error}"))
             self.exit()
             raise
         logger.info("%d ranks ready in %.2f s", self._num_ranks, time.perf_counter() - start_s)
         return num_blocks
-
-    @property
-    def max_steps_in_flight(self) -> int:
-        """One per pipeline stage."""
-        return self._num_stages
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> StepFuture:
         """See `Executor.execute_model`.
@@ -100,25 +128,12 @@ class DistributedExecutor:
         self._steps.add(step)
         return step
 
-    def warmup(self) -> None:
-        self._call("warmup")
-
-    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
-        return any(self._call("prefault_kv", num_reached_blocks))
-
-    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
-        """See `AdapterVerbs.load_adapter`.
-
-        Raises:
-            EngineDeadError: a rank has died.
-        """
-        load = LoadFuture(adapter, self._receive)
-        self._adapter_loads.add(load)
-        self._broadcast(encode_to_rank(LoadAdapter(adapter=adapter)))
-        return load
-
-    def evict_adapter(self, content_hash: str) -> None:
-        self._broadcast(encode_to_rank(EvictAdapter(content_hash=content_hash)))
+    def call(self, method: str, *arguments: Any) -> CallFuture:
+        self.check_health()
+        call_id, call = next(self._call_ids), CallFuture(method, self._receive_call)
+        self._calls[call_id] = call
+        self._broadcast(encode_to_rank(RankCall(call_id=call_id, method=method, arguments=list(arguments))))
+        return call
 
     def check_health(self) -> None:
         """Raise EngineDeadError if a rank has died, or has failed in a completed step."""
@@ -139,42 +154,27 @@ class DistributedExecutor:
         return len(self.ranks.replies)
 
     def _broadcast(self, message: bytearray) -> None:
+        """Send to every rank, and receive replies meanwhile: ranks block while theirs are not read."""
         try:
-            self.ranks.broadcast(message, self._receive_alongside)
+            self.ranks.broadcast(message, lambda fd: self._receive(None, fd))
         except ConnectionError:
             raise self._watch.wait_for_death() from None
 
-    def _receive_alongside(self, fd: int) -> None:
-        """Wait until `fd` is readable and receive replies meanwhile, because ranks block while theirs are not read."""
-        self._receive(None, fd)
+    def _receive_call(self, call: CallFuture, timeout_s: float | None) -> None:
+        """Receive until `call` is done, or `timeout_s` is over.
 
-    def _call(self, method: RankMethod, *arguments: list[int]) -> list[int | str | list[int] | None]:
-        """Have all ranks run a method of the worker at the same time; return what each of them returned."""
-        self.check_health()
-        self._results = {}
-        self._broadcast(encode_to_rank(RankCall(method=method, arguments=list(arguments))))
+        Raises:
+            EngineDeadError: a rank has died.
+        """
         start_s = time.monotonic()
-        while len(self._results) < self._num_ranks:
-            if not self._receive(_PROGRESS_S):
-                self._report_progress(method, time.monotonic() - start_s)
-            self._raise_failed_call()
-        return [result.value for _, result in sorted(self._results.items()) if isinstance(result, RankResult)]
-
-    def _report_progress(self, method: str, elapsed_s: float) -> None:
-        late = [str(rank) for rank in range(self._num_ranks) if rank not in self._results]
-        logger.warning(
-            "%s: %d of %d ranks are done after %.0f s; waiting for rank %s",
-            method,
-            len(self._results),
-            self._num_ranks,
-            elapsed_s,
-            ", ".join(late),
-        )
-
-    def _raise_failed_call(self) -> None:
-        for rank, result in self._results.items():
-            if isinstance(result, RankFailure):
-                raise _as_error(rank, result)
+        end_s = math.inf if timeout_s is None else start_s + timeout_s
+        while not call.done() and (left_s := end_s - time.monotonic()) > 0.0:
+            if not self._receive(min(left_s, _PROGRESS_S)) and left_s > _PROGRESS_S:
+                late = ", ".join(str(rank) for rank in range(self._num_ranks) if rank not in call.values)
+                done, elapsed_s = f"{len(call.values)} of {self._num_ranks}", time.monotonic() - start_s
+                logger.warning(
+                    "%s: %s ranks are done after %.0f s; waiting for rank %s", call.method, done, elapsed_s, late
+                )
 
     def _receive_step(self, step: StepFuture, timeout_s: float | None) -> None:
         """Receive until `step` is done.
@@ -204,21 +204,30 @@ class DistributedExecutor:
         except EOFError:
             raise self._watch.wait_for_death() from None
         for rank, message in came:
-            self._settle(rank, decode_from_rank(message))
+            self._dispatch(rank, decode_from_rank(message))
         return bool(came)
 
-    def _settle(self, rank: int, message: FromRank) -> None:
+    def _dispatch(self, rank: int, message: FromRank) -> None:
         try:
             if isinstance(message, ModelRunnerOutput):
                 self._steps.complete(message)
-            elif isinstance(message, AdapterLoaded):
-                self._adapter_loads.settle(rank, message)
-            elif isinstance(message, RankFailure) and message.step is not None:
+            elif isinstance(message, RankResult):
+                self._complete_call(rank, message)
+            elif message.step is not None:
                 self._steps.fail(rank, message)
-            else:
-                self._results[rank] = message
+            elif (call := self._calls.pop(message.call_id, None)) is not None:  # else another rank's error was first
+                call.set_exception(_as_error(rank, message))
         except EngineDeadError as death:
             raise self._watch.give_up(death) from None
+
+    def _complete_call(self, rank: int, reply: RankResult) -> None:
+        call = self._calls.get(reply.call_id)
+        if call is None:  # it has failed on another rank
+            return
+        call.values[rank] = reply.value
+        if len(call.values) == self._num_ranks:
+            del self._calls[reply.call_id]
+            call.set_result([value for _, value in sorted(call.values.items())])
 
     def _check_steps(self, now_s: float) -> None:
         try:
@@ -227,10 +236,63 @@ class DistributedExecutor:
             raise self._watch.give_up(death) from None
 
 
+class StepsInFlight:
+    """All steps in flight, oldest first. Raises EngineDeadError if ranks disagree about one."""
+
+    def __init__(self, parallel: ParallelConfig) -> None:
+        self._parallel = parallel
+        self._steps: deque[StepFuture] = deque()
+        self._failed: deque[int] = deque(maxlen=_NUM_REMEMBERED)
+
+    def add(self, step: StepFuture) -> None:
+        """Add a step that has been sent."""
+        self._steps.append(step)
+
+    def complete(self, model_output: ModelRunnerOutput) -> None:
+        """Complete the oldest step; its request ids are those of the scheduler output."""
+        step = self._steps.popleft()
+        if step.failures:
+            raise _dead(*next(iter(step.failures.items())))
+        step.set_result(msgspec.structs.replace(model_output, req_ids=step.scheduler_output.req_ids))
+
+    def fail(self, rank: int, failure: RankFailure) -> None:
+        """Record that a step raised on one rank; the step fails once all ranks of the last stage have reported it."""
+        step = next((step for step in self._steps if step.scheduler_output.step == failure.step), None)
+        if step is None:
+            if failure.step in self._failed:
+                return
+            raise _dead(rank, failure)  # it completed, so other ranks succeeded
+        if not step.failures:
+            step.failed_s = time.monotonic()
+        step.failures[rank] = failure
+        if sum(map(self._is_last, step.failures)) == self._parallel.tensor_parallel_size:
+            self._steps.remove(step)
+            self._failed.append(step.scheduler_output.step)
+            step.set_exception(EngineError(f"rank {rank}: {failure.error_type}: {failure.message}"))
+            logger.error("step %d failed on every rank; on rank %d:\n%s", failure.step, rank, failure.traceback)
+
+    def deadline_s(self) -> float:
+        """Return when `check` is next due; infinity while no step has failed."""
+        return min((step.failed_s + _OTHERS_S for step in self._steps if step.failures), default=float("inf"))
+
+    def check(self, now_s: float) -> None:
+        """Raise if a step failed on some rank and the others have not reported the same in time."""
+        for step in self._steps:
+            if step.failures and now_s >= step.failed_s + _OTHERS_S:
+                raise _dead(*next(iter(step.failures.items())))
+
+    def _is_last(self, rank: int) -> bool:
+        return RankPlace.of(rank, self._parallel).is_last_stage
+
+
+def _dead(rank: int, failure: RankFailure) -> EngineDeadError:
+    what = f"{failure.error_type}: {failure.message}"
+    return EngineDeadError(f"rank {rank} failed while others did not: {what}\n{failure.traceback}")
+
+
 def _as_error(rank: int, failure: RankFailure) -> OctavoError:
     """Return the error of a rank with its number, and with its traceback unless it is one of Octavo's own errors."""
-    message = f"rank {rank}: {failure.message}"
-    error = named_error(failure.error_type, message)
+    error = named_error(failure.error_type, f"rank {rank}: {failure.message}")
     if isinstance(error, EngineDeadError):
         return EngineDeadError(f"rank {rank}: {failure.error_type}: {failure.message}\n{failure.traceback}")
     return error

@@ -1,11 +1,21 @@
-"""`Ranks`: the processes that run ranks, wherever they are, as seen by an executor."""
+"""`Ranks`: the processes that run ranks, wherever they are; how an executor receives from them and notices a death."""
 
+import logging
+import os
+import select
+import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+from octavo.errors import EngineDeadError
+
+logger = logging.getLogger(__name__)
+
+_VERDICT_S = 10.0  # the connection has closed; the cause is known within milliseconds
+
 # Returns when the descriptor is readable; raises if there is nothing left to wait for.
-Wait = Callable[[int], None]
+Wait = Callable[[int], object]
 
 
 class Ranks(Protocol):
@@ -35,3 +45,89 @@ class Ranks(Protocol):
     def join(self, timeout_s: float) -> None:
         """Close the connections, which makes ranks exit; kill those that do not; release all resources."""
         ...
+
+
+class Replies:
+    """Messages from ranks. Owned by one thread."""
+
+    def __init__(self, connections: "Sequence[Connection[bytes, bytes]]") -> None:
+        self._connections = connections
+        self._ranks = {connection.fileno(): rank for rank, connection in enumerate(connections)}
+        self._poll = select.poll()
+        for fd in self._ranks:
+            self._poll.register(fd, select.POLLIN)
+
+    def receive(self, timeout_s: float | None, extra_fd: int | None = None) -> list[tuple[int, bytes]]:
+        """Return (rank, message) of all ranks that have sent one, waiting for the first; empty on timeout.
+
+        With `extra_fd`, the wait also ends when that descriptor becomes readable.
+
+        Raises:
+            EOFError: a rank has closed its connection.
+        """
+        if extra_fd is not None:
+            self._poll.register(extra_fd, select.POLLIN)
+        try:
+            ready = self._poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1e3))
+        finally:
+            if extra_fd is not None:
+                self._poll.unregister(extra_fd)
+        return [(self._ranks[fd], self._read(self._connections[self._ranks[fd]])) for fd, _ in ready if fd != extra_fd]
+
+    def _read(self, connection: "Connection[bytes, bytes]") -> bytes:
+        try:
+            return connection.recv_bytes()
+        except ConnectionError as error:
+            raise EOFError(str(error)) from error
+
+
+class DeathWatch:
+    """A thread that sleeps until a rank dies and then kills the others, which might wait in a collective forever."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._death: EngineDeadError | None = None
+        self._is_over = threading.Event()
+        self._stop_reader, self._stop_writer = os.pipe()
+        self._thread = threading.Thread(target=self._watch, name="octavo-death-watch", daemon=True)
+        self._thread.start()
+
+    @property
+    def death(self) -> EngineDeadError | None:
+        """Which rank died and how; None while all are alive."""
+        return self._death
+
+    def wait_for_death(self) -> EngineDeadError:
+        """Return the death of a rank whose connection has closed."""
+        self._is_over.wait(_VERDICT_S)
+        return self._death or EngineDeadError("a rank closed its connection for an unknown reason")
+
+    def give_up(self, death: EngineDeadError) -> EngineDeadError:
+        """Kill all ranks for the given reason, unless one has died already; return the actual reason."""
+        if self._death is None:
+            self._death = death
+        self._ranks.kill()
+        return self._death
+
+    def stop(self) -> None:
+        """Stop watching, so that ranks may exit."""
+        os.close(self._stop_writer)
+        self._thread.join()
+        os.close(self._stop_reader)
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self._stop_reader, 0)  # hang-ups are always reported
+        fds = {connection.fileno(): rank for rank, connection in enumerate(self._ranks.replies)}
+        for fd in fds:
+            poll.register(fd, select.POLLRDHUP)  # for sockets; pipes report POLLHUP
+        ready = [fd for fd, _ in poll.poll()]
+        if self._stop_reader not in ready:
+            rank = fds[ready[0]]
+            how = self._ranks.how_it_ended(rank)
+            death = EngineDeadError(f"rank {rank} ({self._ranks.describe(rank)}) ended: {how}")
+            if self._death is None:
+                self._death = death
+                logger.error("%s; the engine cannot continue", death)
+            self._ranks.kill()
+        self._is_over.set()

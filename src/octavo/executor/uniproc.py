@@ -1,10 +1,11 @@
 """One rank in this process and thread. On a device with a queue, steps are asynchronous; otherwise they run inline."""
 
 from concurrent.futures import Future
+from typing import Any
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.engine import AdapterRef
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
+from octavo.worker.rank_loop import call_worker
 from octavo.worker.worker import Worker
 
 
@@ -36,17 +37,10 @@ class UniProcExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         return self.worker.begin(scheduler_output)
 
-    def warmup(self) -> None:
-        self.worker.warmup()
-
-    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
-        return self.worker.prefault_kv(num_reached_blocks)
-
-    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
-        return self.worker.load_adapter(adapter)
-
-    def evict_adapter(self, content_hash: str) -> None:
-        self.worker.evict_adapter(content_hash)
+    def call(self, method: str, *arguments: Any) -> Future[list[Any]]:
+        values: Future[list[Any]] = Future()
+        call_worker(self.worker, method, arguments, lambda value: values.set_result([value]), values.set_exception)
+        return values
 
     def check_health(self) -> None:
         """No-op: alive as long as this process is."""

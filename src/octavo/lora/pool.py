@@ -3,7 +3,7 @@
 Legend: S = slots, R = the largest rank.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from octavo.config.engine import LoadConfig
@@ -69,13 +69,17 @@ class AdapterPool:
                 device=context.device,
             )
 
-    def load(self, adapter: AdapterRef) -> None:
-        """Read an adapter into the host cache. Callable from any thread while steps run.
+    def load(self, adapter: AdapterRef, evicted: Sequence[str] = ()) -> None:
+        """Drop the `evicted` from the host cache, where they are in it, and read an adapter into it.
+
+        Callable from any thread while steps run. Slots keep their copies.
 
         Raises:
             CheckpointError, AdapterError: see `AdapterReader.read`; or the files are no longer those of the reference.
             InsufficientMemoryError: no memory for its own vocabulary.
         """
+        for content in evicted:
+            self._host.pop(content, None)
         read = self._reader.read(Path(adapter.path))
         if read.vocabulary_bytes and read.vocabulary_bytes > (free := self._free_bytes()):
             needs = f"its embedding and logits head need {read.vocabulary_bytes / 2**20:,.0f} MiB"
@@ -83,10 +87,6 @@ class AdapterPool:
         if content_hash(Path(adapter.path)) != adapter.content_hash:
             raise AdapterError(f"{adapter.path}: the files have changed since {adapter.name!r} was registered")
         self._host[adapter.content_hash] = read
-
-    def evict(self, content_hash: str) -> None:
-        """Drop an adapter from the host cache, if it is there. Slots keep their copies."""
-        self._host.pop(content_hash, None)
 
     def fill(self, fills: Iterable[SlotFill]) -> None:
         """Copy adapters from the host cache to slots, between steps."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
@@ -10,6 +11,7 @@ from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.scheduler.scheduler import Scheduler
 from octavo.testing.fake_worker import FakeWorker
+from octavo.worker.rank_loop import call_worker
 
 
 def run_step(scheduler: Scheduler, worker: FakeWorker) -> EngineCoreOutputs:
@@ -52,18 +54,10 @@ class FakeExecutor:
             future.set_result(self.worker.execute(scheduler_output))
         return future
 
-    def warmup(self) -> None:
-        """No-op: nothing is initialized lazily."""
-
-    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
-        """No-op: there are no keys and values."""
-        return False
-
-    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
-        return self.worker.load_adapter(adapter)
-
-    def evict_adapter(self, content_hash: str) -> None:
-        self.worker.evict_adapter(content_hash)
+    def call(self, method: str, *arguments: Any) -> Future[list[Any]]:
+        values: Future[list[Any]] = Future()
+        call_worker(self.worker, method, arguments, lambda value: values.set_result([value]), values.set_exception)
+        return values
 
     def check_health(self) -> None:
         """Always healthy."""
@@ -97,11 +91,8 @@ class FakeRank:
         assert self._worker is not None, "initialize_kv_cache must be called first"
         return self._worker
 
-    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
-        return self.worker.load_adapter(adapter)
-
-    def evict_adapter(self, content_hash: str) -> None:
-        self.worker.evict_adapter(content_hash)
+    def load_adapter(self, adapter: AdapterRef, evicted: list[str]) -> Future[None]:
+        return self.worker.load_adapter(adapter, evicted)
 
     def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         done = Future[ModelRunnerOutput]()

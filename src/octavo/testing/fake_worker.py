@@ -158,16 +158,20 @@ class FakeWorker:
             self._write(state, int(scheduler_output.num_computed_tokens[index]), int(ends[index]))
             self._sample(state, int(ends[index]), drafts[index])
 
-    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
-        """Add an adapter to the host cache at once."""
+    def load_adapter(self, adapter: AdapterRef, evicted: list[str]) -> Future[None]:
+        """Drop adapters from the host cache and add another, at once."""
+        self.loaded.difference_update(evicted)
         self.loaded.add(adapter.content_hash)
         done = Future[None]()
         done.set_result(None)
         return done
 
-    def evict_adapter(self, content_hash: str) -> None:
-        """Drop an adapter from the host cache."""
-        self.loaded.discard(content_hash)
+    def warmup(self) -> None:
+        """No-op: nothing is initialized lazily."""
+
+    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
+        """No-op: there are no keys and values."""
+        return False
 
     def _fill_slots(self, scheduler_output: SchedulerOutput) -> None:
         for fill in scheduler_output.adapter_fills:

@@ -5,54 +5,20 @@ Independent of the transport: `worker_proc` on this host, `remote_rank` on anoth
 
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from importlib import import_module
-from typing import Protocol
+from typing import Any, get_type_hints
 
 import msgspec
 
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
-from octavo.contracts.engine import AdapterRef
-from octavo.contracts.ranks import (
-    AdapterLoaded,
-    EvictAdapter,
-    FromRank,
-    LoadAdapter,
-    RankCall,
-    RankFailure,
-    RankResult,
-    decode_to_rank,
-    encode_from_rank,
-)
-from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
+from octavo.contracts.ranks import FromRank, RankCall, RankFailure, RankResult, decode_to_rank, encode_from_rank
+from octavo.contracts.schedule import SchedulerOutput
 from octavo.distributed.rendezvous import Rendezvous
 
 DEFAULT_WORKER = "octavo.worker.worker:Worker"
-
-
-class RankWorker(Protocol):
-    """The methods that an executor calls on a rank. The constructor takes `(config, place, rendezvous)`."""
-
-    @property
-    def profile(self) -> str: ...
-
-    def load_model(self) -> None: ...
-
-    def count_kv_blocks(self) -> list[int]: ...
-
-    def initialize_kv_cache(self, num_blocks: list[int]) -> None: ...
-
-    def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]: ...
-
-    def warmup(self) -> None: ...
-
-    def prefault_kv(self, num_reached_blocks: list[int]) -> bool: ...
-
-    def load_adapter(self, adapter: AdapterRef) -> Future[None]: ...
-
-    def evict_adapter(self, content_hash: str) -> None: ...
 
 
 class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,39 +30,16 @@ class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
     worker_class: str = DEFAULT_WORKER  # "module:class"
 
 
-class WorkerWrapperBase:
-    """Cheap to create: `init_worker` imports what the worker needs, so a process can report early that it is alive."""
-
-    def __init__(self, setup: RankSetup) -> None:
-        self.place = RankPlace.of(setup.rank, setup.config.parallel)
-        self._setup = setup
-        self._worker: RankWorker | None = None
-
-    @property
-    def worker(self) -> RankWorker:
-        assert self._worker is not None, "call init_worker first"
-        return self._worker
-
-    def init_worker(self) -> str:
-        """Import and build the worker, which connects to the other ranks; return its profile."""
-        module, _, name = self._setup.worker_class.partition(":")
-        self._worker = getattr(import_module(module), name)(self._setup.config, self.place, self._setup.rendezvous)
-        return self.worker.profile
-
-
 class RankLoop:
     """All ranks reply to a call. One rank (`RankPlace.returns_output`) replies to a step, any rank to its failure.
 
-    The thread that has loaded an adapter replies itself.
+    A call that goes on beside later steps is replied to by the thread that ends it.
     """
 
-    def __init__(
-        self,
-        wrapper: WorkerWrapperBase,
-        receive: Callable[[], bytes],
-        send: Callable[[bytearray], None],
-    ) -> None:
-        self._wrapper = wrapper
+    def __init__(self, setup: RankSetup, receive: Callable[[], bytes], send: Callable[[bytearray], None]) -> None:
+        self._setup = setup
+        self._place = RankPlace.of(setup.rank, setup.config.parallel)
+        self._worker: Any = None  # an instance of `setup.worker_class`, once `init_worker` has been called
         self._receive, self._send = receive, send
         self._send_lock = threading.Lock()
 
@@ -104,39 +47,40 @@ class RankLoop:
         """Serve until the executor disconnects: then `receive` raises EOFError, or this process has exited."""
         while True:
             message = decode_to_rank(self._receive())
-            match message:
-                case SchedulerOutput():
-                    self._step(message)
-                case RankCall():
-                    self._reply(self._call(message))
-                case LoadAdapter():
-                    self._load_adapter(message.adapter)
-                case EvictAdapter():
-                    self._wrapper.worker.evict_adapter(message.content_hash)
+            if isinstance(message, SchedulerOutput):
+                self._step(message)
+            else:
+                self._call(message)
+
+    def init_worker(self) -> str:
+        """Import and build the worker, which connects to the other ranks; return its profile.
+
+        A call like others: a process can report that it is alive before it imports what the worker needs.
+        """
+        module, _, name = self._setup.worker_class.partition(":")
+        self._worker = getattr(import_module(module), name)(self._setup.config, self._place, self._setup.rendezvous)
+        profile: str = self._worker.profile
+        return profile
 
     def _step(self, scheduler_output: SchedulerOutput) -> None:
         try:
-            model_output = self._wrapper.worker.begin(scheduler_output).result()
+            model_output = self._worker.begin(scheduler_output).result()
         except Exception as error:  # noqa: BLE001 - any error fails the requests of this step
-            self._reply(_failure(error, scheduler_output.step))
+            self._reply(_failure(error, step=scheduler_output.step))
         else:
-            if self._wrapper.place.returns_output:
+            if self._place.returns_output:
                 self._reply(msgspec.structs.replace(model_output, req_ids=()))  # the scheduler knows them
 
-    def _call(self, call: RankCall) -> RankResult | RankFailure:
-        try:
-            target = self._wrapper if call.method == "init_worker" else self._wrapper.worker
-            return RankResult(value=getattr(target, call.method)(*call.arguments))
-        except Exception as error:  # noqa: BLE001 - reported to the caller
-            return _failure(error, None)
-
-    def _load_adapter(self, adapter: AdapterRef) -> None:
-        def reply(loading: Future[None]) -> None:
-            error = loading.exception()
-            failure = _failure(error, None) if error is not None else None
-            self._reply(AdapterLoaded(content_hash=adapter.content_hash, failure=failure))
-
-        self._wrapper.worker.load_adapter(adapter).add_done_callback(reply)
+    def _call(self, call: RankCall) -> None:
+        target = self if self._worker is None else self._worker
+        hints = get_type_hints(getattr(target, call.method)).values()  # in the order of the parameters
+        call_worker(
+            target,
+            call.method,
+            [msgspec.convert(argument, hint) for argument, hint in zip(call.arguments, hints, strict=False)],
+            lambda value: self._reply(RankResult(call_id=call.call_id, value=value)),
+            lambda error: self._reply(_failure(error, call_id=call.call_id)),
+        )
 
     def _reply(self, message: FromRank) -> None:
         encoded = encode_from_rank(message)
@@ -144,10 +88,37 @@ class RankLoop:
             self._send(encoded)
 
 
-def _failure(error: BaseException, step: int | None) -> RankFailure:
+def call_worker(
+    worker: object,
+    method: str,
+    arguments: Sequence[Any],
+    succeed: Callable[[Any], None],
+    fail: Callable[[BaseException], None],
+) -> None:
+    """Call a method by its name and report how it ended; one that returns a future ends as that does."""
+
+    def end(done: Future[Any]) -> None:
+        if (error := done.exception()) is not None:
+            fail(error)
+        else:
+            succeed(done.result())
+
+    try:
+        value = getattr(worker, method)(*arguments)
+    except Exception as error:  # noqa: BLE001 - reported to the caller
+        fail(error)
+        return
+    if isinstance(value, Future):
+        value.add_done_callback(end)
+    else:
+        succeed(value)
+
+
+def _failure(error: BaseException, *, step: int | None = None, call_id: int = -1) -> RankFailure:
     return RankFailure(
         error_type=type(error).__name__,
         message=str(error),
         traceback="".join(traceback.format_exception(error)),
         step=step,
+        call_id=call_id,
     )

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from octavo.device.threads import limit_spinning
-from octavo.worker.rank_loop import RankLoop, RankSetup, WorkerWrapperBase
+from octavo.worker.rank_loop import RankLoop, RankSetup
 
 TOKEN_BYTES = 32
 _RANK_BYTES = 4
@@ -44,7 +44,7 @@ class RemoteRank:
             meeting = replace(rank.rendezvous, listen_fd=self._store.detach())
             rank = msgspec.structs.replace(rank, rendezvous=meeting)
         connection = call_executor(executor, token, rank.rank)
-        RankLoop(WorkerWrapperBase(rank), Inbox(connection).receive, connection.send_bytes).run()
+        RankLoop(rank, Inbox(connection).receive, connection.send_bytes).run()
 
 
 class Inbox:

@@ -86,18 +86,15 @@ class Worker:
         """Begin one step; see `RankModelRunner.begin`."""
         return self.runner.begin(scheduler_output)
 
-    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
-        """Read, check and shard an adapter into the host cache, in a thread, while steps go on.
+    def load_adapter(self, adapter: AdapterRef, evicted: list[str]) -> Future[None]:
+        """Drop adapters from the host cache, by their content hashes, and read another one into it.
 
+        In a thread, while steps go on. Slots keep their copies of those dropped, and no step fills a slot from one.
         The future raises CheckpointError or AdapterError if the files are damaged or do not fit the model.
         """
         if self._adapter_loads is None:
             self._adapter_loads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo-adapters")
-        return self._adapter_loads.submit(self.adapters.load, adapter)
-
-    def evict_adapter(self, content_hash: str) -> None:
-        """Drop an adapter from the host cache. Slots keep their copies."""
-        self.adapters.evict(content_hash)
+        return self._adapter_loads.submit(self.adapters.load, adapter, evicted)
 
     @property
     def adapters(self) -> AdapterPool:

@@ -14,7 +14,7 @@ import msgspec
 
 from octavo.device.threads import limit_spinning
 from octavo.distributed.shm_broadcast import ReaderEnd, RingReader
-from octavo.worker.rank_loop import RankLoop, RankSetup, WorkerWrapperBase
+from octavo.worker.rank_loop import RankLoop, RankSetup
 
 _PARENT_CHECK_MS = 500
 
@@ -32,7 +32,7 @@ class WorkerProc:
 
     def __init__(self, setup: LocalSetup) -> None:
         replies = Connection(setup.replies_fd, readable=False)
-        self._loop = RankLoop(WorkerWrapperBase(setup.rank), RingReader(setup.orders).read, replies.send_bytes)
+        self._loop = RankLoop(setup.rank, RingReader(setup.orders).read, replies.send_bytes)
 
     def run(self) -> None:
         """Serve until the process exits."""
