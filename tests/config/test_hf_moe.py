@@ -133,9 +133,3 @@ def test_experts_in_parallel_on_one_rank_are_said_to_have_no_effect(
     write(tmp_path, QWEN3)
     EngineArgs(model_name=str(tmp_path), load_format="dummy", enable_expert_parallel=True).resolve()
     assert "enable_expert_parallel has no effect" in caplog.text
-
-
-@pytest.mark.parametrize("name", ["eep_scale_up", "enable_elastic_ep"])
-def test_elastic_forms_are_refused_by_name(name: str) -> None:
-    with pytest.raises(InvalidParameterError, match=f"{name}=True: not supported: the number of ranks is fixed"):
-        EngineArgs.from_options({name: True})

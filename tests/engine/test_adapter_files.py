@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from octavo import LoRARequest
-from octavo.config.lora import LoraConfig
+from octavo.config.engine import LoraConfig
 from octavo.engine import adapter_files
 from octavo.engine.adapter_files import AdapterFiles
 from octavo.engine.front import one_per_prompt

@@ -75,5 +75,5 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_vision_projector_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"mmproj\.gguf: a vision projector \(mmproj\) without a language"):
+    with pytest.raises(UnsupportedModelError, match=r"mmproj\.gguf: an image projector \(mmproj\) without a language"):
         read_model_config(write(tmp_path / "mmproj.gguf", "clip"), model="m")

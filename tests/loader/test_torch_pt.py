@@ -96,7 +96,7 @@ def test_damaged_files(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="a dict of tensors by name is expected"):
         logits_of(folder)
     file.unlink()
-    with pytest.raises(CheckpointError, match=r"none of pytorch_model\.bin, model\.pt"):
+    with pytest.raises(CheckpointError, match=r"none of pytorch_model\.bin, "):
         logits_of(folder, "pt")
 
 

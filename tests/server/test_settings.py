@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from octavo.config.args import STREAMING_STEP_TARGET_S, EngineArgs
+from octavo.config.args import EngineArgs
 from octavo.errors import InvalidParameterError, UnknownOptionError
 from octavo.server.args import ServerArgs
 from octavo.server.settings import Settings, resolve_settings
@@ -53,7 +53,7 @@ def test_every_option_can_be_set_in_the_file_and_in_the_environment(tmp_path: Pa
     (tmp_path / "all.yaml").write_text("\n".join(shown))
     again = resolve(file=tmp_path / "all.yaml")
     assert (again.engine, again.server) == (resolve().engine, ServerArgs())
-    assert again.engine == EngineArgs(engine_process=True, step_target_s=STREAMING_STEP_TARGET_S)
+    assert again.engine == EngineArgs(engine_process=True, step_target_s=0.25)
     assert set(again.origins) == set(table)
     texts = {f"OCTAVO_{name.upper()}": str(value) for name, value in table.items() if value not in (None, [], "")}
     from_environment = resolve(environ=texts)
@@ -62,7 +62,7 @@ def test_every_option_can_be_set_in_the_file_and_in_the_environment(tmp_path: Pa
 
 def test_a_file_that_leaves_the_length_of_a_step_open_gets_the_default(tmp_path: Path) -> None:
     (tmp_path / "open.yaml").write_text("step_target_s: null\n")
-    assert resolve(file=tmp_path / "open.yaml").engine.step_target_s == STREAMING_STEP_TARGET_S
+    assert resolve(file=tmp_path / "open.yaml").engine.step_target_s == 0.25
 
 
 def test_lists_and_switches_in_the_environment() -> None:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from octavo.config.vision import VisionFamily
-
 # llama: no window. mistral: one window for all layers. gemma3: for all but every sliding_window_pattern-th layer. The
 # others only with use_sliding_window: qwen2 and qwen3 from max_window_layers on, qwen2_moe every other layer below it,
 # qwen3_moe all layers.
@@ -23,9 +21,7 @@ class MoEFacts:
 
     num_experts: int
     top_k: int
-    intermediate_size: int | None = (
-        None  # under moe_intermediate_size; None: an expert has the model's intermediate_size
-    )
+    intermediate_size: int | None = None  # under moe_intermediate_size; None: the model's intermediate_size
     shared_intermediate_size: int | None = None  # None: no shared expert
     always_renormalizes: bool = False  # otherwise norm_topk_prob decides
     has_dense_layers: bool = True  # as given by decoder_sparse_step and mlp_only_layers
@@ -52,13 +48,10 @@ class ArchitectureFacts:
     has_attention_scale_key: bool = False  # the key query_pre_attn_scalar: scores are divided by its root
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that others require
     moe: MoEFacts | None = None
-    vision: VisionFamily | None = None  # it has a vision tower
     has_rotary_axes: bool = False  # rotary positions count time, height and width
     rotary_sections: tuple[int, ...] = ()  # default: frequencies of each axis
     interleaves_axes: bool = False  # default: their frequencies take turns
-    text: tuple[
-        str, ...
-    ] = ()  # architectures that its text_config may be of; (): of this one. Defaults are by model_type
+    text: tuple[str, ...] = ()  # architectures that text_config may be of; (): of this one. Defaults are by model_type
 
 
 _GEMMA3_TEXT = MappingProxyType(
@@ -152,10 +145,9 @@ ARCHITECTURES = MappingProxyType(
             moe=MoEFacts(num_experts=128, top_k=8, intermediate_size=768),
         ),
         "Gemma3ForCausalLM": _GEMMA3,
-        "Gemma3ForConditionalGeneration": replace(_GEMMA3, model_type="gemma3", vision="gemma3"),
+        "Gemma3ForConditionalGeneration": replace(_GEMMA3, model_type="gemma3"),
         "LlavaForConditionalGeneration": ArchitectureFacts(
             model_type="llava",
-            vision="llava",
             text=("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"),
             defaults=MappingProxyType({"llama": _LLAMA_TEXT, "mistral": _MISTRAL_TEXT, "qwen2": _QWEN2_TEXT}),
         ),
@@ -167,7 +159,6 @@ ARCHITECTURES = MappingProxyType(
             rms_norm_eps=1e-5,
             rope_theta=1e6,
             defaults=_QWEN2_VL_TEXT,
-            vision="qwen2_vl",
             has_rotary_axes=True,
             rotary_sections=(16, 24, 24),
         ),
@@ -179,7 +170,6 @@ ARCHITECTURES = MappingProxyType(
             rms_norm_eps=1e-5,
             rope_theta=1e6,
             defaults=_QWEN2_VL_TEXT,
-            vision="qwen2_5_vl",
             has_rotary_axes=True,
             rotary_sections=(16, 24, 24),
         ),
@@ -190,7 +180,6 @@ ARCHITECTURES = MappingProxyType(
             qk_norm=True,
             rope_theta=5e5,
             defaults=_QWEN3_VL_TEXT,
-            vision="qwen3_vl",
             has_rotary_axes=True,
             rotary_sections=(24, 20, 20),
             interleaves_axes=True,

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from octavo.config.lora import LoraConfig
 from octavo.config.model import ModelConfig, QuantizationName
 from octavo.config.parallel import ParallelConfig
 from octavo.config.speculative import DraftModelConfig, SpeculativeConfig
+from octavo.errors import InvalidParameterError
 
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
 LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "tensorizer", "sharded_state", "dummy"]
@@ -43,6 +43,27 @@ class LoadConfig:
     seed: int  # for dummy weights
     tensorizer_uri: str | None = None  # file or http(s) address of the weights; None: in the model's folder
     packed_cache_bytes: int = 0  # maximum size of the cache of packed weights on disk; 0: no cache
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig:
+    """Memory for LoRA adapters. `max_loras` slots of `max_lora_rank` are allocated on every rank at start-up.
+
+    Raises:
+        InvalidParameterError: names the option, its value and the limit.
+    """
+
+    max_loras: int = 4  # slots: different adapters in one step
+    max_lora_rank: int = 16
+    max_cpu_loras: int  # adapters in each rank's host cache, at least one per slot
+    experts: bool = False  # each expert of a mixture has slots, too
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_lora_rank <= 512:
+            raise InvalidParameterError("max_lora_rank", self.max_lora_rank, "between 1 and 512")
+        if self.max_cpu_loras < self.max_loras:
+            limit = f"at least max_loras ({self.max_loras}): each adapter in a slot has a copy on the host"
+            raise InvalidParameterError("max_cpu_loras", self.max_cpu_loras, limit)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

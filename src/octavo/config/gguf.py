@@ -1,25 +1,27 @@
 """Converts the metadata of a GGUF file to the model's equivalent `config.json`.
 
 Settings are parsed in one place for all formats: names are translated here, `config/hf.py` checks the values. Keys are
-those of ggml's docs/gguf.md and of llama.cpp's converter.
+those of ggml's docs/gguf.md and of llama.cpp (`gguf-py/gguf/constants.py`, `common/sampling.cpp`). Of Gemma 3, files
+leave out what llama.cpp's own code knows of the published models (`src/models/gemma3.cpp`).
 """
 
+import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from octavo.config.gguf_gemma3 import gemma3_settings
-from octavo.config.gguf_sampling import sampling_settings
-from octavo.config.hf_generation import GGUF_SAMPLING
-from octavo.config.hf_quantization import GGUF_TYPES
+from octavo.config.hf_quantization import GGUF_SAMPLING, GGUF_TYPES
 from octavo.config.hf_rope import yarn_attention_factor
 from octavo.config.json_fields import JsonFields
 from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.gguf.file import GgufFile
 from octavo.gguf.names import IGNORED, TensorNames
+
+logger = logging.getLogger(__name__)
 
 _ARCHITECTURES = MappingProxyType(
     {
@@ -31,7 +33,6 @@ _ARCHITECTURES = MappingProxyType(
         "gemma3": "Gemma3ForCausalLM",
     }
 )
-_PROJECTOR = "clip"  # whatever the vision tower is
 _ROPE_TYPES = {"none": None, "linear": "linear", "yarn": "yarn"}
 # Llama 3.1 and 3.2: the file has only the factors derived from these; see `_scaling_by_frequency`.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
@@ -48,6 +49,16 @@ _ENDS = (
 _SENTENCEPIECE_END = 2  # of files that do not name it
 _TABLE, _HEAD = "model.embed_tokens", "lm_head"
 _FACTORS = "rope_freqs.weight"
+# By key under general.sampling: its name in generation_config.json, and the bounds of values that have an effect.
+_SAMPLING = {
+    "temp": ("temperature", -math.inf, math.inf),
+    "top_k": ("top_k", -math.inf, 2**31),
+    "top_p": ("top_p", 1e-9, 1.0),
+    "min_p": ("min_p", 0.0, 1.0),
+    "penalty_repeat": ("repetition_penalty", 1e-9, math.inf),
+}
+# Samplers that Octavo does not have, and the values that turn them off. The others only tune these.
+_OTHER_SAMPLERS = {"xtc_probability": 0.0, "mirostat": 0}
 
 
 def read_gguf_fields(path: Path) -> JsonFields:
@@ -64,9 +75,9 @@ class _Translation:
     def __init__(self, file: GgufFile) -> None:
         self._file = file
         architecture = file.architecture
-        if architecture == _PROJECTOR:
-            why = "a vision projector (mmproj) without a language model; of GGUF files, only text models are supported"
-            hint = "load vision-language models from a folder or repository with safetensors"
+        if architecture == "clip":  # whatever the tower is
+            why = "an image projector (mmproj) without a language model; of GGUF files, only text models are supported"
+            hint = "load models that take images from a folder or repository with safetensors"
             raise UnsupportedModelError(f"{file.path}: {why}; {hint}")
         if architecture not in _ARCHITECTURES:
             known = ", ".join(sorted(_ARCHITECTURES))
@@ -99,10 +110,10 @@ class _Translation:
             "eos_token_id": self._end_ids(),
             **self._experts(),
             GGUF_TYPES: self._types(),
-            GGUF_SAMPLING: sampling_settings(self._file.path, self._file.metadata),
+            GGUF_SAMPLING: _sampling_settings(self._file.path, self._file.metadata),
         }
         if self._file.architecture == "gemma3":
-            values |= gemma3_settings(self._file, values["rope_parameters"])
+            values |= _gemma3_settings(self._file, values["rope_parameters"])
         if self._get("attention.value_length", head_dim) != head_dim:
             raise self._unsupported("attention.value_length", f"it must be that of keys ({head_dim}) as well")
         return JsonFields(str(self._file.path), values)
@@ -244,3 +255,64 @@ def _plain_float(value: Any) -> Any:
 
 def _divides(divisor: object, value: object) -> bool:
     return isinstance(divisor, int) and isinstance(value, int) and divisor > 0 and value % divisor == 0
+
+
+def _sampling_settings(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the default sampling parameters that are present; log those that have no effect here."""
+    settings: dict[str, Any] = {}
+    prefix = "general.sampling."
+    for key, (name, lowest, highest) in _SAMPLING.items():
+        value = metadata.get(prefix + key)
+        if value is None:
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not lowest <= value <= highest or math.isinf(value):
+            logger.warning("%s: %s%s=%r has no effect: it is out of range", path, prefix, key, value)
+        elif key == "top_k":
+            settings[name] = max(int(value), -1)  # 0 and less: all tokens
+        else:  # stored as float32: 0.95 is meant; a temperature below 0 is greedy
+            settings[name] = max(float(str(np.float32(value))), 0.0)
+    for key, neutral in _OTHER_SAMPLERS.items():
+        if metadata.get(prefix + key, neutral) != neutral:
+            logger.warning("%s: %s%s=%r has no effect: unsupported", path, prefix, key, metadata[prefix + key])
+    return settings
+
+
+def _gemma3_settings(file: GgufFile, rope: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of `config.json` that other architectures lack or have differently.
+
+    `rope` has the rotary settings of layers without a window.
+    """
+    fields = JsonFields(str(file.path), file.metadata)
+    num_layers, num_heads = fields.integer("gemma3.block_count"), fields.integer("gemma3.attention.head_count")
+    hidden_size = fields.integer("gemma3.embedding_length")
+    head_dim = fields.integer("gemma3.attention.key_length", hidden_size // num_heads)
+    window = fields.integer("gemma3.attention.sliding_window", 0, minimum=0)
+    local = fields.number("gemma3.rope.freq_base_swa", 10000.0)
+    return {
+        "sliding_window": window or None,
+        "layer_types": _gemma3_layer_types(fields, num_layers) if window else ["full_attention"] * num_layers,
+        "rope_parameters": {
+            "full_attention": rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        },
+        "query_pre_attn_scalar": gemma3_attention_divisor(num_layers, hidden_size, num_heads, head_dim),
+        "final_logit_softcapping": fields.number("gemma3.final_logit_softcapping", 0.0, can_be_zero=True) or None,
+    }
+
+
+def gemma3_attention_divisor(num_layers: int, hidden_size: int, num_heads: int, head_dim: int) -> int:
+    """Return the number whose square root divides scores: it is not in the file, and differs for the 27B model."""
+    return hidden_size // num_heads if num_layers == 62 else head_dim
+
+
+def _gemma3_layer_types(fields: JsonFields, num_layers: int) -> list[str]:
+    """Return `layer_types`. A number n stands for n - 1 layers with a window and one without, over and over."""
+    key = "gemma3.attention.sliding_window_pattern"
+    pattern = fields.values.get(key, 6)
+    if not isinstance(pattern, list):
+        every = fields.integer(key, 6)
+        pattern = [index % every < every - 1 for index in range(num_layers)]
+    elif len(pattern) != num_layers:
+        raise fields.fail(key, f"one entry for each of {num_layers} layers is expected")
+    return ["sliding_attention" if has_window else "full_attention" for has_window in pattern]

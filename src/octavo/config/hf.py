@@ -4,22 +4,24 @@ A checkpoint is read as its authors meant it or rejected: any unsupported settin
 error that names the file, the key and the value.
 """
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from octavo.config.architectures import ARCHITECTURES, ArchitectureFacts
-from octavo.config.hf_attention import read_attention_scale, read_biases, read_heads, read_sliding_windows
-from octavo.config.hf_generation import read_eos_token_ids, read_generation_defaults
-from octavo.config.hf_moe import read_moe
-from octavo.config.hf_quantization import read_quantization, with_separate_quantization
+from octavo.config.checkpoint_files import has_own_head
+from octavo.config.hf_images import TOWER_READERS, text_facts, text_fields
+from octavo.config.hf_layers import read_attention_scale, read_biases, read_heads, read_moe, read_sliding_windows
+from octavo.config.hf_quantization import GGUF_SAMPLING, read_quantization, with_separate_quantization
 from octavo.config.hf_rope import max_supported_len, read_local_rope, read_rope
-from octavo.config.hf_vision import read_vision, text_facts, text_fields
 from octavo.config.json_fields import JsonFields
-from octavo.config.model import DType, ModelConfig, RopeConfig
-from octavo.config.stored_head import has_own_head
+from octavo.config.model import DType, GenerationDefaults, ModelConfig, RopeConfig
 from octavo.errors import InvalidParameterError, UnsupportedModelError, nearest_hint
+from octavo.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 # Keys that change the result if set (neither null, false nor empty) and that Octavo does not support.
 _REFUSED_KEYS = ("use_mrope", "add_cross_attention", "is_encoder_decoder")
@@ -30,6 +32,9 @@ _WRAPPERS = frozenset(
         *("AutoModelForCausalLM", "AutoModelForCausalLMWithValueHead"),
     }
 )
+# Parameters of sampling in `generation_config.json`: those without effect if `do_sample` is false, then the others.
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+_OTHERS = {"repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens"}
 # By an architecture's activation: the key that names it, and the names that it may have.
 _ACTIVATIONS = MappingProxyType(
     {"silu": ("hidden_act", "silu", "swish"), "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh")}
@@ -58,8 +63,8 @@ def model_config_of(
     """Do so with the keys of `config.json` in `fields`."""
     architecture = _architecture(fields)
     facts = ARCHITECTURES[architecture]
-    whole = fields
-    if facts.vision is not None:
+    whole, takes_images = fields, architecture in TOWER_READERS
+    if takes_images:
         fields, facts = text_fields(whole, facts), text_facts(whole, facts)
     fields = fields.with_defaults(facts.defaults)
     _refuse_unsupported(fields, facts)
@@ -75,7 +80,8 @@ def model_config_of(
         is_interleaved=facts.interleaves_axes,
     )
     has_bias, has_out_bias = read_biases(fields, facts)
-    return ModelConfig(
+    generation = _generation_config(path)
+    config = ModelConfig(
         model=model,
         path=str(path),
         architecture=architecture,
@@ -98,15 +104,15 @@ def model_config_of(
         mlp_bias=facts.has_mlp_bias_key and fields.flag("mlp_bias", False),
         qk_norm=facts.qk_norm,
         attention_scale=read_attention_scale(fields, facts),
-        logits_soft_cap=_soft_cap(fields, facts),
+        logits_soft_cap=_soft_cap(fields, takes_images=takes_images),
         sliding_windows=read_sliding_windows(fields, facts),
         moe=read_moe(fields, facts),
-        vision=read_vision(whole, facts.vision, fields.integer("hidden_size")) if facts.vision else None,
         quantization=read_quantization(fields, _dtype(fields, dtype)),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
-        eos_token_ids=read_eos_token_ids(path, fields),
-        generation=read_generation_defaults(path, fields),
+        eos_token_ids=generation.token_ids("eos_token_id") or fields.token_ids("eos_token_id"),
+        generation=_sampling_defaults(fields.nested(GGUF_SAMPLING) if GGUF_SAMPLING in fields else generation),
     )
+    return replace(config, vision=TOWER_READERS[architecture](whole, config.hidden_size)) if takes_images else config
 
 
 def read_config_fields(path: Path) -> JsonFields:
@@ -150,22 +156,51 @@ def _base_classes(architecture: str) -> frozenset[str]:
     return frozenset((f"{stem}Model", f"{stem}TextModel"))
 
 
+def _generation_config(path: Path) -> JsonFields:
+    file = path / "generation_config.json"
+    return JsonFields.read(file) if file.exists() else JsonFields(str(file), {})
+
+
+def _sampling_defaults(fields: JsonFields) -> GenerationDefaults:
+    """Read the default sampling parameters of `generation_config.json` or a GGUF file.
+
+    A value that no request may have does not keep the model from loading: a warning says that it is ignored.
+    """
+    is_sampled = fields.values.get("do_sample", True)
+    if not isinstance(is_sampled, bool):
+        logger.warning("%s: do_sample=%r is ignored: true or false is expected", fields.origin, is_sampled)
+    names = _OTHERS if is_sampled is False else {**dict(zip(_SAMPLING, _SAMPLING, strict=True)), **_OTHERS}
+    values = {name: _usable(fields, key, name) for key, name in names.items() if key in fields}
+    return GenerationDefaults(**{name: value for name, value in values.items() if value is not None})
+
+
+def _usable(fields: JsonFields, key: str, name: str) -> Any:
+    """Return a value if a request may have it, else None."""
+    value = fields.values[key]
+    is_integer = name in ("top_k", "max_tokens")
+    if isinstance(value, float) and is_integer and value.is_integer():
+        value = int(value)
+    try:
+        SamplingParams.from_options({name: value})
+    except InvalidParameterError as error:
+        logger.warning("%s: %s=%r is ignored: %s", fields.origin, key, fields.values[key], error)
+        return None
+    return value if is_integer else float(value)
+
+
 def _refuse_unsupported(fields: JsonFields, facts: ArchitectureFacts) -> None:
     for key in _REFUSED_KEYS:
         if fields.values.get(key):
-            raise UnsupportedModelError(f"{fields.origin}: {key}={fields.values[key]!r} is not supported")
+            raise fields.unsupported(key)
     key, *known = _ACTIVATIONS[facts.activation]
-    activation = fields.text(key, known[0])
-    if activation not in known:
-        raise UnsupportedModelError(f"{fields.origin}: {key}={activation!r} is not supported; known: {known[0]}")
+    if fields.text(key, known[0]) not in known:
+        raise fields.unsupported(key, f"; known: {known[0]}")
 
 
-def _soft_cap(fields: JsonFields, facts: ArchitectureFacts) -> float | None:
+def _soft_cap(fields: JsonFields, *, takes_images: bool) -> float | None:
     key = "final_logit_softcapping"
-    if key in fields and facts.vision is not None:  # it would have no effect in transformers
-        raise UnsupportedModelError(
-            f"{fields.origin}: {key}={fields.values[key]!r} is not supported with a vision tower"
-        )
+    if key in fields and takes_images:  # it would have no effect in transformers
+        raise fields.unsupported(key, " with a vision tower")
     return fields.number(key) if key in fields else None
 
 

@@ -11,7 +11,8 @@ from octavo.errors import InvalidParameterError, UnsupportedModelError
 # Supported by schemes in `layers/quant/registry.py`.
 QUANTIZATION_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "octavo")
 _FLOATS = ("fbgemm_fp8", "fp8")
-GGUF_TYPES = "gguf_types"  # `config/gguf.py`: types of quantized tensors by layer
+# Keys that `config/gguf.py` adds: types of quantized tensors by layer, and sampling parameters.
+GGUF_TYPES, GGUF_SAMPLING = "gguf_types", "gguf_sampling"
 DTYPES_WITH_BLOCKS: tuple[DType, ...] = ("bfloat16",)  # others: a GGUF file is dequantized at load
 # By the file's name: what wrote it, and a key that it has.
 _SEPARATE_FILES = MappingProxyType({"quantize_config.json": ("gptq", "bits"), "quant_config.json": ("awq", "w_bit")})

@@ -145,13 +145,10 @@ def _kind(fields: JsonFields) -> RopeKind:
 def _refuse_unknown(config: JsonFields, fields: JsonFields) -> None:
     known = _KNOWN_KEYS | ({"divisors"} if GGUF_TYPES in config else frozenset())  # which only such files have
     for key in sorted(fields.values.keys() - known):
-        raise UnsupportedModelError(f"{fields.origin}: {key}={fields.values[key]!r} is not supported")
+        raise fields.unsupported(key)
     for source in (config, fields):
         if source.number("partial_rotary_factor", 1.0) != 1.0:
-            value = source.values["partial_rotary_factor"]
-            raise UnsupportedModelError(
-                f"{source.origin}: partial_rotary_factor={value!r} is not supported; only 1.0 is"
-            )
+            raise source.unsupported("partial_rotary_factor", "; only 1.0 is")
 
 
 def _original_max_position(config: JsonFields, fields: JsonFields, kind: RopeKind, max_position_embeddings: int) -> int:
@@ -182,12 +179,9 @@ def _llama3(fields: JsonFields, theta: float, original: int) -> RopeConfig:
 def _yarn(fields: JsonFields, theta: float, original: int, max_position_embeddings: int) -> RopeConfig:
     if theta == 1.0:
         raise fields.fail("rope_theta", "yarn divides by its logarithm, so it cannot be 1")
-
     for key, neutral in _YARN_NEUTRAL.items():
         if fields.values.get(key, neutral) != neutral:
-            raise UnsupportedModelError(
-                f"{fields.origin}: {key}={fields.values[key]!r} is not supported; only {neutral} is"
-            )
+            raise fields.unsupported(key, f"; only {neutral} is")
 
     def optional(key: str) -> float | None:
         return fields.number(key, can_be_zero=True) or None if key in fields else None  # 0 means unset, as elsewhere

@@ -8,12 +8,11 @@ Used by the frontend: nothing here imports torch, and the Hub's client is import
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-from octavo.config.gguf_choice import choose_gguf
 from octavo.demo import demo_adapter_path, demo_model_path, demo_vl_model_path
 from octavo.errors import ModelNotFoundError
 from octavo.gguf.types import is_gguf
@@ -43,6 +42,8 @@ _UNUSED_FILES = [
     f"{_TEMPLATE_FOLDER}/*/*",
     "consolidated*",
 ]
+_PART = re.compile(r"-(?P<number>\d{5})-of-\d{5}$")
+_NO_MODELS = re.compile(r"(?:^|/)(?:mmproj|imatrix)[^/]*$", re.IGNORECASE)  # image encoders, and statistics
 _OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.tensors")  # than GGUF files
 
 
@@ -108,8 +109,31 @@ def _bundled_folder(name: str) -> Path:
 def _gguf_file(folder: Path, tag: str | None) -> Path | None:
     """Return the GGUF file of a folder, of a split one the first part; None if there is none, or other weights are."""
     is_other = tag is None and any(any(folder.glob(pattern)) for pattern in _OTHER_WEIGHTS)
-    chosen = [] if is_other else choose_gguf((file.name for file in folder.glob("*.gguf")), tag, str(folder))
+    chosen = [] if is_other else _choose_gguf((file.name for file in folder.glob("*.gguf")), tag, str(folder))
     return folder / chosen[0] if chosen else None
+
+
+def _choose_gguf(names: Iterable[str], tag: str | None, where: str) -> list[str]:
+    """Return the names of one model's GGUF files, the first part of a split one first; empty if there are none.
+
+    `tag` is the end of a name before .gguf and the number of a part, such as Q4_K_M; case does not matter. None: there
+    must be one model only.
+
+    Raises:
+        ModelNotFoundError: no model or several match; lists what there is.
+    """
+    models: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if name.endswith(".gguf") and not _NO_MODELS.search(name):
+            models.setdefault(_PART.sub("", name.removesuffix(".gguf")), []).append(name)
+    ending = None if tag is None else re.compile(rf"(?:^|[-._/]){re.escape(tag)}$", re.IGNORECASE)
+    found = [parts for stem, parts in models.items() if ending is None or ending.search(stem)]
+    if len(found) == 1 or not models:
+        return found[0] if found else []
+    listed = ", ".join(parts[0] for parts in found or models.values())
+    which = f"no model called {tag!r}" if not found else "several models"
+    hint = f"the end of its name after a colon ({where}:Q4_K_M) names one, too"
+    raise ModelNotFoundError(f"{where!r} has {which}; name one of its files: {listed}; {hint}")
 
 
 def _packaged_file(package: str) -> Path:
@@ -161,7 +185,7 @@ def _download_gguf(fetch: Callable[[list[str]], Path], name: str, revision: str 
         names = HfApi().list_repo_files(name, revision=revision)
     except OfflineModeIsEnabled:
         names = [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")]
-    chosen = choose_gguf(names, tag, name)
+    chosen = _choose_gguf(names, tag, name)
     if not chosen and tag is not None:
         raise ModelNotFoundError(f"{name!r} has no GGUF files of which {tag!r} could be one")
     return fetch(chosen) / chosen[0] if chosen else folder

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, UnsupportedModelError
 
 # Larger sizes are bogus: they would cost memory or time for a model whose weights cannot exist.
 _MAX_INTEGER = 2**31 - 1
@@ -66,6 +66,10 @@ class JsonFields:
         """Build the error for a bad value."""
         return CheckpointError(f"{self.origin}: {key}={self.values.get(key)!r}: {why}")
 
+    def unsupported(self, key: str, hint: str = "") -> UnsupportedModelError:
+        """Build the error for a setting that would change the result."""
+        return UnsupportedModelError(f"{self.origin}: {key}={self.values.get(key)!r} is not supported{hint}")
+
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
         """Return an integer of at least `minimum`, and no greater than any model's."""
         value = self._get(key, default)
@@ -87,21 +91,18 @@ class JsonFields:
         return float(value)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """Return true or false."""
         value = self._get(key, default)
         if not isinstance(value, bool):
             raise self.fail(key, "true or false is expected")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return a string."""
         value = self._get(key, default)
         if not isinstance(value, str):
             raise self.fail(key, "a string is expected")
         return value
 
     def texts(self, key: str) -> list[str]:
-        """Return a list of strings."""
         value = self._get(key, None)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.fail(key, "a list of strings is expected")

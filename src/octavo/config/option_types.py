@@ -1,25 +1,42 @@
-"""Options as dataclass fields with help texts, checked against their annotations."""
+"""Options as dataclass fields with help texts, checked against their annotations and limits."""
 
-from dataclasses import field
+import math
+from collections.abc import Callable
+from dataclasses import field, fields
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from octavo.errors import InvalidParameterError
 
+# What an error says, and whether it holds; comparisons with NaN are false.
+Limit = tuple[str, Callable[[Any], bool]]
+COUNT: Limit = ("an integer of at least 1", lambda value: value >= 1)
+POSITIVE: Limit = ("greater than 0", lambda value: value > 0.0)
+AMOUNT: Limit = ("a finite number of at least 0", lambda value: 0.0 <= value < math.inf)
+
 _KINDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false", dict: "a mapping"}
 
 
-def option(default: Any, help_text: str, *, is_secret: bool = False) -> Any:
+def option(default: Any, help_text: str, limit: Limit | None = None, *, is_secret: bool = False) -> Any:
     """A dataclass field with the help text of its command-line flag; secret ones are never printed."""
-    return field(default=default, metadata={"help": help_text, "is_secret": is_secret})
+    return field(default=default, metadata={"help": help_text, "limit": limit, "is_secret": is_secret})
 
 
-def check_type(name: str, annotation: Any, value: object) -> None:
-    """Check an option against its annotation: a Literal, a tuple of strings, or plain types of which one may be None.
+def check_options(options: Any) -> None:
+    """Check every option of a dataclass against its annotation and its limit; None, where allowed, has no limit.
 
     Raises:
         InvalidParameterError: names the option, its value and the allowed values.
     """
+    for spec in fields(options):
+        value, limit = getattr(options, spec.name), spec.metadata["limit"]
+        _check_type(spec.name, spec.type, value)
+        if limit is not None and value is not None and not limit[1](value):
+            raise InvalidParameterError(spec.name, value, limit[0])
+
+
+def _check_type(name: str, annotation: Any, value: object) -> None:
+    """Check a value against an annotation: a Literal, a tuple of strings, or plain types of which one may be None."""
     allowed = get_args(annotation) or (annotation,)
     if get_origin(allowed[0]) is Literal:
         allowed = get_args(allowed[0]) if value is not None else (NoneType,)

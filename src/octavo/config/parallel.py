@@ -1,7 +1,13 @@
 """How an engine is distributed over ranks. Plain numbers, used by the control side and by each rank."""
 
+import logging
 from dataclasses import dataclass
 from typing import Literal
+
+from octavo.config.model import ModelConfig
+from octavo.errors import InvalidParameterError
+
+logger = logging.getLogger(__name__)
 
 ExecutorBackend = Literal["uniproc", "mp", "ray"]
 
@@ -24,8 +30,25 @@ class ParallelConfig:
 
     @property
     def backend(self) -> ExecutorBackend:
-        """The executor backend."""
         return self.distributed_executor_backend or ("uniproc" if self.world_size == 1 else "mp")
+
+    def check_fits(self, model: ModelConfig) -> None:
+        """Check that every rank gets a part of the model.
+
+        Raises:
+            InvalidParameterError: more ranks than heads, or stages than layers, or expert parallelism without experts.
+        """
+        if self.tensor_parallel_size > model.num_heads:
+            limit = f"at most {model.num_heads}: every rank needs an attention head"
+            raise InvalidParameterError("tensor_parallel_size", self.tensor_parallel_size, limit)
+        if self.pipeline_parallel_size > model.num_layers:
+            limit = f"at most {model.num_layers}: every stage needs a layer"
+            raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
+        if self.enable_expert_parallel and model.moe is None:
+            limit = f"requires a MoE model; {model.model} ({model.architecture}) has no experts"
+            raise InvalidParameterError("enable_expert_parallel", True, limit)
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            logger.warning("enable_expert_parallel has no effect with tensor_parallel_size=1: one rank has all experts")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

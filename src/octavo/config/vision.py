@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from octavo.errors import InvalidParameterError, UnsupportedModelError
+
 VisionActivation = Literal["quick_gelu", "gelu_tanh", "silu"]
 ClassToken = Literal["none", "internal", "output"]
-VisionFamily = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "llava"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,9 +37,7 @@ class VisionConfig:
     full_layers: tuple[int, ...] = ()  # with windows: the layers that see the whole image
     position_grid: int | None = None  # side of the square of learned position embeddings; None: there are none
     deepstack_layers: tuple[int, ...] = ()  # whose output is also added after the first decoder layers
-    class_token: Literal["none", "internal", "output"] = (
-        "none"  # before the patches; what comes of it is dropped or kept
-    )
+    class_token: ClassToken = "none"  # before the patches; what comes of it is dropped or kept
     feature_depths: tuple[int, ...] = ()  # numbers of blocks after which the output is read; (): all
     projector_has_bias: bool = True
     has_rotary_axes: bool = False  # the decoder's rotary positions count time, height and width
@@ -78,3 +77,34 @@ class VisionConfig:
     def num_tokens(self, grid: tuple[int, int, int]) -> int:
         """Return the tokens of an image or video by its (groups of) frames, rows and columns of patches."""
         return math.prod(grid) // self.merge_unit + (self.class_token == "output")
+
+    def check_fits(self, model_path: str, vocab_size: int, tensor_parallel_size: int) -> None:
+        """Check the tower against its language model's vocabulary, and that each rank gets a head of it.
+
+        Raises:
+            InvalidParameterError, UnsupportedModelError: names the number and its limit.
+        """
+        if tensor_parallel_size > self.num_heads:
+            limit = f"at most {self.num_heads}: every rank needs an attention head of the vision tower"
+            raise InvalidParameterError("tensor_parallel_size", tensor_parallel_size, limit)
+        if max(self.image_token_id, self.video_token_id or 0) >= vocab_size:
+            raise UnsupportedModelError(
+                f"{model_path}: placeholders of images and videos are tokens {self.image_token_id} and "
+                f"{self.video_token_id}, but the vocabulary has {vocab_size}"
+            )
+
+    def largest_whole_span(self, max_num_seqs: int, max_num_batched_tokens: int) -> int:
+        """Return how many tokens a step must compute together: those of an image, if they attend to each other; else 0.
+
+        Raises:
+            InvalidParameterError: a step has no room for them and one token of every other request, which would starve.
+        """
+        if not self.is_bidirectional:
+            return 0
+        assert self.fixed_grid is not None, "these models have images of one size"
+        num_tokens = self.num_tokens(self.fixed_grid)
+        least = num_tokens + min(max_num_seqs, max_num_batched_tokens) - 1
+        if max_num_batched_tokens < least:
+            limit = f"at least {least}: an image's {num_tokens} tokens, and one of each other request (max_num_seqs)"
+            raise InvalidParameterError("max_num_batched_tokens", max_num_batched_tokens, limit)
+        return num_tokens

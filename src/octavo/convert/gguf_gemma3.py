@@ -1,9 +1,9 @@
-"""Writes the settings that only GGUF files of Gemma 3 have; `config/gguf_gemma3.py` reads them."""
+"""Writes the settings that only GGUF files of Gemma 3 have; `config/gguf.py` reads them."""
 
 import math
 from typing import Any
 
-from octavo.config.gguf_gemma3 import attention_divisor
+from octavo.config.gguf import gemma3_attention_divisor
 from octavo.config.model import ModelConfig
 from octavo.errors import UnsupportedModelError
 
@@ -14,7 +14,7 @@ def write_gemma3_settings(writer: Any, model: ModelConfig) -> None:
     Raises:
         UnsupportedModelError: attention has a scale that readers of such files would not use.
     """
-    divisor = attention_divisor(model.num_layers, model.hidden_size, model.num_heads, model.head_dim)
+    divisor = gemma3_attention_divisor(model.num_layers, model.hidden_size, model.num_heads, model.head_dim)
     scale = model.attention_scale
     if scale is None or not math.isclose(scale, divisor**-0.5, rel_tol=1e-6):
         said = "none" if scale is None else f"{scale**-2:g}"

@@ -4,8 +4,8 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
+from octavo.config.engine import LoraConfig
 from octavo.config.hub import resolve_adapter
-from octavo.config.lora import LoraConfig
 from octavo.contracts.engine import AdapterRef
 from octavo.errors import AdapterError, InvalidParameterError
 from octavo.lora.adapter_config import CONFIG_FILE, read_adapter_config

@@ -5,20 +5,18 @@ from pathlib import Path
 
 from torch import Tensor
 
+from octavo.config.checkpoint_files import SAFETENSORS_FILES, TORCH_FILES, first_file
 from octavo.errors import CheckpointError
 from octavo.loader.base import ModelLoader
 from octavo.loader.gguf import GgufLoader
 from octavo.loader.index import names_by_shard, no_weights
-from octavo.loader.safetensors import FILES as SAFETENSORS_FILES
 from octavo.loader.safetensors import SafetensorsLoader, names_in_file
 from octavo.loader.sharded_state import FILES as SHARDED_FILES
 from octavo.loader.sharded_state import ShardedStateLoader
 from octavo.loader.tensorized import FILE_NAME as TENSORIZER_FILE
 from octavo.loader.tensorized import TensorizerLoader
-from octavo.loader.torch_pt import INDEX_FILE, SINGLE_FILES, TorchLoader, read_state_dict
+from octavo.loader.torch_pt import TorchLoader, read_state_dict
 from octavo.models.interfaces import CausalLM
-
-SAFETENSORS_FILE, SAFETENSORS_INDEX = SAFETENSORS_FILES
 
 
 class AutoLoader(ModelLoader):
@@ -43,13 +41,12 @@ def tensor_names(folder: Path) -> frozenset[str]:
     Raises:
         CheckpointError: there are none, or a damaged one.
     """
-    for file_name in (SAFETENSORS_FILE, SAFETENSORS_INDEX, SINGLE_FILES[0], INDEX_FILE, *SINGLE_FILES[1:]):
-        if not (file := folder / file_name).is_file():
-            continue
-        if file_name in (SAFETENSORS_INDEX, INDEX_FILE):
-            return frozenset(name for names in names_by_shard(file).values() for name in names)
-        return frozenset(names_in_file(file) if file_name == SAFETENSORS_FILE else read_state_dict(file))
-    raise CheckpointError(f"{folder}: none of {', '.join((*SAFETENSORS_FILES, *SINGLE_FILES, INDEX_FILE))}")
+    file = first_file(folder, (*SAFETENSORS_FILES, *TORCH_FILES))
+    if file is None:
+        raise CheckpointError(f"{folder}: none of {', '.join((*SAFETENSORS_FILES, *TORCH_FILES))}")
+    if file.suffix == ".json":
+        return frozenset(name for names in names_by_shard(file).values() for name in names)
+    return frozenset(names_in_file(file) if file.name == SAFETENSORS_FILES[0] else read_state_dict(file))
 
 
 def _loader_for(path: Path) -> type[ModelLoader]:
@@ -60,11 +57,11 @@ def _loader_for(path: Path) -> type[ModelLoader]:
     """
     if path.is_file():
         return GgufLoader
-    if any((path / name).is_file() for name in SAFETENSORS_FILES):
+    if first_file(path, SAFETENSORS_FILES):
         return SafetensorsLoader
     if any(path.glob(SHARDED_FILES)):
         return ShardedStateLoader
-    if any((path / name).is_file() for name in (*SINGLE_FILES, INDEX_FILE)):
+    if first_file(path, TORCH_FILES):
         return TorchLoader
     if (path / TENSORIZER_FILE).is_file():
         return TensorizerLoader

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.config.safetensors_header import read_header
+from octavo.config.checkpoint_files import read_header
 from octavo.errors import CheckpointError
 from octavo.loader.index import names_by_shard, no_weights
 from octavo.loader.tensorizer_index import read_index

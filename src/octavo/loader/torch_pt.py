@@ -7,14 +7,14 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 
 import torch
 
+from octavo.config.checkpoint_files import TORCH_FILES, first_file
 from octavo.errors import CheckpointError
 from octavo.loader.base import ModelLoader
 from octavo.loader.index import names_by_shard, warn_of_unused_index
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages
 
-SINGLE_FILES = ("pytorch_model.bin", "model.pt", "model.pth")
-INDEX_FILE = "pytorch_model.bin.index.json"
+INDEX_FILE = TORCH_FILES[1]
 _PICKLE, _BYTEARRAY = "data.pkl", b"\nbytearray\n"  # as opcode GLOBAL has it, the only one that torch reads names by
 
 
@@ -36,21 +36,19 @@ def read_folder(folder: Path, elsewhere: Container[str] = ()) -> Iterator[tuple[
     Raises:
         CheckpointError: see `TorchLoader.tensors`.
     """
-    whole = folder / SINGLE_FILES[0]
-    if whole.is_file():
-        warn_of_unused_index(whole, folder / INDEX_FILE)
-    elif (folder / INDEX_FILE).is_file():
-        for file_name, names in names_by_shard(folder / INDEX_FILE).items():
+    found = first_file(folder, TORCH_FILES)
+    if found is None:
+        raise CheckpointError(f"{folder}: none of {', '.join(TORCH_FILES)}")
+    if found.name == INDEX_FILE:
+        for file_name, names in names_by_shard(found).items():
             wanted = [name for name in names if name not in elsewhere]
             if wanted:
                 yield from _read_file(folder / file_name, wanted)
         return
-    for file_name in SINGLE_FILES:
-        if (folder / file_name).is_file():
-            tensors = read_state_dict(folder / file_name)
-            yield from ((name, tensors[name]) for name in tensors if name not in elsewhere)
-            return
-    raise CheckpointError(f"{folder}: none of {', '.join(SINGLE_FILES)} and {INDEX_FILE}")
+    if found.name == TORCH_FILES[0]:
+        warn_of_unused_index(found, folder / INDEX_FILE)
+    tensors = read_state_dict(found)
+    yield from ((name, tensors[name]) for name in tensors if name not in elsewhere)
 
 
 def _read_file(path: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:

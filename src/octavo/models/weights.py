@@ -152,7 +152,7 @@ def spelt_as_in_table(
         name = renamed(model, original)
         twin = model.twins.get(name, name)
         if twin != name and tensor.shape[:1] != (model.config.vocab_size,):
-            continue  # `config/stored_head.py` has warned of it
+            continue  # `config/checkpoint_files.py` has warned of it
         if spelling_of_twin.setdefault(twin, name) != name:
             continue
         name = twin

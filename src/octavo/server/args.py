@@ -6,10 +6,10 @@ Flags, environment variables (`OCTAVO_PORT=...`) and keys of the YAML file are a
 
 import ipaddress
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
-from octavo.config.option_types import check_type, option
+from octavo.config.option_types import check_options, option
 from octavo.errors import InvalidParameterError
 
 LogFormat = Literal["text", "json"]
@@ -100,8 +100,7 @@ class ServerArgs:
     vllm_metrics: bool = option(False, "also export metrics under vLLM's names, for its dashboards")
 
     def __post_init__(self) -> None:
-        for spec in fields(self):
-            check_type(spec.name, spec.type, getattr(self, spec.name))
+        check_options(self)
         self._check_numbers()
         self._check_texts()
         if self.allow_runtime_lora and self.lora_root is None:

@@ -13,7 +13,7 @@ from tools.demo_model.seeing.scenes import PLACES
 from torch import Tensor
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from octavo.config.hf_vision import read_vision
+from octavo.config.hf_images import TOWER_READERS
 from octavo.config.json_fields import JsonFields
 from octavo.multimodal.native_size import NativeSizeProcessor
 
@@ -82,7 +82,8 @@ def processor_settings() -> dict[str, object]:
 def image_processor(tokenizer: Tokenizer) -> NativeSizeProcessor:
     """Return what the engine makes of these settings."""
     fields = JsonFields("config", model_config(tokenizer).to_dict())
-    vision = read_vision(fields, "qwen2_5_vl", fields.nested("text_config").integer("hidden_size"))
+    read_tower = TOWER_READERS["Qwen2_5_VLForConditionalGeneration"]
+    vision = read_tower(fields, fields.nested("text_config").integer("hidden_size"))
     return NativeSizeProcessor.of(JsonFields("processor", processor_settings()), vision)
 
 

@@ -9,6 +9,7 @@ from transformers import AutoConfig
 
 from octavo.config.architectures import ARCHITECTURES
 from octavo.config.hf import read_model_config
+from octavo.config.hf_images import TOWER_READERS
 from octavo.errors import CheckpointError, UnsupportedModelError
 
 TEXT = {
@@ -94,7 +95,7 @@ def test_sections_must_cover_the_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "kind"),
     [
-        *((name, None) for name, facts in ARCHITECTURES.items() if facts.vision is not None),
+        *((name, None) for name in TOWER_READERS),
         *(("LlavaForConditionalGeneration", kind) for kind in ("mistral", "qwen2")),
     ],
 )
