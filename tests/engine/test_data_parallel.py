@@ -16,7 +16,7 @@ from tests.engine.interrupts import endure
 from tests.executor.processes import are_gone
 
 from octavo.async_llm import AsyncLLM
-from octavo.engine.data_parallel_client import DataParallelClient
+from octavo.engine.child_core import ChildCore
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.process_client import ProcessClient
 from octavo.errors import EngineDeadError, InsufficientMemoryError, InvalidParameterError
@@ -36,9 +36,9 @@ def engine() -> Iterator[LLMEngine]:
     engine.exit()
 
 
-def client_of(engine: LLMEngine) -> DataParallelClient:
+def client_of(engine: LLMEngine) -> ProcessClient:
     client = engine.front.client
-    assert isinstance(client, DataParallelClient)
+    assert isinstance(client, ProcessClient)
     return client
 
 
@@ -104,11 +104,11 @@ async def test_a_killed_replica_takes_only_its_own_requests_along() -> None:
     async with AsyncLLM("demo", **OPTIONS) as llm:
         loaded = await llm.engine()
         client = loaded.front.client
-        assert isinstance(client, DataParallelClient)
+        assert isinstance(client, ProcessClient)
         tasks = [
             asyncio.create_task(llm.generate(f"Tell {number}", LONG.replace(max_tokens=600))) for number in range(4)
         ]
-        while len(client._homes) < 4:
+        while sum(map(len, client._router.by_replica([*map(str, range(4))]).values())) < 4:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
         os.kill(client.pids[1], signal.SIGKILL)
@@ -136,18 +136,18 @@ def test_one_that_cannot_start_lets_the_others_go() -> None:
 
 
 def test_one_that_cannot_be_started_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[ProcessClient] = []
+    started: list[ChildCore] = []
 
-    def start_one(*args: Any) -> ProcessClient:
+    def start_one(*args: Any) -> ChildCore:
         if started:
-            raise EngineDeadError("the engine process could not be started")
-        started.append(ProcessClient(*args))
+            raise OSError("no more processes")
+        started.append(ChildCore(*args))
         return started[0]
 
-    monkeypatch.setattr("octavo.engine.data_parallel_client.ProcessClient", start_one)
-    with pytest.raises(EngineDeadError, match="could not be started"):
+    monkeypatch.setattr("octavo.engine.process_client.ChildCore", start_one)
+    with pytest.raises(EngineDeadError, match="could not be started: no more processes"):
         LLMEngine("demo", **OPTIONS)
-    assert not psutil.pid_exists(started[0].pid)
+    assert not psutil.pid_exists(started[0].child.pid)
 
 
 def test_replicas_are_processes() -> None:

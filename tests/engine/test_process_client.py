@@ -25,11 +25,11 @@ from tests.marks import needs_populate
 
 from octavo.async_llm import AsyncLLM
 from octavo.config.args import EngineArgs
-from octavo.engine.core_sockets import CoreSockets
+from octavo.engine.child_core import CoreSockets, relay_lines
 from octavo.engine.front import read_tokenizer
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.process_client import ProcessClient
-from octavo.errors import EngineDeadError, InsufficientMemoryError, InvalidParameterError
+from octavo.errors import EngineDeadError, EngineError, InsufficientMemoryError, InvalidParameterError
 from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -83,7 +83,7 @@ def wait_until_gone(pid: int, within_s: float) -> bool:
 @needs_populate
 def test_an_idle_core_prefaults_kv_memory(engine: LLMEngine) -> None:
     """The first test with this engine; the answers of the second are computed in that memory."""
-    process = psutil.Process(client_of(engine).pid)
+    process = psutil.Process(client_of(engine).pids[0])
     token_bytes = 6 * 2 * 2 * 64 * 2  # layers, keys and values, heads, head size, bytes
     wanted = 16_384 * token_bytes // 4  # a part of it was there since the warm-up
     before, deadline = process.memory_info().rss, time.monotonic() + 60.0
@@ -138,7 +138,15 @@ def test_a_front_that_fails_lets_its_core_go() -> None:
 
 
 def test_a_core_loads_while_the_tokenizer_is_read(engine: LLMEngine, children_while_reading: list[int]) -> None:
-    assert client_of(engine).pid in children_while_reading
+    assert client_of(engine).pids[0] in children_while_reading
+
+
+def test_a_call_returns_a_value_or_raises_the_error_of_the_core(engine: LLMEngine) -> None:
+    client = client_of(engine)
+    assert engine._owner.run(lambda: client.call("has_work")) == [False]
+    with pytest.raises(EngineError, match=r"TypeError: .*argument"):
+        engine._owner.run(lambda: client.call("abort"))
+    assert engine.generate("Hi", PARAMS)[0].finished
 
 
 @pytest.mark.full  # by default tests/server/test_start.py says so, with a server around it
@@ -164,7 +172,7 @@ def test_the_core_leaves_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import time; from octavo import LLMEngine; from octavo.engine.process_client import ProcessClient;"
         f"ProcessClient.command = {fakes.CORE}; e = LLMEngine('demo', engine_process=True, num_kv_blocks=64);"
-        "print(e.front.client.pid, flush=True); time.sleep(60)"
+        "print(e.front.client.pids[0], flush=True); time.sleep(60)"
     )
     environment = os.environ | {"TMPDIR": str(folder)}
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as parent:
@@ -174,6 +182,16 @@ def test_the_core_leaves_with_its_parent(tmp_path: Path) -> None:
         parent.kill()
     assert wait_until_gone(core_pid, within_s=10.0)
     assert list(folder.iterdir()) == []
+
+
+def test_lines_of_a_child_become_log_records_and_the_pipe_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "octavo.engine.process")
+    program = r"import sys; sys.stderr.buffer.write(b'one\ntwo \xff\nlast, without an end')"
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as child:
+        assert child.stderr is not None
+        relay_lines(child.stderr).join()
+        assert child.stderr.closed
+    assert [record.getMessage() for record in caplog.records] == ["one", "two \ufffd", "last, without an end"]
 
 
 @pytest.mark.parametrize("is_abstract", [True, False])
@@ -225,7 +243,7 @@ async def test_async_llm_snippet_of_the_readme_and_a_core_that_is_killed(caplog:
         await anext(stream)
         client = (await llm.engine()).front.client
         assert isinstance(client, ProcessClient)
-        os.kill(client.pid, signal.SIGKILL)
+        os.kill(client.pids[0], signal.SIGKILL)
         with pytest.raises(EngineDeadError, match="killed by signal 9"):
             async for _ in stream:
                 pass
@@ -251,7 +269,7 @@ def test_a_core_that_is_still_loading_is_not_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(ProcessClient, "command", [sys.executable, "-c", "import sys; sys.stdin.read()"])
     client = ProcessClient(EngineArgs(model_name="demo").resolve())
     client.close()
-    assert client._child.returncode == -signal.SIGKILL
+    assert client._replicas[0].child.returncode == -signal.SIGKILL
 
 
 def test_a_process_that_ends_before_it_reads_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,8 +283,8 @@ def test_a_process_that_ends_before_it_reads_says_how(tmp_path: Path, monkeypatc
 
 def test_a_request_to_a_core_that_has_just_been_killed(engine: LLMEngine) -> None:
     """The last test with this engine."""
-    pid = client_of(engine).pid
+    pid = client_of(engine).pids[0]
     os.kill(pid, signal.SIGKILL)
-    assert wait_until_gone(pid, within_s=10.0)  # and the listener may not know yet
+    assert wait_until_gone(pid, within_s=10.0)  # and nobody may have noticed yet
     with pytest.raises(EngineDeadError, match="killed by signal 9"):
         engine.generate("Hi", PARAMS)

@@ -49,9 +49,9 @@ def test_an_engine_in_a_child_process_leaves_nothing_when_that_is_killed(monkeyp
         llm = LLM("demo", engine_process=True, **TWO_RANKS)
         client = llm.engine.front.client
         assert isinstance(client, ProcessClient)
-        pids = ranks_below(client.pid)
+        pids = ranks_below(client.pids[0])
         assert len(pids) == 2
-        os.kill(client.pid, signal.SIGKILL)
+        os.kill(client.pids[0], signal.SIGKILL)
         with pytest.raises(EngineDeadError, match="killed by signal 9"):
             llm.generate("Hello", LONG, use_tqdm=False)
         wait_until(lambda: are_gone(pids))

@@ -221,6 +221,7 @@ class CallMethod(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     call_id: int
     method: str
+    arguments: list[Any] = []
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -245,10 +246,12 @@ class CoreFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A method of the core has returned, or raised `error`."""
+    """A method of the core has returned `value`, or raised an error of a class in `octavo.errors`."""
 
     call_id: int
-    error: str | None = None
+    value: Any = None
+    error_type: str | None = None
+    error: str = ""
 
 
 FromCore = EngineCoreOutputs | CoreReady | CoreFailed | CallResult

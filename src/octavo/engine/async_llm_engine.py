@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from octavo.config.args import EngineArgs
 from octavo.contracts.engine import AdapterRef, EngineCoreOutputs
-from octavo.engine.core_client import CoreMethod
 from octavo.engine.front import EngineFront, ModelName, one_per_prompt, streaming_engine_args
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_pump import OutputPump
@@ -231,11 +230,13 @@ class AsyncLLMEngine:
             self.front.outputs.release(state)
             self.front.client.abort(state.unfinished_core_ids())
 
-    async def call(self, method: CoreMethod) -> None:
-        """Call a method of the core between two steps."""
+    async def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of the core between two steps; see `EngineCoreClient.call`."""
+        if self._death is not None:
+            raise anew(self._death)
         self._pump.check()
         self._enter_loop()
-        await asyncio.to_thread(self.front.client.call, method)
+        return await asyncio.to_thread(self.front.client.call, method, *arguments)
 
     def exit(self) -> None:
         """Shut down the core and free its memory. Open streams end with EngineDeadError. Idempotent."""

@@ -1,10 +1,9 @@
-"""`EngineCoreClient`: how the frontend reaches an engine core. `engine/front.py` chooses the implementation."""
+"""`EngineCoreClient`: how the frontend reaches an engine core. `make_client` chooses the implementation."""
 
-from typing import Literal, Protocol
+from typing import Any, Protocol
 
+from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
-
-CoreMethod = Literal["warmup_model", "reset_prefix_cache", "check_integrity"]
 
 
 class EngineCoreClient(Protocol):
@@ -44,14 +43,27 @@ class EngineCoreClient(Protocol):
         """
         ...
 
-    def call(self, method: CoreMethod) -> None:
-        """Call a method of the core between two steps and wait for it.
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of the core between two steps; return its value, one for each replica of the model.
+
+        Arguments and values are plain ones: what msgpack can carry.
 
         Raises:
-            EngineError: the method raised; carries its message.
+            OctavoError: what the method raised; EngineError with its type and message where that is no error of ours.
         """
         ...
 
     def close(self) -> None:
         """Shut the core down. Idempotent."""
         ...
+
+
+def make_client(config: EngineConfig, *, own_process: bool) -> EngineCoreClient:
+    """Return a client whose core is not loaded yet. Imports only the one it needs: each has heavy dependencies."""
+    if own_process or config.parallel.data_parallel_size > 1:
+        from octavo.engine.process_client import ProcessClient
+
+        return ProcessClient(config)
+    from octavo.engine.inproc_client import InprocClient
+
+    return InprocClient(config)

@@ -27,9 +27,9 @@ from octavo.contracts.engine import (
 )
 from octavo.contracts.frames import FrameDecoder
 from octavo.device.collector import freeze_loaded_objects, without_garbage_collection
+from octavo.engine.child_core import CoreSockets
 from octavo.engine.core import EngineCore
-from octavo.engine.core_sockets import CoreSockets
-from octavo.errors import EngineDeadError, UserError
+from octavo.errors import EngineDeadError, EngineError, OctavoError, UserError
 from octavo.executor.base import make_executor
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class CoreProc:
     def _serve(self, core: EngineCore) -> None:
         freeze_loaded_objects()
         self._send(CoreReady(profile=core.profile, kv_tokens=core.kv_tokens))
-        while self._carry_out_messages(core):
+        while self._handle_messages(core):
             if core.has_work():
                 self._send(core.step())
                 self._is_preparing = False
@@ -79,14 +79,14 @@ class CoreProc:
                 core.check_health()
                 self._is_preparing = core.prepare()
 
-    def _carry_out_messages(self, core: EngineCore) -> bool:
+    def _handle_messages(self, core: EngineCore) -> bool:
         """Handle all pending messages; without work, wait briefly for one. Returns False when told to stop."""
         while self._inbox.poll(0 if core.has_work() or self._is_preparing else _QUIET_MS):
-            if not self._carry_out(core, self._decode(self._inbox.recv_multipart())):
+            if not self._handle(core, self._decode(self._inbox.recv_multipart())):
                 return False
         return True
 
-    def _carry_out(self, core: EngineCore, message: ToCore) -> bool:
+    def _handle(self, core: EngineCore, message: ToCore) -> bool:
         match message:
             case AddRequests():
                 for request in message.requests:
@@ -99,16 +99,18 @@ class CoreProc:
                 return False
         return True
 
-    def _call(self, core: EngineCore, message: CallMethod) -> None:
+    def _call(self, core: EngineCore, call: CallMethod) -> None:
         try:
-            getattr(core, message.method)()
+            value = getattr(core, call.method)(*call.arguments)
         except EngineDeadError:
             raise
         except Exception as error:  # reported to the caller; the core continues
-            logger.exception("%s failed", message.method)
-            self._send(CallResult(call_id=message.call_id, error=f"{type(error).__name__}: {error}"))
+            logger.exception("%s failed", call.method)
+            is_ours = isinstance(error, OctavoError)
+            kind, text = (type(error), str(error)) if is_ours else (EngineError, f"{type(error).__name__}: {error}")
+            self._send(CallResult(call_id=call.call_id, error_type=kind.__name__, error=text))
         else:
-            self._send(CallResult(call_id=message.call_id))
+            self._send(CallResult(call_id=call.call_id, value=value))
 
     def _send(self, message: FromCore) -> None:
         self._outbox.send(msgspec.msgpack.encode(message))

@@ -12,7 +12,7 @@ from octavo.config.args import DEFAULT_MODEL, EngineArgs, for_streaming
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import AdapterRef
 from octavo.device.collector import without_garbage_collection
-from octavo.engine.core_client import EngineCoreClient
+from octavo.engine.core_client import EngineCoreClient, make_client
 from octavo.engine.draft_tokenizer import check_draft_tokenizer
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
 from octavo.engine.output_processor import OutputProcessor
@@ -120,21 +120,6 @@ class EngineFront:
 def cache_info(config: EngineConfig) -> dict[str, str]:
     """Return the settings of the KV cache, for metrics."""
     return {field.name: str(getattr(config.cache, field.name)) for field in fields(config.cache)}
-
-
-def make_client(config: EngineConfig, *, own_process: bool) -> EngineCoreClient:
-    """Return a client whose core is not loaded yet. Imports only the one it needs: each has heavy dependencies."""
-    if config.parallel.data_parallel_size > 1:
-        from octavo.engine.data_parallel_client import DataParallelClient
-
-        return DataParallelClient(config)
-    if own_process:
-        from octavo.engine.process_client import ProcessClient
-
-        return ProcessClient(config)
-    from octavo.engine.inproc_client import InprocClient
-
-    return InprocClient(config)
 
 
 def read_tokenizer(path: str, chat_template: str | None) -> Tokenizer:

@@ -5,11 +5,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
 from octavo.engine.core import EngineCore
-from octavo.engine.core_client import CoreMethod
 from octavo.executor.base import make_executor
 
 
@@ -50,17 +50,24 @@ class InprocClient:
 
     def get_outputs(self, timeout_s: float | None) -> EngineCoreOutputs | None:
         self._core_thread = threading.get_ident()
-        self._carry_out(0.0)
+        self._handle_messages(0.0)
         if not self._core.has_work() and timeout_s != 0.0:
-            self._carry_out(timeout_s)
+            self._handle_messages(timeout_s)
         return self._core.step() if self._core.has_work() else None
 
-    def call(self, method: CoreMethod) -> None:
-        done: Future[None] = Future()
-        self._inbox.put(partial(_run, getattr(self._core, method), done))
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        done: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(getattr(self._core, method)(*arguments))
+            except Exception as error:  # noqa: BLE001 - raised in the waiting caller
+                done.set_exception(error)
+
+        self._inbox.put(run)
         if self._core_thread in (None, threading.get_ident()):
-            self._carry_out(0.0)  # no other thread will
-        done.result()
+            self._handle_messages(0.0)  # no other thread will
+        return [done.result()]
 
     def close(self) -> None:
         if self._loaded is not None:
@@ -71,7 +78,7 @@ class InprocClient:
         assert self._loaded is not None, "load comes first"
         return self._loaded
 
-    def _carry_out(self, timeout_s: float | None) -> None:
+    def _handle_messages(self, timeout_s: float | None) -> None:
         """Handle pending messages; if there are none, wait for one at most `timeout_s`."""
         while True:
             try:
@@ -80,12 +87,3 @@ class InprocClient:
                 return
             message()
             timeout_s = 0.0
-
-
-def _run(method: Callable[[], None], done: Future[None]) -> None:
-    try:
-        method()
-    except Exception as error:  # noqa: BLE001 - raised in the waiting caller
-        done.set_exception(error)
-    else:
-        done.set_result(None)

@@ -2,222 +2,344 @@
 
 The child runs `octavo.engine.core_proc`, so no program needs a `__main__` guard. It reads its configuration
 from standard input, and that pipe stays open: when it closes, the parent has exited and the child exits, too.
+
+Under data parallelism there are several: replicas of the model, each with its own scheduler and KV cache. The requests
+of a replica that dies end with `EngineDeadError`; the others continue. The engine is dead when the last replica is.
 """
 
-import contextlib
-import itertools
-import queue
-import subprocess
+import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import zmq
 
-from octavo.child_python import child_command, child_environment
+from octavo.child_python import child_command
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import (
     AbortRequests,
     AddRequests,
-    CallMethod,
-    CallResult,
-    CoreFailed,
-    CoreReady,
     EngineCoreOutputs,
     EngineCoreRequest,
-    FromCore,
-    Shutdown,
+    FinishedRequest,
+    SchedulerStats,
     ToCore,
 )
-from octavo.contracts.frames import encode_frames, plain
-from octavo.engine.child_output import relay_lines
-from octavo.engine.core_client import CoreMethod
-from octavo.engine.core_sockets import CoreSockets
-from octavo.errors import EngineDeadError, EngineError, OctavoError, anew, named_error
+from octavo.contracts.frames import encode_frames
+from octavo.device.cores import usable_cores
+from octavo.engine.child_core import ChildCore
+from octavo.errors import EngineDeadError, OctavoError, anew
+from octavo.scheduler.block_hash import chain_hashes, request_root
 
-_POLL_MS = 100  # how often a waiting listener checks that the child is alive
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.1  # how often a waiting receiver checks that the children are alive
 _UNHEARD_S = 0.01  # between attempts to send to a child that has just died
-_CLOSE_S = 5.0  # how long the child may take to exit
+_TOKENS_PER_REQUEST = 64  # cost about as much as one more row in the steps of a short output
+_BLOCKS_UNTIL_KNOWN = 4096
 
 
 class ProcessClient:
-    """Implements `EngineCoreClient`. Starts the child, which loads the model; a thread receives from it."""
+    """Implements `EngineCoreClient`. All children load at the same time, each with its share of the host's cores.
+
+    Whoever waits for something receives for all: the thread that gets outputs, or until there is one, any other.
+    """
 
     # Followed by the prefix of the addresses of the sockets.
     command: Sequence[str] = child_command("octavo.engine.core_proc")
 
-    def __init__(self, config: EngineConfig, deliver: Callable[[EngineCoreOutputs | None], None] | None = None) -> None:
-        """`deliver` gets outputs instead of `get_outputs`, on the receiving thread; None once the child has exited.
+    def __init__(self, config: EngineConfig) -> None:
+        """Start the children.
 
         Raises:
-            EngineDeadError: the process cannot be started.
+            EngineDeadError: a process cannot be started; the others have been closed.
         """
-        self._addresses = CoreSockets.make()
+        num_replicas = config.parallel.data_parallel_size
         self._sockets = zmq.Context()
-        self._to_core = self._bind(zmq.PUSH, "to-core")
-        self._from_core = self._bind(zmq.PULL, "from-core")
-        self._send_lock = threading.Lock()
-        self._outputs: queue.SimpleQueue[EngineCoreOutputs | None] = queue.SimpleQueue()  # None: see `_death`
-        self._deliver = deliver or self._outputs.put
-        self._ready: Future[CoreReady] = Future()
-        self._calls: dict[int, Future[None]] = {}
-        self._call_ids = itertools.count()
-        self._death: OctavoError | None = None
-        self._is_closing = self._is_closed = False
+        self._poller = zmq.Poller()
+        self._receiving = threading.Lock()  # held while messages are received
+        self._next_look_s = 0.0
+        self._receiver: int | None = None  # the thread that last got outputs
+        self._arrived: deque[tuple[int, EngineCoreOutputs | None]] = deque()  # by replica; None: it died
+        self._replicas: list[ChildCore] = []
+        self._lock = threading.Lock()  # guards the following two: one thread adds while another gets outputs
+        cache = config.cache
+        self._router = Router(
+            num_replicas, cache.block_size, caches_prefixes=cache.enable_prefix_caching and num_replicas > 1
+        )
+        self._stats: dict[int, SchedulerStats] = {}  # the latest of each replica
+        if num_replicas > 1:
+            config = replace(config, threads=max(1, (config.threads or usable_cores()) // num_replicas))
         try:
-            self._child = self._start(config)
-        except OSError as error:
-            self._clean_up()
-            raise EngineDeadError(f"the engine process could not be started: {error}") from error
-        self._listener = threading.Thread(target=self._listen, name="octavo-listener", daemon=True)
-        self._listener.start()
+            for number in range(num_replicas):
+                self._replicas.append(self._start(config, number))
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise EngineDeadError(f"the engine process could not be started: {error}") from error
+            raise
+
+    def _start(self, config: EngineConfig, number: int) -> "ChildCore":
+        def deliver(outputs: EngineCoreOutputs | None) -> None:
+            self._arrived.append((number, outputs))
+
+        replica = ChildCore(self.command, config, self._sockets, deliver)
+        self._poller.register(replica.from_core, zmq.POLLIN)
+        return replica
 
     @property
     def profile(self) -> str:
-        return self._ready.result().profile
+        return self._replicas[0].loaded.profile
 
     @property
     def kv_tokens(self) -> int:
-        return self._ready.result().kv_tokens
+        return sum(replica.loaded.kv_tokens for replica in self._replicas)
 
     @property
-    def death(self) -> OctavoError | None:
-        """Why the child exited; None while it is alive."""
-        return self._death
-
-    @property
-    def pid(self) -> int:
-        """The child's process id."""
-        return self._child.pid
+    def pids(self) -> list[int]:
+        """The process id of each replica."""
+        return [replica.child.pid for replica in self._replicas]
 
     def load(self) -> None:
-        self._ready.result()
+        """See `EngineCoreClient.load`: all replicas.
+
+        Raises:
+            UserError: from the first replica that failed to load.
+        """
+        while any(replica.ready is None for replica in self._replicas):
+            for replica in self._replicas:
+                if replica.death is not None:
+                    raise anew(replica.death)
+            self._receive(_POLL_S)
 
     def add(self, requests: list[EngineCoreRequest]) -> None:
-        self._send(AddRequests(requests=requests))
+        """See `EngineCoreClient.add`. Samples of one request stay together.
+
+        Raises:
+            EngineDeadError: no replica is left.
+        """
+        while True:
+            with self._lock:
+                alive = [number for number in self._router.replicas if self._replicas[number].death is None]
+                if not alive:
+                    raise self._last_death()
+                number = self._router.route(requests, alive)
+            try:
+                return self._send(number, AddRequests(requests=requests))
+            except EngineDeadError:  # died just now: `get_outputs` ends its requests; these did not reach it
+                with self._lock:
+                    self._router.withdraw(number, [request.request_id for request in requests])
 
     def abort(self, request_ids: list[str]) -> None:
-        self._send(AbortRequests(request_ids=request_ids))
+        with self._lock:
+            by_replica = self._router.by_replica(request_ids)
+        for number, ids in by_replica.items():
+            if self._replicas[number].death is None:
+                self._send(number, AbortRequests(request_ids=ids))
 
     def get_outputs(self, timeout_s: float | None) -> EngineCoreOutputs | None:
-        try:
-            outputs = self._outputs.get(block=timeout_s != 0.0, timeout=timeout_s)
-        except queue.Empty:
-            return None
+        self._receiver = threading.get_ident()
+        end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._arrived:
+            if not self._router.replicas:
+                raise self._last_death()
+            left_s = end_s - time.monotonic()
+            self._receive(min(max(left_s, 0.0), _POLL_S))
+            if left_s <= 0.0 and not self._arrived:
+                return None
+        number, outputs = self._arrived.popleft()
         if outputs is None:
-            self._outputs.put(None)  # for the next call
-            assert self._death is not None
-            raise anew(self._death)
-        return outputs
+            return self._end_replica(number)
+        with self._lock:
+            self._router.record(number, outputs)
+        if outputs.stats is not None:
+            self._stats[number] = outputs.stats
+        return msgspec.structs.replace(outputs, replica=number) if number else outputs
 
-    def call(self, method: CoreMethod) -> None:
-        call_id, done = next(self._call_ids), Future[None]()
-        self._calls[call_id] = done
-        self._send(CallMethod(call_id=call_id, method=method))
-        done.result()
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """See `EngineCoreClient.call`: all live replicas, concurrently."""
+        alive = [number for number, replica in enumerate(self._replicas) if replica.death is None]
+        if not alive:
+            raise self._last_death()
+        calls = []
+        for number in alive:
+            call, message = self._replicas[number].new_call(method, arguments)
+            self._send(number, message)
+            calls.append(call)
+        while self._receiver in (None, threading.get_ident()) and not all(call.done() for call in calls):
+            self._receive(_POLL_S)  # no other thread will
+        return [call.result() for call in calls]
 
     def close(self) -> None:
-        self.begin_close()
-        self.finish_close()
+        # All at the same time, but without threads: none can be started any more when the interpreter ends.
+        for replica in self._replicas:
+            replica.begin_close()
+        for replica in self._replicas:
+            replica.finish_close()
+        with self._receiving:
+            self._sockets.destroy(linger=0)
 
-    def begin_close(self) -> None:
-        """Tell the child to exit, without waiting for it."""
-        if self._is_closing:
-            return
-        self._is_closing = True
-        if not self._ready.done():  # it would hear of it when the model is loaded, and holds nothing for anyone
-            self._child.kill()
-        with contextlib.suppress(OctavoError):  # already dead
-            self._send(Shutdown())
-        assert self._child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it exited before reading its configuration
-            self._child.stdin.close()
-
-    def finish_close(self) -> None:
-        """Wait until the child has exited; leave nothing behind."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            self._child.wait(_CLOSE_S)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-        self._listener.join()
-        self._relay.join()
-        self._clean_up()
-
-    def _clean_up(self) -> None:
-        self._sockets.destroy(linger=0)
-        self._addresses.delete()
-
-    def _bind(self, kind: int, name: str) -> "zmq.Socket[bytes]":
-        socket = self._sockets.socket(kind)
-        socket.set_hwm(0)  # never drop; admission limits what is outstanding
-        self._addresses.bind(socket, name)
-        return socket
-
-    def _start(self, config: EngineConfig) -> "subprocess.Popen[bytes]":
-        command = [*self.command, self._addresses.prefix]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=child_environment())
-        assert child.stdin is not None
-        assert child.stderr is not None
-        self._relay = relay_lines(child.stderr)
-        with contextlib.suppress(BrokenPipeError):  # it has exited; the listener reports why
-            child.stdin.write(msgspec.json.encode(config, enc_hook=plain) + b"\n")
-            child.stdin.flush()
-        return child
-
-    def _send(self, message: ToCore) -> None:
+    def _send(self, number: int, message: ToCore) -> None:
         frames = encode_frames(message)
-        while True:
-            if self._death is not None:
-                raise anew(self._death)
-            try:
-                with self._send_lock:
-                    self._to_core.send_multipart(frames, zmq.NOBLOCK, copy=len(frames) == 1)
+        while not self._replicas[number].try_send(frames):
+            self._receive(_UNHEARD_S)  # the child has exited: a blocking send would wait forever
+
+    def _receive(self, timeout_s: float) -> None:
+        """Receive what has come, waiting for the first message at most `timeout_s`; look from time to time who died."""
+        with self._receiving:
+            if self._sockets.closed:
                 return
-            except zmq.Again:
-                # The child has exited: a blocking send would wait forever, and the listener is about to notice.
-                time.sleep(_UNHEARD_S)
+            ready = dict(self._poller.poll(int(timeout_s * 1e3)))
+            for replica in self._replicas:
+                if replica.from_core in ready:
+                    replica.receive()
+            if not ready or time.monotonic() >= self._next_look_s:
+                self._next_look_s = time.monotonic() + _POLL_S
+                for replica in self._replicas:
+                    replica.notice_exit()
 
-    def _listen(self) -> None:
-        """Dispatch messages from the child until it exits."""
-        decode = msgspec.msgpack.Decoder(FromCore).decode
-        while True:
-            if self._from_core.poll(_POLL_MS):
-                self._settle(decode(self._from_core.recv()))
-            elif self._child.poll() is not None:
-                break
-        self._bury(EngineDeadError(f"the engine process ended ({_how_it_ended(self._child.returncode)})"))
+    def _end_replica(self, number: int) -> EngineCoreOutputs:
+        """Return outputs that end a dead replica's unfinished requests.
 
-    def _settle(self, message: FromCore) -> None:
-        match message:
-            case EngineCoreOutputs():
-                self._deliver(message)
-            case CoreReady():
-                self._ready.set_result(message)
-            case CoreFailed():
-                self._bury(named_error(message.error_type, message.message))
-            case CallResult(error=None):
-                self._calls.pop(message.call_id).set_result(None)
-            case CallResult():
-                self._calls.pop(message.call_id).set_exception(EngineError(message.error))
+        Raises:
+            EngineDeadError: it was the last one.
+        """
+        with self._lock:
+            lost = self._router.drop(number)
+            num_left = len(self._router.replicas)
+        if not num_left:
+            raise self._last_death()
+        death = self._replicas[number].death
+        logger.error(
+            "replica %d died: %s; %d of its requests end, %d replicas remain", number, death, len(lost), num_left
+        )
+        end = FinishedRequest(
+            finish_reason="error", error=f"replica {number}: {death}", error_type=EngineDeadError.__name__
+        )
+        return EngineCoreOutputs(
+            epoch=0,
+            req_ids=[],
+            num_new_tokens=[],
+            first_indices=[],
+            new_token_ids=[],
+            num_scheduled_tokens=0,
+            finished=dict.fromkeys(lost, end),
+            stats=self._stats.get(number, SchedulerStats()).ended(),
+            replica=number,
+        )
 
-    def _bury(self, death: OctavoError) -> None:
-        """Fail all waiting calls, with the first cause of death."""
-        if self._death is not None:
+    def _last_death(self) -> OctavoError:
+        deaths = [replica.death for replica in self._replicas]
+        if len(deaths) == 1 and deaths[0] is not None:
+            return anew(deaths[0])
+        each = [f"replica {number}: {death}" for number, death in enumerate(deaths)]
+        return EngineDeadError("all replicas are gone: " + "; ".join(each))
+
+
+@dataclass(kw_only=True, slots=True)
+class ReplicaLoad:
+    """The load of one replica, as known to the frontend."""
+
+    num_routed: int = 0  # requests, since the start
+    unfinished: dict[str, int] = field(default_factory=dict)  # request id -> prompt tokens still waiting
+    num_waiting_tokens: int = 0
+    prefixes: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # block hashes, most recently used last
+    num_blocks: int = _BLOCKS_UNTIL_KNOWN
+
+    def count_cached(self, names: Sequence[bytes]) -> int:
+        """Return how many of these blocks, from the first on, the replica has cached, as far as known."""
+        return next((at for at, name in enumerate(names) if name not in self.prefixes), len(names))
+
+    def remember(self, names: Sequence[bytes]) -> None:
+        """Record that these blocks will be cached; the first of a chain outlives those after it."""
+        for name in reversed(names):
+            self.prefixes[name] = None
+            self.prefixes.move_to_end(name)
+        while len(self.prefixes) > self.num_blocks:
+            self.prefixes.popitem(last=False)
+
+
+class Router:
+    """Routes a request to the replica with the least work before its first token. Not thread-safe.
+
+    Cost is counted in prompt tokens: those waiting at the replica, those of the request that are not known to be in its
+    prefix cache, and `_TOKENS_PER_REQUEST` for each unfinished request, whose steps it will share. So requests with a
+    long common prefix go to the same replica, until it is that much busier than others.
+
+    The cache contents of a replica are tracked, not queried: the hashes of blocks sent there, at most as many as it has
+    blocks, with LRU eviction as in its own pool.
+    """
+
+    def __init__(self, num_replicas: int, block_size: int, *, caches_prefixes: bool) -> None:
+        self._block_size, self._caches_prefixes = block_size, caches_prefixes
+        self._loads = {replica: ReplicaLoad() for replica in range(num_replicas)}
+
+    @property
+    def replicas(self) -> list[int]:
+        """Those that have not been dropped."""
+        return list(self._loads)
+
+    def by_replica(self, request_ids: Sequence[str]) -> dict[int, list[str]]:
+        """Return the unfinished among these requests by their replica."""
+        found = {
+            replica: [request_id for request_id in request_ids if request_id in load.unfinished]
+            for replica, load in self._loads.items()
+        }
+        return {replica: ids for replica, ids in found.items() if ids}
+
+    def route(self, samples: Sequence[EngineCoreRequest], among: Sequence[int]) -> int:
+        """Choose one of these replicas for the samples of a request, which share their prompt; count them there."""
+        prompt = samples[0]
+        names = self._block_hashes(prompt)
+        cached = {replica: self._loads[replica].count_cached(names) * self._block_size for replica in among}
+        num_tokens = len(prompt.prompt_token_ids)
+        chosen = min(among, key=lambda replica: self._cost(replica, num_tokens - cached[replica]))
+        load = self._loads[chosen]
+        load.num_routed += len(samples)
+        load.remember(names)
+        for number, sample in enumerate(samples):
+            waiting = num_tokens - cached[chosen] if number == 0 else 0  # the others hit the first one's blocks
+            load.unfinished[sample.request_id] = waiting
+            load.num_waiting_tokens += waiting
+        return chosen
+
+    def record(self, replica: int, outputs: EngineCoreOutputs) -> None:
+        """Record which requests no longer wait, which have finished, and how many blocks the replica has."""
+        load = self._loads.get(replica)
+        if load is None:
             return
-        self._death = death
-        futures: list[Future[Any]] = [self._ready, *self._calls.values()]
-        for waiting in futures:
-            if not waiting.done():
-                waiting.set_exception(anew(death))
-        self._deliver(None)
+        for request_id in outputs.admitted:
+            if request_id in load.unfinished:
+                load.num_waiting_tokens -= load.unfinished[request_id]
+                load.unfinished[request_id] = 0
+        self.withdraw(replica, outputs.finished)
+        if outputs.stats is not None:
+            load.num_blocks = outputs.stats.num_blocks
 
+    def withdraw(self, replica: int, request_ids: Iterable[str]) -> None:
+        """Forget requests that have finished, or did not reach the replica."""
+        load = self._loads[replica]
+        for request_id in request_ids:
+            load.num_waiting_tokens -= load.unfinished.pop(request_id, 0)
 
-def _how_it_ended(returncode: int) -> str:
-    return f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+    def drop(self, replica: int) -> list[str]:
+        """Remove a dead replica; return its unfinished requests."""
+        load = self._loads.pop(replica, None)
+        return list(load.unfinished) if load is not None else []
+
+    def _cost(self, replica: int, num_own_tokens: int) -> tuple[int, int]:
+        load = self._loads[replica]
+        cost = load.num_waiting_tokens + num_own_tokens + _TOKENS_PER_REQUEST * len(load.unfinished)
+        return cost, load.num_routed  # ties go to the one with the fewest requests so far
+
+    def _block_hashes(self, request: EngineCoreRequest) -> list[bytes]:
+        if not self._caches_prefixes:
+            return []
+        token_ids = np.array(request.prompt_token_ids, dtype=np.int32)
+        return list(chain_hashes(request_root(request), token_ids, self._block_size))
