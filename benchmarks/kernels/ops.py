@@ -32,8 +32,8 @@ from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.quantization import QUANTIZATIONS, WeightFormat, get_quantization
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import SILU, Fused, KeepsPacked, PackedExperts, PackedLinear, Routing
+from octavo.layers.quant.base import check_quantization_at_load, make_schemes
 from octavo.layers.quant.packing import pack_dense
-from octavo.layers.quant.registry import check_quantization_at_load, make_schemes
 from octavo.sampling.backend import SamplerBackend, TorchSamplerBackend
 from octavo.sampling.native_backend import select_sampler_backend
 from octavo.sampling.rows import SamplingRows

@@ -33,9 +33,7 @@ from octavo.config.vision import VisionConfig
 from octavo.kernels.dispatch import select_kernels
 from octavo.layers.context import BuildContext
 from octavo.loader.registry import get_model_loader
-from octavo.models.vision_grid import Grid, PatchLayout
-from octavo.models.vision_language import VisionLanguageModel
-from octavo.models.vision_tower import VisionTower
+from octavo.models.vision import Grid, PatchLayout, VisionLanguageModel, VisionTower
 
 CPU = torch.device("cpu")
 IMAGES = ("448x448", "1344x896")  # width and height in pixels

@@ -18,14 +18,11 @@ from tests.models.test_family import CASES
 from typer.testing import CliRunner
 
 from octavo import LLM, SamplingParams
-from octavo.calibration.plan import BitsPlan
-from octavo.calibration.quantize import quantize
-from octavo.calibration.text import passages_of, read_text
+from octavo.calibration.quantize import BitsPlan, passages_of, quantize, read_text
 from octavo.cli.convert import app
 from octavo.config.hub import resolve_model
-from octavo.convert.run import convert
+from octavo.convert.run import TargetOptions, convert
 from octavo.convert.source import Checkpoint
-from octavo.convert.target_options import TargetOptions
 from octavo.distributed.groups import ParallelGroups
 from octavo.errors import InvalidParameterError, UnsupportedModelError
 from octavo.kernels.native_level import native_kernels

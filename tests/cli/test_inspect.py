@@ -12,11 +12,11 @@ from tests.models.tiny import TINY_MODELS
 from typer.testing import CliRunner
 
 from octavo.cli.inspect import app
+from octavo.convert.run import TargetOptions
 from octavo.convert.run import convert as write_checkpoint
 from octavo.convert.source import Checkpoint
-from octavo.convert.target_options import TargetOptions
 from octavo.errors import CheckpointError
-from octavo.loader.stored_tensors import stored_tensors
+from octavo.loader.index import stored_tensors
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 
 from octavo.cli.convert import app
 from octavo.cli.inspect import app as inspect_app
-from octavo.convert.run import convert
+from octavo.convert.run import TargetOptions, convert
 from octavo.convert.source import Checkpoint
-from octavo.convert.target_options import TargetOptions
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 
 TOKENS = [5, 9, 33, 60, 4]

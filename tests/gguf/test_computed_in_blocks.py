@@ -132,7 +132,7 @@ def test_memory_is_that_of_the_file(tmp_path: Path) -> None:
 def test_packed_weights_come_back_from_the_cache(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the embedding's rows, which stay in blocks."""
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("octavo.loader.packed_model._WORTH_KEEPING_BYTES", 0)
+    monkeypatch.setattr("octavo.loader.packed_cache._WORTH_KEEPING_BYTES", 0)
     monkeypatch.setattr(PackedCache, "keep_soon", PackedCache.keep)
     file = model_file(tmp_path, name, "Q4_0", num_key_value_heads=2)
     file = mixed(file, tmp_path / "mixed.gguf", {"attn_v": "Q8_0", "ffn_up": "Q5_1"})

@@ -5,8 +5,7 @@ import torch
 from tests.models.paged import make_context
 
 from octavo.kernels.native_level import is_built, native_kernels
-from octavo.layers.embedding import Embedding
-from octavo.layers.logits import LogitsHead
+from octavo.layers.vocabulary import Embedding, LogitsHead
 
 HIDDEN_SIZE, VOCAB_SIZE = 24, 50
 

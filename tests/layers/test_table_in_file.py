@@ -10,8 +10,8 @@ from tests.models.paged import make_context
 
 from octavo.errors import CheckpointError
 from octavo.kernels.native_level import is_built
-from octavo.layers.embedding import Embedding
 from octavo.layers.table_in_file import TableInFile
+from octavo.layers.vocabulary import Embedding
 
 TABLE = torch.randn(50, 24, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
 IDS = torch.tensor([0, 49, 7, 7, 31])

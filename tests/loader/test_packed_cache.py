@@ -15,7 +15,7 @@ from octavo.config.hf import read_model_config
 from octavo.device.manager import DeviceManager
 from octavo.kernels.native_level import is_built
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.registry import make_schemes
+from octavo.layers.quant.base import make_schemes
 from octavo.loader.packed_cache import Idleness, PackedCache, cache_folder, checkpoint_digest
 from octavo.loader.registry import get_model_loader
 from octavo.loader.safetensors import SafetensorsLoader
@@ -32,7 +32,7 @@ SOME = {"a": torch.arange(1024.0), "b": torch.ones(3, 7, dtype=torch.bfloat16), 
 @pytest.fixture(autouse=True)
 def folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("octavo.loader.packed_model._WORTH_KEEPING_BYTES", 0)
+    monkeypatch.setattr("octavo.loader.packed_cache._WORTH_KEEPING_BYTES", 0)
     monkeypatch.setattr(PackedCache, "keep_soon", PackedCache.keep)  # so that it is there when the test looks
 
 

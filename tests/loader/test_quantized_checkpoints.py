@@ -27,10 +27,10 @@ from octavo.kernels.quantization import IntegerFormat
 from octavo.kernels.reference import Kernels
 from octavo.kernels.reference_quantized import quantized_linear
 from octavo.layers.linear import MergedLinear
-from octavo.layers.quant.gptq import GPTQScheme
+from octavo.layers.quant.base import CHECKPOINT_SCHEMES
+from octavo.layers.quant.grouped import GPTQScheme
 from octavo.layers.quant.names import LayerNames
 from octavo.layers.quant.packing import CompressedLinear, _warn_expanded
-from octavo.layers.quant.registry import CHECKPOINT_SCHEMES
 from octavo.models.interfaces import CausalLM
 from octavo.worker.parameters import count_parameters, empty_model, weights_bytes
 

@@ -14,9 +14,8 @@ from tests.models.tiny import TINY_MODELS
 from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo import LLM, SamplingParams
-from octavo.convert.run import convert
+from octavo.convert.run import TargetOptions, convert
 from octavo.convert.source import Checkpoint
-from octavo.convert.target_options import TargetOptions
 from octavo.distributed.groups import ParallelGroups
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 
@@ -76,7 +75,7 @@ def test_a_rank_opens_its_own_files_only(tmp_path: Path) -> None:
     out = divided(save("llama", tmp_path / "source"), tmp_path / "out", 2)
     (out / "model-rank-00001-of-00002.safetensors").write_bytes(b"damaged")
 
-    from octavo.convert.sharded import _OneOf
+    from octavo.convert.folders import _OneOf
 
     load(out, groups=ParallelGroups(tensor=_OneOf(0, 2)))
     with pytest.raises(CheckpointError, match=r"model-rank-00001-of-00002\.safetensors: truncated or malformed"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from octavo.loader import staging
-from octavo.loader.staging import staged
+from octavo.loader.base import staged
 
 
 def test_tensors_arrive_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,10 @@ from tests.models.tiny import TINY_MODELS
 from octavo.config.args import EngineArgs
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
-from octavo.convert.run import convert
+from octavo.convert.run import TargetOptions, convert
 from octavo.convert.source import Checkpoint
-from octavo.convert.target_options import TargetOptions
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
-from octavo.loader.packed_model import PackedModel
+from octavo.loader.packed_cache import PackedModel
 from octavo.loader.registry import get_model_loader
 
 TOKENS = [5, 9, 33, 60, 4]
@@ -81,8 +80,7 @@ def test_an_address_is_the_same_model(folder: Path, server: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int32, torch.uint8, torch.float64])
 def test_dtypes_are_kept(dtype: torch.dtype, tmp_path: Path) -> None:
     library = pytest.importorskip("tensorizer")
-    from octavo.loader.tensorized import _opened
-    from octavo.loader.tensorizer_index import read_index
+    from octavo.loader.tensorized import _opened, read_index
 
     tensors = {"a.weight": torch.randn(3, 5).mul(50).to(dtype), "one": torch.tensor(7.0).to(dtype)}
     writer = library.TensorSerializer(str(tmp_path / "x.tensors"))

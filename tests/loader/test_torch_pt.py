@@ -13,7 +13,7 @@ from tests.models.tiny import TINY_MODELS
 
 from octavo.config.engine import LoadFormat
 from octavo.errors import CheckpointError
-from octavo.loader.auto import tensor_names
+from octavo.loader.registry import tensor_names
 
 TOKENS = [5, 9, 33, 60, 4]
 

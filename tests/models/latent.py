@@ -14,7 +14,7 @@ from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCa
 from octavo.config.model import LatentConfig, ModelConfig
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
-from octavo.models.qwen3 import Qwen3Attention
+from octavo.models.llama import Qwen3Attention
 
 
 class LatentAttention(Qwen3Attention):

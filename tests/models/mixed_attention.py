@@ -14,8 +14,8 @@ from octavo.config.model import ModelConfig
 from octavo.layers.attention import SinkWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.rotary import RotaryEmbedding
-from octavo.models.qwen3 import Qwen3Attention
-from octavo.models.qwen3 import Qwen3ForCausalLM as PlainQwen3
+from octavo.models.llama import Qwen3Attention
+from octavo.models.llama import Qwen3ForCausalLM as PlainQwen3
 
 CASE = next(case for case in TINY_MODELS if case.name == "qwen3-mixed-windows")  # windows in layers 0 and 2 of 3
 MODULES = MappingProxyType({"Qwen3ForCausalLM": __name__})  # in place of the registry's

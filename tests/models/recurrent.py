@@ -21,8 +21,8 @@ from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
 from octavo.models import registry
 from octavo.models.interfaces import CausalLM
-from octavo.models.qwen3 import Qwen3Attention
-from octavo.models.qwen3 import Qwen3ForCausalLM as Qwen3
+from octavo.models.llama import Qwen3Attention
+from octavo.models.llama import Qwen3ForCausalLM as Qwen3
 
 CONV_WEIGHTS = (0.25, 0.5)  # of the token before the last one, and of the last
 DECAY = 0.75

@@ -13,8 +13,7 @@ from tests.models.tiny import TINY_MODELS
 
 from octavo.distributed.groups import ParallelGroups
 from octavo.distributed.shares import Share
-from octavo.layers.expert_parallel import ExpertParallelMoE
-from octavo.layers.moe import Expert, MixtureOfExperts
+from octavo.layers.moe import Expert, ExpertParallelMoE, MixtureOfExperts
 from octavo.models.common import DecoderLayer
 from octavo.models.interfaces import CausalLM
 

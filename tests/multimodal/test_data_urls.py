@@ -3,7 +3,7 @@
 import pytest
 
 from octavo.errors import InvalidParameterError
-from octavo.multimodal.data_urls import is_data_url, read_data_url
+from octavo.multimodal.pictures import is_data_url, read_data_url
 
 ABCD = b"ABCD\xff"  # QUJDRP8=
 

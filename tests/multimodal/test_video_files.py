@@ -12,9 +12,9 @@ from tests.multimodal.tiny import VIDEO_PLACE, picture
 
 from octavo import SamplingParams
 from octavo.errors import InvalidParameterError
-from octavo.multimodal.native_size import NativeSizeProcessor
+from octavo.multimodal.image_processors import NativeSizeProcessor
+from octavo.multimodal.media import FrameSampling
 from octavo.multimodal.pictures import PictureLimits
-from octavo.multimodal.sampling import FrameSampling
 from octavo.multimodal.video_files import read_video_file
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from octavo.tokenizer.byte_table import ByteTable, DecoderRules
-from octavo.tokenizer.detokenizer import Detokenizer
+from octavo.tokenizer.detokenizer import ByteTable, DecoderRules, Detokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 
 

@@ -49,7 +49,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
 
 @pytest.fixture(autouse=True)
 def _extra_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {"LlamaForCausalLM": "tests.worker.extra_model", "Qwen2ForCausalLM": "octavo.models.qwen2"}
+    modules = {"LlamaForCausalLM": "tests.worker.extra_model", "Qwen2ForCausalLM": "octavo.models.llama"}
     monkeypatch.setattr("octavo.models.registry.MODEL_MODULES", modules)
 
 

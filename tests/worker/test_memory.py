@@ -21,9 +21,9 @@ from octavo.errors import InsufficientMemoryError
 from octavo.kernels.quantization import WeightFormat, get_quantization
 from octavo.kernels.reference import Kernels
 from octavo.layers.linear import MergedLinear
-from octavo.layers.logits import LogitsHead
 from octavo.layers.moe import ExpertRouter
-from octavo.layers.quant.registry import make_schemes
+from octavo.layers.quant.base import make_schemes
+from octavo.layers.vocabulary import LogitsHead
 from octavo.models.registry import initialize_model
 from octavo.worker.memory import MemoryReport, check_length_fits, check_weights_fit, choose_num_blocks, kv_budget
 from octavo.worker.parameters import count_parameters, weights_bytes

@@ -1,18 +1,19 @@
-"""Turns a checkpoint into one with low-bit weights.
+"""Turns a checkpoint into one with low-bit weights: the options of `octavo convert --quantize`, the text, and the work.
 
 Legend: N = outputs, K = inputs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from itertools import chain
+from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from octavo.calibration.inputs import RecordedModel
-from octavo.calibration.plan import BitsPlan
 from octavo.calibration.rounding import round_to_two_level
 from octavo.config.model import CheckpointQuantization
 from octavo.convert.source import Checkpoint
@@ -21,10 +22,110 @@ from octavo.kernels.quantization import QuantizedWeight
 from octavo.kernels.quantize import quantize as round_to_nearest
 from octavo.kernels.rotation import ROTATION_BLOCK, rotated
 from octavo.layers.linear import MergedLinear
+from octavo.layers.quant.names import LayerNames
 from octavo.layers.quant.octavo import FORMS, METHOD, VERSION, stored_tensors
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import spelt_as_in_table, weight_slots
+from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.worker.parameters import empty_model
+
+_BETWEEN = "\n-----\n"  # passages
+_MAX_PASSAGE, _MAX_TOKENS, _MIN_TOKENS = 512, 4096, 64
+
+
+def read_text(path: Path | None) -> str:
+    """Return a file's text; None: the bundled one, with prose, chats, code, tables and several languages.
+
+    Raises:
+        InvalidParameterError: it cannot be read.
+    """
+    if path is None:
+        return files("octavo.calibration").joinpath("text.txt").read_text(encoding="utf-8")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameterError("calibration_text", str(path), f"a UTF-8 text: {error}") from error
+
+
+def passages_of(text: str, tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the passages of a text, separated by lines of five hyphens: at most 512 tokens each, 4,096 in total.
+
+    Raises:
+        InvalidParameterError: fewer than 64 tokens.
+    """
+    passages: list[list[int]] = []
+    for passage in text.split(_BETWEEN):
+        tokens = tokenizer.encode(passage, add_special_tokens=False)
+        passages += [tokens[start : start + _MAX_PASSAGE] for start in range(0, len(tokens), _MAX_PASSAGE)]
+    while sum(map(len, passages)) > _MAX_TOKENS:
+        passages.pop()
+    if (count := sum(map(len, passages))) < _MIN_TOKENS:
+        raise InvalidParameterError("calibration_text", f"{count} tokens", f"at least {_MIN_TOKENS} tokens")
+    return passages
+
+
+# Layers that are merged need one form.
+_COMPUTED_AS_ONE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BitsPlan:
+    """Bits of every layer: `bits`, but for layers whose name contains a key of `bits_for`.
+
+    Raises:
+        InvalidParameterError: a number of bits that is not supported.
+    """
+
+    bits: int = 4
+    bits_for: Mapping[str, int] = field(default_factory=dict)  # by name or part of one: "down_proj", "layers.0.mlp"
+
+    def __post_init__(self) -> None:
+        for bits in (self.bits, *self.bits_for.values()):
+            if bits not in FORMS:
+                raise InvalidParameterError("bits_for", bits, "one of " + ", ".join(map(str, sorted(FORMS))))
+
+    @classmethod
+    def parse(cls, text: str) -> "BitsPlan":
+        """Read "down_proj=8,lm_head=8"; empty: 4 bits for all.
+
+        Raises:
+            InvalidParameterError: malformed.
+        """
+        bits_for: dict[str, int] = {}
+        for entry in filter(None, text.split(",")):
+            name, _, bits = entry.partition("=")
+            if not name or not bits.isdecimal():
+                raise InvalidParameterError("bits_for", entry, "NAME=BITS, such as down_proj=8")
+            bits_for[name] = int(bits)
+        return cls(bits_for=bits_for)
+
+    def of_layers(self, layers: Iterable[str]) -> dict[str, int]:
+        """Return the bits of each layer of a model, by checkpoint name.
+
+        Raises:
+            InvalidParameterError: a name that matches no layer.
+        """
+        layers, result = list(layers), {}
+        named = {name: LayerNames([name]) for name in self.bits_for}
+        for name, matches in named.items():
+            if not any(layer in matches for layer in layers):
+                raise InvalidParameterError(
+                    "bits_for", name, "a part of some layer's name, such as down_proj or lm_head"
+                )
+        for layer in layers:
+            found = [bits for name, bits in self.bits_for.items() if any(one in named[name] for one in _as_one(layer))]
+            result[layer] = max(found, default=self.bits)
+        return result
+
+
+def _as_one(layer: str) -> list[str]:
+    """Return the names of all layers that are merged with this one."""
+    stem, _, part = layer.rpartition(".")
+    for parts in _COMPUTED_AS_ONE:
+        if part in parts:
+            return [f"{stem}.{one}" for one in parts]
+    return [layer]
+
 
 _HEAD = "lm_head"
 _WEIGHT = ".weight"
@@ -179,3 +280,16 @@ def _parts(weight: QuantizedWeight, sizes: Iterable[int]) -> list[QuantizedWeigh
             torch.split(weight.values, sizes), torch.split(weight.scales, sizes), multipliers, strict=True
         )
     ]
+
+
+def quantized(checkpoint: Checkpoint, form: str, bits_for: str, calibration_text: Path | None) -> QuantizedCheckpoint:
+    """Quantize a checkpoint, with a progress bar.
+
+    Raises:
+        InvalidParameterError: an unknown form, bits or layer; a text that cannot be read; and what `quantize` raises.
+    """
+    if form != "int4":
+        raise InvalidParameterError("quantize", form, "int4; int8 needs no calibration: serve with --quantization int8")
+    plan = BitsPlan.parse(bits_for)
+    passages = passages_of(read_text(calibration_text), Tokenizer.from_path(checkpoint.path))
+    return quantize(checkpoint, plan, passages, shows_progress=True)

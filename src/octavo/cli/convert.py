@@ -75,8 +75,8 @@ def convert(
     """Write a model as a checkpoint of another format: weights, settings, tokenizer and chat template."""
     limit_spinning()  # before torch is imported: calibration has its own threads alongside torch's
     from octavo.convert import run
+    from octavo.convert.run import TargetOptions
     from octavo.convert.source import Checkpoint
-    from octavo.convert.target_options import TargetOptions
 
     start_s = time.perf_counter()
     options = TargetOptions(
@@ -118,7 +118,7 @@ class Changes:
 
     def apply(self, checkpoint: "Checkpoint") -> "tuple[Checkpoint, list[str]]":
         """Return a checkpoint with these changes, and notes about them for the user."""
-        from octavo.calibration.request import quantized
+        from octavo.calibration.quantize import quantized
         from octavo.convert.merged import merge_lora
 
         notes = []

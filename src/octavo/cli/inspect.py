@@ -16,7 +16,7 @@ from octavo.config.hub import resolve_model
 from octavo.config.model import ModelConfig
 from octavo.config.vision import VisionConfig
 from octavo.errors import CheckpointError
-from octavo.loader.stored_tensors import StoredTensor, stored_tensors
+from octavo.loader.index import StoredTensor, stored_tensors
 
 app = typer.Typer(**TYPER_SETTINGS)
 _GGUF_FLOATS = ("F32", "F16", "BF16")

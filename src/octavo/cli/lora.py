@@ -13,7 +13,7 @@ from octavo.cli.options import TYPER_SETTINGS
 from octavo.cli.report import print_table
 from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_adapter, resolve_model
-from octavo.loader.stored_tensors import stored_tensors
+from octavo.loader.index import stored_tensors
 from octavo.lora.adapter_config import AdapterConfig, read_adapter_config
 from octavo.lora.folder import SAFETENSORS_FILE, content_hash, weights_file
 from octavo.lora.names import AdapterTensorName
@@ -80,6 +80,6 @@ def check(folder: Path, model: str) -> None:
     Raises:
         AdapterError: names the tensor that does not fit.
     """
-    from octavo.convert.adapter_check import check_adapter
+    from octavo.convert.merged import check_adapter
 
     check_adapter(read_model_config(resolve_model(model), model=model), folder)

@@ -8,7 +8,7 @@ from octavo.config.json_fields import JsonFields
 from octavo.config.model import CheckpointQuantization, DType, ModelConfig, QuantizationName
 from octavo.errors import InvalidParameterError, UnsupportedModelError
 
-# Supported by schemes in `layers/quant/registry.py`.
+# Supported by schemes in `layers/quant/base.py`.
 QUANTIZATION_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "octavo")
 _FLOATS = ("fbgemm_fp8", "fp8")
 # Keys that `config/gguf.py` adds: types of quantized tensors by layer, and sampling parameters.

@@ -1,14 +1,139 @@
-"""Targets that are folders of shards: safetensors, and files of `torch.save`."""
+"""Targets that are folders: weights in one or several files, and settings, tokenizer and chat template beside them."""
 
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from octavo.convert.companions import write_companions
-from octavo.convert.shards import ShardNames, write_shards
+from octavo.convert.run import TargetOptions
 from octavo.convert.source import Checkpoint
-from octavo.convert.target_options import TargetOptions
+from octavo.distributed.groups import ParallelGroups, SingleRank
+from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
+from octavo.gguf.file import GgufFile
+from octavo.loader.index import TENSORIZER_FILE
+from octavo.loader.sharded_state import stem_of_rank
+from octavo.models.weights import tensors_by_owner
+from octavo.tokenizer.files import CHAT_TEMPLATE_FOLDER, TokenizerFiles, read_tokenizer_files
+from octavo.worker.parameters import empty_model
+
+logger = logging.getLogger(__name__)
+
+# Files of a folder that are copied. Weights and their indexes are rewritten.
+_COPIED = ("*.json", "*.jinja", f"{CHAT_TEMPLATE_FOLDER}/*.jinja", "*.txt", "*.model", "LICENSE*")
+_WRITTEN = ("config.json", "*.index.json")
+_TOKENIZER_KEY = "tokenizer.ggml.model"
+
+
+def write_companions(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write config.json, generation_config.json and the tokenizer's files to a folder.
+
+    Raises:
+        CheckpointError: a file that cannot be read, or the tokenizer of a GGUF file is malformed.
+        UnsupportedModelError: it is of a kind that Octavo does not read, or config.json cannot say how
+            frequencies are scaled.
+    """
+    if checkpoint.model.rope.divisors:
+        why = "its rope_freqs.weight is no scaling that config.json can name; only gguf has a place for it"
+        raise UnsupportedModelError(f"{checkpoint.path}: {why}")
+    write_json(folder / "config.json", checkpoint.settings)
+    if checkpoint.path.is_dir():
+        _copy(checkpoint.path, folder)
+        return
+    ids = {key: checkpoint.settings[key] for key in ("bos_token_id", "eos_token_id") if key in checkpoint.settings}
+    write_json(folder / "generation_config.json", ids)
+    if _TOKENIZER_KEY in GgufFile.read(checkpoint.path).metadata:
+        _write_tokenizer(read_tokenizer_files(checkpoint.path), checkpoint.model.max_position_embeddings, folder)
+    else:
+        logger.warning("%s has no tokenizer: no tokenizer files are written", checkpoint.path)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an object, indented."""
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _copy(source: Path, folder: Path) -> None:
+    skipped = {file for pattern in _WRITTEN for file in source.glob(pattern)}
+    for file in sorted({file for pattern in _COPIED for file in source.glob(pattern)} - skipped):
+        if not file.is_file():
+            raise CheckpointError(f"{file}: not a file")
+        copy = folder / file.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)
+
+
+def _write_tokenizer(files: TokenizerFiles, max_len: int, folder: Path) -> None:
+    files.backend.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_len,
+        "clean_up_tokenization_spaces": False,
+        **files.named_tokens,
+    }
+    templates = files.chat_templates
+    if len(templates) > 1:
+        config["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
+    elif templates:
+        (folder / "chat_template.jinja").write_text(next(iter(templates.values())), encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", config)
+
+
+_MAX_BYTES = 2 << 30
+Tensors = Iterable[tuple[str, torch.Tensor]]
+Save = Callable[[dict[str, torch.Tensor], Path], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardNames:
+    """Names of files: `stem` + `suffix` for one, `stem`-00001-of-00003 + `suffix` and an index for several."""
+
+    stem: str
+    suffix: str
+
+    def of_shard(self, number: int, count: int) -> str:
+        """Return the name of one of `count` files; numbers begin with 1."""
+        return self.stem + self.suffix if count == 1 else f"{self.stem}-{number:05}-of-{count:05}{self.suffix}"
+
+
+def write_shards(tensors: Tensors, folder: Path, names: ShardNames, save: Save, max_bytes: int | None) -> None:
+    """Save tensors to files of at most `max_bytes` of weights each (None: 2 GiB), unless one tensor alone is larger.
+
+    Only one file's tensors are in memory at a time.
+    """
+    contents: list[list[str]] = []
+    total = 0
+    for shard in _shards(tensors, max_bytes or _MAX_BYTES):
+        contents.append(list(shard))
+        total += sum(tensor.nbytes for tensor in shard.values())
+        save(shard, folder / f"{len(contents)}.part")
+    count = len(contents)
+    for number in range(1, count + 1):
+        (folder / f"{number}.part").rename(folder / names.of_shard(number, count))
+    if count > 1:
+        weight_map = {
+            name: names.of_shard(number, count) for number, shard in enumerate(contents, start=1) for name in shard
+        }
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        write_json(folder / f"{names.stem}{names.suffix}.index.json", index)
+
+
+def _shards(tensors: Tensors, max_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+    shard: dict[str, torch.Tensor] = {}
+    num_bytes = 0
+    for name, tensor in tensors:
+        if shard and num_bytes + tensor.nbytes > max_bytes:
+            yield shard
+            shard, num_bytes = {}, 0
+        shard[name] = tensor
+        num_bytes += tensor.nbytes
+    yield shard
+
 
 _SAFETENSORS = ShardNames("model", ".safetensors")
 _TORCH = ShardNames("pytorch_model", ".bin")
@@ -40,3 +165,68 @@ def _save_torch(tensors: dict[str, torch.Tensor], path: Path) -> None:
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
     is_alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if is_alone else tensor.clone(memory_format=torch.contiguous_format)
+
+
+class _OneOf(SingleRank):
+    """A rank of several that only divides weights: nothing is communicated."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+def write_sharded(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
+    """Write the files of every rank and the other files of a checkpoint.
+
+    Raises:
+        InvalidParameterError: more ranks than attention heads.
+        UnsupportedModelError: weights that cannot be divided.
+    """
+    options.refuse("sharded_state", "gguf_type")
+    size = options.tensor_parallel_size or 1
+    if size > checkpoint.model.num_heads:
+        limit = f"at most {checkpoint.model.num_heads}: every rank needs an attention head"
+        raise InvalidParameterError("tensor_parallel_size", size, limit)
+    write_companions(checkpoint, out)
+    for rank in range(size):
+        names = ShardNames(stem_of_rank(rank, size), ".safetensors")
+        write_shards(_shard(checkpoint, rank, size), out, names, save_safetensors, options.max_shard_bytes)
+
+
+def _shard(checkpoint: Checkpoint, rank: int, size: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a rank's tensors. Every rank reads the source again, so that one layer at a time is in memory."""
+    groups = ParallelGroups(tensor=_OneOf(rank, size))
+    model = empty_model(checkpoint.written_model, groups, torch.device("cpu"))
+    paths = {module: path for path, module in model.named_modules()}
+    for owner, tensors in tensors_by_owner(model, checkpoint.tensors()):
+        for name, tensor in owner.shard_of(tensors).items():
+            yield f"{paths[owner]}/{name}", tensor
+
+
+def write_tensorized(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
+    """Write model.tensors and the other files of a checkpoint.
+
+    Raises:
+        InvalidParameterError: the library is not installed, or an option without effect is given.
+        UnsupportedModelError: too many tensors for the format's index.
+    """
+    options.refuse("tensorizer", "max_shard_bytes", "tensor_parallel_size", "gguf_type")
+    library = _library()
+    write_companions(checkpoint, out)
+    serializer = library.TensorSerializer(str(out / TENSORIZER_FILE))
+    try:
+        for number, (name, tensor) in enumerate(checkpoint.tensors()):
+            try:
+                serializer.write_tensor(number, name, library.TensorType.STATE_DICT, tensor.contiguous())
+            except RuntimeError as error:  # its index has a fixed size, for some 3,000 names
+                raise UnsupportedModelError(f"{name}: cannot be written in this format: {error}") from error
+    finally:
+        serializer.close()
+
+
+def _library() -> Any:
+    try:
+        import tensorizer.serialization
+    except ImportError as error:
+        limit = "needs the package tensorizer: python -m pip install 'octavo[tensorizer]'"
+        raise InvalidParameterError("to", "tensorizer", limit) from error
+    return tensorizer.serialization

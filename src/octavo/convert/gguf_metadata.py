@@ -1,16 +1,84 @@
-"""Writes a model's settings and tokenizer as metadata of a GGUF file. Keys: ggml's docs/gguf.md."""
+"""Writes a model's settings and tokenizer as metadata of a GGUF file. Keys: ggml's docs/gguf.md.
+
+Legend: `backend` is the JSON of a tokenizer of the `tokenizers` library.
+"""
 
 import json
+import math
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from octavo.config.gguf import gemma3_attention_divisor
 from octavo.config.hf_rope import yarn_attention_factor
 from octavo.config.model import ModelConfig
-from octavo.convert.gguf_gemma3 import write_gemma3_settings
-from octavo.convert.gguf_scores import has_space_prefix, token_scores
 from octavo.errors import UnsupportedModelError
 from octavo.tokenizer.files import TokenizerFiles
-from octavo.tokenizer.gguf import SPACE, pre_tokenizer_name
+from octavo.tokenizer.gguf import SPACE, merges_by_score, pre_tokenizer_name
+
+_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+_PREFIX = {"type": "Prepend", "prepend": SPACE}
+_NORMALIZERS = (
+    _SPACES,
+    {"type": "Sequence", "normalizers": [_SPACES]},
+    {"type": "Sequence", "normalizers": [_PREFIX, _SPACES]},
+)
+# Splitting at spaces does nothing: they have become something else before.
+_PRE_TOKENIZERS = (
+    None,
+    {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
+)
+
+
+def token_scores(backend: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return the scores of tokens that merges make; None: not a SentencePiece BPE, or scores cannot say its merges."""
+    model = backend["model"]
+    if model["type"] != "BPE" or not model.get("byte_fallback"):
+        return None
+    if backend["normalizer"] not in _NORMALIZERS or backend["pre_tokenizer"] not in _PRE_TOKENIZERS:
+        return None
+    merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
+    scores: dict[str, float] = {}
+    for rank, (left, right) in enumerate(merges):
+        scores.setdefault(left + right, -float(rank))
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    said = merges_by_score(tokens, [scores.get(token, -float(len(merges))) for token in tokens])
+    # The order of merges that make the same token is free.
+    is_same = set(said) == set(merges) and [*_made(said)] == [*_made(merges)]
+    return scores if is_same else None
+
+
+def _made(merges: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the tokens that merges make."""
+    return ("".join(merge) for merge in merges)
+
+
+def has_space_prefix(backend: Mapping[str, Any]) -> bool:
+    """Return whether a text gets a space before its first word."""
+    return _PREFIX in backend["normalizer"].get("normalizers", [])
+
+
+def write_gemma3_settings(writer: Any, model: ModelConfig) -> None:
+    """Add windows, the rotary base of layers that have one, and the cap of logits.
+
+    Raises:
+        UnsupportedModelError: attention has a scale that readers of such files would not use.
+    """
+    divisor = gemma3_attention_divisor(model.num_layers, model.hidden_size, model.num_heads, model.head_dim)
+    scale = model.attention_scale
+    if scale is None or not math.isclose(scale, divisor**-0.5, rel_tol=1e-6):
+        said = "none" if scale is None else f"{scale**-2:g}"
+        limit = f"query_pre_attn_scalar is {said}; files do not say it, and readers take {divisor}"
+        raise UnsupportedModelError(f"{model.model}: cannot be written as gguf: {limit}")
+    windows = [window for window in model.sliding_windows if window is not None]
+    if windows:
+        writer.add_sliding_window(windows[0])
+        writer.add_sliding_window_pattern([window is not None for window in model.sliding_windows])
+    if model.local_rope is not None:
+        writer.add_rope_freq_base_swa(model.local_rope.theta)
+    if model.logits_soft_cap is not None:
+        writer.add_final_logit_softcapping(model.logits_soft_cap)
+
 
 # enum llama_token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6

@@ -9,14 +9,31 @@ from pathlib import Path
 
 import torch
 
-from octavo.convert.adapter_check import check_adapter
+from octavo.config.engine import LoadConfig, LoadFormat
+from octavo.config.model import ModelConfig
 from octavo.convert.source import Checkpoint
 from octavo.errors import InvalidParameterError
 from octavo.lora.adapter_config import AdapterConfig, read_adapter_config
+from octavo.lora.base_weights import BaseWeights
 from octavo.lora.found import FoundTensors
-from octavo.lora.read import adapter_tensors
+from octavo.lora.read import AdapterReader, adapter_tensors
+from octavo.lora.targets import AdapterTargets
 from octavo.models.weights import renamed, spelt_as_in_table
 from octavo.worker.parameters import empty_model
+
+
+def check_adapter(config: ModelConfig, folder: Path, load_format: LoadFormat = "auto") -> None:
+    """Read the adapter in a folder as a rank with the whole model would.
+
+    Raises:
+        AdapterError, CheckpointError: names the setting or the tensor that does not fit.
+    """
+    model = empty_model(config)
+    base = BaseWeights(model, LoadConfig(load_format=load_format, seed=0))
+    AdapterReader(
+        AdapterTargets(model, experts=True), base, read_adapter_config(folder).largest_rank, torch.float32
+    ).read(folder)
+
 
 _WEIGHT = ".weight"
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"

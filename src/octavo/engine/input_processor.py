@@ -19,8 +19,7 @@ from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.seeds import derive_seed, draw_seed
 from octavo.structured.checker import StructuredOutputChecker
 from octavo.structured_output import StructuredOutput
-from octavo.tokenizer.context_limit import ContextLimit
-from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.tokenizer import ContextLimit, Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

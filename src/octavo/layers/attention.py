@@ -13,39 +13,28 @@ from octavo.attention.metadata import AttentionMetadata, LayerKVCache
 from octavo.distributed.shares import Share
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.base import TensorSpec
-from octavo.layers.weight_owner import WeightOwner
+from octavo.layers.weight_owner import PlainWeights
 
 
-class HeadNormWeights(WeightOwner):
+class HeadNormWeights(PlainWeights):
     """The weights of per-head query and key norms; backends read `values`. `offset` is added to a checkpoint's."""
 
     def __init__(self, head_dim: int, eps: float, *, context: BuildContext, offset: float = 0.0) -> None:
-        super().__init__()
-        self._context, self._offset = context, offset
         query, key = torch.empty(2, head_dim, dtype=torch.float32, device=context.device)  # [E] each
-        self.values = HeadNorms(query=query, key=key, eps=eps)
-
-    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
-        return {name: TensorSpec(tuple(tensor.shape)) for name, tensor in self.packed_tensors().items()}
+        super().__init__({"query.weight": query, "key.weight": key}, context=context)
+        self.values, self._offset = HeadNorms(query=query, key=key, eps=eps), offset
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        self.packed_tensors()[name].copy_(tensor.float() + self._offset if self._offset else tensor)
-
-    def packed_tensors(self) -> dict[str, torch.Tensor]:
-        return {"query.weight": self.values.query, "key.weight": self.values.key}
-
-    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        for name, tensor in tensors.items():
-            self.packed_tensors()[name].copy_(tensor)
+        super().load_weight(name, tensor.float() + self._offset if self._offset else tensor)
 
 
-class SinkWeights(WeightOwner):
+class SinkWeights(PlainWeights):
     """Attention sinks: one logit per query head that absorbs softmax weight; `values` are this rank's heads."""
 
     def __init__(self, heads: Share, *, context: BuildContext) -> None:
-        super().__init__()
-        self._context, self._heads = context, heads
-        self.values = torch.empty(heads.size, dtype=torch.float32, device=context.device)  # [H]
+        values = torch.empty(heads.size, dtype=torch.float32, device=context.device)  # [H]
+        super().__init__({"sinks": values}, context=context)
+        self.values, self._heads = values, heads
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
         return {"sinks": TensorSpec((self._heads.total,))}
@@ -59,13 +48,7 @@ class SinkWeights(WeightOwner):
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         is_shard = len(tensor) == self._heads.size
-        self.values.copy_(tensor if is_shard else tensor[self._heads.start : self._heads.stop])
-
-    def packed_tensors(self) -> dict[str, torch.Tensor]:
-        return {"sinks": self.values}
-
-    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.values.copy_(tensors["sinks"])
+        super().load_weight(name, tensor if is_shard else self.shard_of({name: tensor})[name])
 
 
 class Attention(nn.Module):

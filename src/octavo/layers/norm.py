@@ -1,10 +1,11 @@
-"""Root mean square normalization (Zhang and Sennrich 2019, arXiv:1910.07467). Legend: D = size normalized over."""
+"""Root mean square norm (arXiv:1910.07467) and layer norm (arXiv:1607.06450). Legend: D = size normalized over."""
 
 import torch
+from torch.nn.functional import layer_norm
 
 from octavo.kernels.types import SILU, Activation, Fused
 from octavo.layers.context import BuildContext
-from octavo.layers.plain_weight import PlainWeight
+from octavo.layers.weight_owner import PlainWeight, PlainWeights
 
 
 class RMSNorm(PlainWeight):
@@ -31,3 +32,16 @@ class RMSNorm(PlainWeight):
             norm_offset=self._offset,
             activation=activation,
         )
+
+
+class LayerNorm(PlainWeights):
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dimension, each row by itself."""
+
+    def __init__(self, size: int, eps: float, *, context: BuildContext) -> None:
+        weight, bias = (torch.empty(size, dtype=context.dtype, device=context.device) for _ in range(2))  # [D]
+        super().__init__({"weight": weight, "bias": bias}, context=context)
+        self.weight, self.bias, self._eps = weight, bias, eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalize x [..., D]."""
+        return layer_norm(x, self.weight.shape, self.weight, self.bias, self._eps)

@@ -37,7 +37,7 @@ class TableInFile:
         if place is None:
             return None
         found, ends = cls(*place, table.shape, table.dtype), torch.tensor([0, len(table) - 1])
-        is_same = torch.equal(_bytes(found.rows(ends)), _bytes(table[ends]))
+        is_same = torch.equal(found.rows(ends).view(torch.uint8), table[ends].view(torch.uint8))
         return found if is_same else None  # another file has this path now
 
     @property
@@ -52,7 +52,7 @@ class TableInFile:
             CheckpointError: the file has been truncated.
         """
         rows = torch.empty(len(ids), self.shape[1], dtype=self.dtype)
-        for row, place in zip(ids.tolist(), _bytes(rows).numpy(), strict=True):
+        for row, place in zip(ids.tolist(), rows.view(torch.uint8).numpy(), strict=True):
             if not 0 <= row < self.shape[0]:
                 raise IndexError(f"row {row} of a table of {self.shape[0]}")
             self._check_size(os.preadv(self._file, [place], self._offset + row * self._row_bytes), self._row_bytes)
@@ -69,10 +69,6 @@ class TableInFile:
     def _check_size(self, found: int, expected: int) -> None:
         if found != expected:
             raise CheckpointError(f"{self._path}: {found} bytes instead of {expected}: truncated while in use")
-
-
-def _bytes(rows: torch.Tensor) -> torch.Tensor:
-    return rows.view(torch.uint8)
 
 
 def _place_in_file(address: int, num_bytes: int) -> tuple[str, int] | None:

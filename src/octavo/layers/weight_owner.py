@@ -68,3 +68,33 @@ class WeightOwner(nn.Module, ABC):
     def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore from the saved `packed_tensors` of the same layer, instead of loading and packing."""
         raise TypeError(f"{type(self).__name__} has no saved tensors, but was given {sorted(tensors)}")
+
+
+class PlainWeights(WeightOwner):
+    """Tensors that are used as the checkpoint has them, whole on every rank, by name."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], *, context: BuildContext) -> None:
+        super().__init__()
+        self._context, self._tensors = context, tensors
+
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        return {name: TensorSpec(tuple(tensor.shape)) for name, tensor in self._tensors.items()}
+
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        self._tensors[name].copy_(tensor)
+
+    def packed_tensors(self) -> dict[str, torch.Tensor]:
+        return dict(self._tensors)
+
+    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self._tensors[name].copy_(tensor)
+
+
+class PlainWeight(PlainWeights):
+    """One tensor, `weight`, in the context's dtype. `name` is its last part in the checkpoint."""
+
+    def __init__(self, *shape: int, context: BuildContext, name: str = "weight") -> None:
+        weight = torch.empty(shape, dtype=context.dtype, device=context.device)
+        super().__init__({name: weight}, context=context)
+        self.weight = weight

@@ -3,7 +3,7 @@
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,8 +13,7 @@ from octavo.config.engine import LoadConfig
 from octavo.config.model import ModelConfig
 from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
-from octavo.loader.packed_model import PackedModel
-from octavo.loader.staging import staged
+from octavo.loader.packed_cache import PackedModel
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.models.weights import load_weights, process_weights_after_loading
@@ -22,6 +21,7 @@ from octavo.models.weights import load_weights, process_weights_after_loading
 logger = logging.getLogger(__name__)
 
 _FOLDER_FORMATS = ("safetensors", "pt", "sharded_state")
+_PART_BYTES = 32 << 20  # per pinned buffer; a few are in flight
 
 
 class ModelLoader(ABC):
@@ -75,3 +75,34 @@ class ModelLoader(ABC):
         context, tensors = model.context, self.tensors(model)
         is_whole = context.groups.tensor.size == context.groups.experts.size == 1
         return staged(tensors, context.device) if context.device.type == "cuda" and is_whole else tensors
+
+
+def staged(
+    tensors: Iterator[tuple[str, torch.Tensor]],
+    device: torch.device,
+    host_bytes: Callable[[int], torch.Tensor] | None = None,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the same names and tensors, on the device, through pinned memory: reading a file and copying overlap.
+
+    From pageable memory, the driver copies synchronously through a small buffer of its own. Copies may be in flight;
+    later launches are ordered after them. `host_bytes` allocates uint8 [n] of host memory, released when it is
+    unreferenced and its copies are done; by default torch's pinned memory.
+    """
+    for name, tensor in tensors:
+        yield name, _send(tensor, device, host_bytes or _page_locked)
+
+
+def _send(tensor: torch.Tensor, device: torch.device, host_bytes: Callable[[int], torch.Tensor]) -> torch.Tensor:
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        return tensor.to(device)
+    on_device = torch.empty_like(tensor, device=device)
+    source, target = (each.view(-1).view(torch.uint8) for each in (tensor, on_device))
+    for part, place in zip(torch.split(source, _PART_BYTES), torch.split(target, _PART_BYTES), strict=True):
+        host = host_bytes(_PART_BYTES)[: len(part)]
+        host.copy_(part)
+        place.copy_(host, non_blocking=True)
+    return on_device
+
+
+def _page_locked(num_bytes: int) -> torch.Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)

@@ -24,7 +24,6 @@ class DummyLoader(ModelLoader):
     reads_files = False
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `ModelLoader.tensors`."""
         slots = weight_slots(model)
         longest = max(sum(slot.spec.shape) for slot in slots.values())
         generator = torch.Generator().manual_seed(self.load_config.seed)

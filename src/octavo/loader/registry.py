@@ -1,20 +1,79 @@
-"""Selects the loader of a weight format from a registry, so that only the selected one is imported."""
+"""Selects the loader of a weight format; where none is named, by the files that a model has."""
 
-from importlib import import_module
+from collections.abc import Iterator
+from pathlib import Path
 
+from torch import Tensor
+
+from octavo.config.checkpoint_files import SAFETENSORS_FILES, TORCH_FILES, first_file
 from octavo.config.engine import LoadConfig
-from octavo.errors import InvalidParameterError
+from octavo.errors import CheckpointError, InvalidParameterError
 from octavo.loader.base import ModelLoader
+from octavo.loader.dummy import DummyLoader
+from octavo.loader.gguf import GgufLoader
+from octavo.loader.index import TENSORIZER_FILE, names_by_shard, no_weights
+from octavo.loader.safetensors import SafetensorsLoader, names_in_file
+from octavo.loader.sharded_state import SHARDED_FILES, ShardedStateLoader
+from octavo.loader.tensorized import TensorizerLoader
+from octavo.loader.torch_pt import TorchLoader, read_state_dict
+from octavo.models.interfaces import CausalLM
 
-# load_format -> module and class
-_LOADERS = {
-    "auto": ("octavo.loader.auto", "AutoLoader"),
-    "safetensors": ("octavo.loader.safetensors", "SafetensorsLoader"),
-    "pt": ("octavo.loader.torch_pt", "TorchLoader"),
-    "gguf": ("octavo.loader.gguf", "GgufLoader"),
-    "tensorizer": ("octavo.loader.tensorized", "TensorizerLoader"),
-    "sharded_state": ("octavo.loader.sharded_state", "ShardedStateLoader"),
-    "dummy": ("octavo.loader.dummy", "DummyLoader"),
+
+class AutoLoader(ModelLoader):
+    """Delegates to the loader for what is at the model's path: a GGUF file, or the weights in a folder."""
+
+    def tensors(self, model: CausalLM) -> Iterator[tuple[str, Tensor]]:
+        return self._found(model).tensors(model)
+
+    def fill(self, model: CausalLM) -> None:
+        self._found(model).fill(model)
+
+    def _found(self, model: CausalLM) -> ModelLoader:
+        kind = TensorizerLoader if self.load_config.tensorizer_uri else _loader_for(Path(model.config.path))
+        return kind(self.load_config)
+
+
+def tensor_names(folder: Path) -> frozenset[str]:
+    """Return the names of the tensors in a folder of safetensors or torch files.
+
+    Raises:
+        CheckpointError: there are none, or a damaged one.
+    """
+    file = first_file(folder, (*SAFETENSORS_FILES, *TORCH_FILES))
+    if file is None:
+        raise CheckpointError(f"{folder}: none of {', '.join((*SAFETENSORS_FILES, *TORCH_FILES))}")
+    if file.suffix == ".json":
+        return frozenset(name for names in names_by_shard(file).values() for name in names)
+    return frozenset(names_in_file(file) if file.name == SAFETENSORS_FILES[0] else read_state_dict(file))
+
+
+def _loader_for(path: Path) -> type[ModelLoader]:
+    """Return the loader of what is at a path. Safetensors come first where there are several formats.
+
+    Raises:
+        CheckpointError: there are no weights.
+    """
+    if path.is_file():
+        return GgufLoader
+    if first_file(path, SAFETENSORS_FILES):
+        return SafetensorsLoader
+    if any(path.glob(SHARDED_FILES)):
+        return ShardedStateLoader
+    if first_file(path, TORCH_FILES):
+        return TorchLoader
+    if (path / TENSORIZER_FILE).is_file():
+        return TensorizerLoader
+    raise no_weights(path)
+
+
+_LOADERS: dict[str, type[ModelLoader]] = {  # by load_format
+    "auto": AutoLoader,
+    "safetensors": SafetensorsLoader,
+    "pt": TorchLoader,
+    "gguf": GgufLoader,
+    "tensorizer": TensorizerLoader,
+    "sharded_state": ShardedStateLoader,
+    "dummy": DummyLoader,
 }
 
 
@@ -27,6 +86,4 @@ def get_model_loader(load_config: LoadConfig) -> ModelLoader:
     name = load_config.load_format
     if name not in _LOADERS:
         raise InvalidParameterError("load_format", name, "unknown; one of " + ", ".join(_LOADERS))
-    module, class_name = _LOADERS[name]
-    loader: ModelLoader = getattr(import_module(module), class_name)(load_config)
-    return loader
+    return _LOADERS[name](load_config)

@@ -12,13 +12,10 @@ from safetensors import SafetensorError, safe_open
 
 from octavo.errors import CheckpointError
 from octavo.loader.base import ModelLoader
-from octavo.loader.index import names_by_shard, warn_of_unused_index
+from octavo.loader.index import SAFETENSORS_FILE, SAFETENSORS_INDEX, names_by_shard, warn_of_unused_index
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages
 
-_SINGLE_FILE = "model.safetensors"
-_INDEX_FILE = "model.safetensors.index.json"
-FILES = _SINGLE_FILE, _INDEX_FILE
 _MAPPED_BYTES = 64 << 20  # read per mapping
 
 
@@ -26,28 +23,25 @@ class SafetensorsLoader(ModelLoader):
     """Reads `model.safetensors`, else the shards that `model.safetensors.index.json` lists."""
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `ModelLoader.tensors`. Tensors are views of the mapped file; those used only by other stages are skipped.
+        """Tensors are views of the mapped file; those used only by other stages are skipped.
 
         Raises:
             CheckpointError: no such file, or it is truncated, malformed or lacks a tensor of its index.
         """
         folder, elsewhere = Path(model.config.path), OtherStages(model)
-        if (folder / _SINGLE_FILE).is_file():
-            warn_of_unused_index(folder / _SINGLE_FILE, folder / _INDEX_FILE)
-            yield from read_file(folder / _SINGLE_FILE, elsewhere)
-        elif (folder / _INDEX_FILE).is_file():
-            yield from _sharded(folder, elsewhere)
-        else:
-            raise CheckpointError(f"{folder}: neither {_SINGLE_FILE} nor {_INDEX_FILE}")
-
-
-def _sharded(folder: Path, elsewhere: OtherStages) -> Iterator[tuple[str, torch.Tensor]]:
-    for file_name, names in names_by_shard(folder / _INDEX_FILE).items():
-        if all(name in elsewhere for name in names):
-            continue  # not needed on this stage
-        if not (folder / file_name).is_file():
-            raise CheckpointError(f"{folder / file_name}: missing, although {_INDEX_FILE} lists it")
-        yield from read_file(folder / file_name, elsewhere, names)
+        single, index = folder / SAFETENSORS_FILE, folder / SAFETENSORS_INDEX
+        if single.is_file():
+            warn_of_unused_index(single, index)
+            yield from read_file(single, elsewhere)
+            return
+        if not index.is_file():
+            raise CheckpointError(f"{folder}: neither {SAFETENSORS_FILE} nor {SAFETENSORS_INDEX}")
+        for file_name, names in names_by_shard(index).items():
+            if all(name in elsewhere for name in names):
+                continue  # not needed on this stage
+            if not (folder / file_name).is_file():
+                raise CheckpointError(f"{folder / file_name}: missing, although {SAFETENSORS_INDEX} lists it")
+            yield from read_file(folder / file_name, elsewhere, names)
 
 
 def read_file(
@@ -62,7 +56,9 @@ def read_file(
         found = names_in_file(path)
         wanted = found if names is None else names
         if missing := set(wanted).difference(found):
-            raise CheckpointError(f"{path}: tensor {min(missing)!r} is missing, although {_INDEX_FILE} lists it here")
+            raise CheckpointError(
+                f"{path}: tensor {min(missing)!r} is missing, although {SAFETENSORS_INDEX} lists it here"
+            )
         chosen = set(wanted)
         remaining = [name for name in found if name in chosen and name not in elsewhere]
         while remaining:

@@ -18,8 +18,7 @@ from octavo.loader.safetensors import names_in_file, read_file
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import process_weights_after_loading
 
-FILES = "model-rank-*.safetensors"
-_TABLE, _HEAD = "embedding", "logits_head"
+SHARDED_FILES = "model-rank-*.safetensors"
 _OTHER_RANKS = "model-rank-00000-of-[0-9][0-9][0-9][0-9][0-9]*"
 
 
@@ -36,7 +35,7 @@ class ShardedStateLoader(ModelLoader):
         raise UnsupportedModelError(f"{model.config.path}: a sharded state has no whole tensors; use its source")
 
     def fill(self, model: CausalLM) -> None:
-        """See `ModelLoader.fill`.
+        """Load this rank's files.
 
         Raises:
             CheckpointError: no files for this number of ranks, or they are damaged or of another model.
@@ -51,10 +50,8 @@ class ShardedStateLoader(ModelLoader):
             for path, owner in model.named_modules()
             if isinstance(owner, WeightOwner) and owner.checkpoint_tensors()
         }
-        if (
-            _HEAD in owners and model.config.tie_word_embeddings and not model.stage.is_first
-        ):  # its head has a copy of the table's shard
-            owners[_TABLE] = owners.pop(_HEAD)
+        if "logits_head" in owners and model.config.tie_word_embeddings and not model.stage.is_first:
+            owners["embedding"] = owners.pop("logits_head")  # it has a copy of the table's shard
         files = _files(folder, stem_of_rank(group.rank, group.size))
         num_missing = Counter(_owner_of(name) for names in files.values() for name in names)
         if absent := owners.keys() - num_missing.keys():
@@ -65,8 +62,12 @@ class ShardedStateLoader(ModelLoader):
                 path, _, own_name = name.rpartition("/")
                 found[path][own_name] = tensor
                 num_missing[path] -= 1
-                if not num_missing[path]:
-                    _adopt(owners[path], found.pop(path), folder, path)
+                if num_missing[path]:
+                    continue
+                try:
+                    owners[path].adopt_shard(found.pop(path))
+                except (KeyError, ValueError, RuntimeError) as error:
+                    raise CheckpointError(f"{folder}: {path!r} is not of this model or rank: {error!r}") from error
         process_weights_after_loading(model)
 
 
@@ -95,10 +96,3 @@ def _files(folder: Path, stem: str) -> dict[Path, list[str]]:
     sizes = " or ".join(map(str, found))
     why = f"it was written for tensor_parallel_size={sizes}" if found else "there are no files of any rank"
     raise CheckpointError(f"{folder}: no {whole.name}: {why}")
-
-
-def _adopt(owner: WeightOwner, parts: dict[str, torch.Tensor], folder: Path, path: str) -> None:
-    try:
-        owner.adopt_shard(parts)
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{folder}: {path!r} is not of this model or rank: {error!r}") from error

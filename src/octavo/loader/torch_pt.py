@@ -10,11 +10,10 @@ import torch
 from octavo.config.checkpoint_files import TORCH_FILES, first_file
 from octavo.errors import CheckpointError
 from octavo.loader.base import ModelLoader
-from octavo.loader.index import names_by_shard, warn_of_unused_index
+from octavo.loader.index import TORCH_INDEX, names_by_shard, warn_of_unused_index
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages
 
-INDEX_FILE = TORCH_FILES[1]
 _PICKLE, _BYTEARRAY = "data.pkl", b"\nbytearray\n"  # as opcode GLOBAL has it, the only one that torch reads names by
 
 
@@ -22,7 +21,7 @@ class TorchLoader(ModelLoader):
     """Reads `pytorch_model.bin`, else the shards that its index lists, else `model.pt` or `model.pth`."""
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `ModelLoader.tensors`. Tensors are views of the mapped file.
+        """Tensors are views of the mapped file.
 
         Raises:
             CheckpointError: no such file, a damaged one, or one with anything but tensors in it.
@@ -31,22 +30,18 @@ class TorchLoader(ModelLoader):
 
 
 def read_folder(folder: Path, elsewhere: Container[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a folder's file or shards, except those `elsewhere`.
-
-    Raises:
-        CheckpointError: see `TorchLoader.tensors`.
-    """
+    """Yield the tensors of a folder's file or shards, except those `elsewhere`; raises as `TorchLoader.tensors`."""
     found = first_file(folder, TORCH_FILES)
     if found is None:
         raise CheckpointError(f"{folder}: none of {', '.join(TORCH_FILES)}")
-    if found.name == INDEX_FILE:
+    if found.name == TORCH_INDEX:
         for file_name, names in names_by_shard(found).items():
             wanted = [name for name in names if name not in elsewhere]
             if wanted:
                 yield from _read_file(folder / file_name, wanted)
         return
     if found.name == TORCH_FILES[0]:
-        warn_of_unused_index(found, folder / INDEX_FILE)
+        warn_of_unused_index(found, folder / TORCH_INDEX)
     tensors = read_state_dict(found)
     yield from ((name, tensors[name]) for name in tensors if name not in elsewhere)
 
@@ -54,11 +49,11 @@ def read_folder(folder: Path, elsewhere: Container[str] = ()) -> Iterator[tuple[
 def _read_file(path: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the named tensors of one shard."""
     if not path.is_file():
-        raise CheckpointError(f"{path}: missing, although {INDEX_FILE} lists it")
+        raise CheckpointError(f"{path}: missing, although {TORCH_INDEX} lists it")
     tensors = read_state_dict(path)
     for name in names:
         if name not in tensors:
-            raise CheckpointError(f"{path}: tensor {name!r} is missing, although {INDEX_FILE} lists it here")
+            raise CheckpointError(f"{path}: tensor {name!r} is missing, although {TORCH_INDEX} lists it here")
         yield name, tensors[name]
 
 
@@ -80,9 +75,8 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
         why = "it asks for code to be run" if "Unsupported" in str(error) or "GLOBAL" in str(error) else "damaged"
         raise CheckpointError(f"{path}: refused, {why}: {str(error).splitlines()[0]}") from error
     except Exception as error:  # whatever a damaged pickle makes of torch's unpickler
-        raise CheckpointError(
-            f"{path}: truncated or malformed: {(str(error) or repr(error)).splitlines()[0]}"
-        ) from error
+        why = (str(error) or repr(error)).splitlines()[0]
+        raise CheckpointError(f"{path}: truncated or malformed: {why}") from error
     if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
         found = found["state_dict"]
     if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
@@ -116,8 +110,6 @@ def _checked(path: Path, name: object, tensor: torch.Tensor) -> torch.Tensor:
         kind = f"{tensor.dtype} on {tensor.device}, {tensor.layout}"
         raise CheckpointError(f"{path}: tensor {name!r} has no plain values: {kind}")
     if tensor.nbytes > tensor.untyped_storage().nbytes():
-        stored = tensor.untyped_storage().nbytes()
-        raise CheckpointError(
-            f"{path}: tensor {name!r} of shape {list(tensor.shape)} has only {stored} bytes in the file"
-        )
+        found = f"of shape {list(tensor.shape)} has only {tensor.untyped_storage().nbytes()} bytes"
+        raise CheckpointError(f"{path}: tensor {name!r} {found} in the file")
     return tensor.detach()

@@ -11,9 +11,8 @@ from octavo.contracts.engine import AdapterRef
 from octavo.contracts.schedule import SlotFill
 from octavo.errors import AdapterError, InsufficientMemoryError, UnsupportedModelError
 from octavo.kernels.types import LoraAdapters
-from octavo.layers.embedding import Embedding
 from octavo.layers.linear import MergedLinear
-from octavo.layers.logits import LogitsHead
+from octavo.layers.vocabulary import Embedding, LogitsHead
 from octavo.lora.base_weights import BaseWeights
 from octavo.lora.folder import content_hash
 from octavo.lora.rank_adapter import LayerAdapter, RankAdapter

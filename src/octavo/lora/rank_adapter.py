@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from octavo.kernels.types import PackedLinear
-from octavo.layers.adapted_vocabulary import EmbeddingAdapter, LogitsAdapter
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.packing import pack_dense
+from octavo.layers.vocabulary import EmbeddingAdapter, LogitsAdapter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,10 +9,8 @@ from pathlib import Path
 import torch
 
 from octavo.errors import AdapterError
-from octavo.layers.adapted_vocabulary import EmbeddingAdapter
-from octavo.layers.embedding import Embedding
 from octavo.layers.linear import MergedLinear
-from octavo.layers.logits import LogitsHead
+from octavo.layers.vocabulary import Embedding, EmbeddingAdapter, LogitsHead
 from octavo.loader.safetensors import read_file
 from octavo.loader.torch_pt import read_state_dict
 from octavo.lora.adapter_config import AdapterConfig, read_adapter_config

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from octavo.errors import AdapterError
-from octavo.layers.embedding import Embedding
 from octavo.layers.linear import MergedLinear
 from octavo.layers.moe import LinearElsewhere
+from octavo.layers.vocabulary import Embedding
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages, find_part, numbers_in, renamed
 

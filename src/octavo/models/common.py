@@ -14,16 +14,15 @@ from torch import nn
 from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache, LayerKVCache
 from octavo.config.model import ModelConfig
+from octavo.kernels.activation import hyperbolic_tangent
 from octavo.kernels.types import SILU, Activation
 from octavo.layers.attention import Attention, HeadNormWeights, SinkWeights
 from octavo.layers.context import BuildContext
-from octavo.layers.embedding import Embedding
-from octavo.layers.expert_parallel import ExpertParallelMoE
 from octavo.layers.linear import GatedLinear, Linear, QKVLinear
-from octavo.layers.logits import LogitsHead
-from octavo.layers.moe import MixtureOfExperts
+from octavo.layers.moe import ExpertParallelMoE, MixtureOfExperts
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import RotaryEmbedding
+from octavo.layers.vocabulary import Embedding, LogitsHead
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 
 DECODER_WEIGHT_NAMES = MappingProxyType(
@@ -42,7 +41,6 @@ DECODER_WEIGHT_NAMES = MappingProxyType(
         "lm_head": "logits_head",
     }
 )
-
 
 # Names of a language model that was taken out of one with a vision tower.
 OF_VISION_MODELS = MappingProxyType(
@@ -122,14 +120,15 @@ class DecoderAttention(nn.Module):
 class GatedMLP(nn.Module):
     """down(activation(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig, activation: Activation, context: BuildContext) -> None:
+    def __init__(
+        self, size: int, inner_size: int, *, has_bias: bool, context: BuildContext, activation: Activation = SILU
+    ) -> None:
         super().__init__()
         self._kernels, self._activation = context.kernels, activation
-        size, has_bias = config.intermediate_size, config.mlp_bias
         self.gate_up = GatedLinear(
-            config.hidden_size, size, has_bias=has_bias, context=context.at("gate_up"), activation=activation
+            size, inner_size, has_bias=has_bias, context=context.at("gate_up"), activation=activation
         )
-        self.down = Linear(self.gate_up.outputs, config.hidden_size, has_bias=has_bias, context=context.at("down"))
+        self.down = Linear(self.gate_up.outputs, size, has_bias=has_bias, context=context.at("down"))
 
     def forward(
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, adapter_ids: torch.Tensor | None
@@ -144,12 +143,23 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One block. A branch's output and the residual stream are passed separately; the next branch adds them first."""
+    """One block. A branch's output and the residual stream are passed separately; the next branch adds them first.
 
-    def __init__(self, attention_norm: RMSNorm, attention: nn.Module, mlp_norm: RMSNorm, mlp: nn.Module) -> None:
+    Some families have norms behind their branches, too.
+    """
+
+    def __init__(
+        self,
+        attention_norm: RMSNorm,
+        attention: nn.Module,
+        mlp_norm: RMSNorm,
+        mlp: nn.Module,
+        post_norms: tuple[RMSNorm, RMSNorm] | None = None,
+    ) -> None:
         super().__init__()
         self.attention_norm, self.attention = attention_norm, attention
         self.mlp_norm, self.mlp = mlp_norm, mlp
+        self.post_attention_norm, self.post_mlp_norm = post_norms or (None, None)
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_cache: LayerKVCache, step: AttentionMetadata
@@ -160,8 +170,11 @@ class DecoderLayer(nn.Module):
         """
         x, residual = self.attention(self.attention_norm, x, residual, kv_cache, step)
         adapter_ids = step.adapter_ids_after(is_last=bool(self.attention.is_last))
-        out: tuple[torch.Tensor, torch.Tensor] = self.mlp(self.mlp_norm, x, residual, adapter_ids)
-        return out
+        if self.post_attention_norm is None or self.post_mlp_norm is None:
+            out: tuple[torch.Tensor, torch.Tensor] = self.mlp(self.mlp_norm, x, residual, adapter_ids)
+            return out
+        x, residual = self.mlp(self.mlp_norm, self.post_attention_norm(x), residual, adapter_ids)
+        return self.post_mlp_norm(x), residual
 
 
 class DecoderForCausalLM(CausalLM):
@@ -170,10 +183,13 @@ class DecoderForCausalLM(CausalLM):
     With pipeline parallelism, only the stage of `context` is built; layers keep the model's numbers.
     """
 
+    attention_class: ClassVar[type[DecoderAttention]] = DecoderAttention
     weight_names = DECODER_WEIGHT_NAMES
     renamed_prefixes: ClassVar[Mapping[str, str]] = MappingProxyType({**WITHOUT_HEAD, **OF_VISION_MODELS})
     activation: ClassVar[Activation] = SILU  # of MLPs and experts
     norm_offset: ClassVar[float] = 0.0  # 1 if checkpoints store norm weights minus one
+    embedding_scale: float | None = None
+    logits_soft_cap: float | None = None  # logits l become cap * tanh(l / cap)
     takes_adapters = True
     adapted_layers = frozenset(
         {
@@ -186,11 +202,7 @@ class DecoderForCausalLM(CausalLM):
         for expert in ("experts.{expert}", "shared_expert")
         for part in ("gate_up", "down")
     )
-    ignored_weights: ClassVar[tuple[str, ...]] = (
-        "rotary_emb.inv_freq",
-        "rotary_emb.cos_cached",
-        "rotary_emb.sin_cached",
-    )
+    ignored_weights = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__(config, context)
@@ -210,7 +222,7 @@ class DecoderForCausalLM(CausalLM):
 
     @property
     def weight_targets(self) -> Mapping[str, str]:
-        """See `CausalLM.weight_targets`. A tied head on another stage than the embedding loads the table itself."""
+        """A tied head on another stage than the embedding loads the table itself."""
         if not self.config.tie_word_embeddings:
             return self.weight_names
         others = {name: target for name, target in self.weight_names.items() if target != "logits_head"}
@@ -218,18 +230,15 @@ class DecoderForCausalLM(CausalLM):
 
     @property
     def parts_on_other_ranks(self) -> frozenset[str]:
-        """See `CausalLM.parts_on_other_ranks`."""
         before = () if self.stage.is_first else ("embedding",)
         after = () if self.stage.is_last else ("norm", "logits_head")
         return frozenset((*before, *after))
 
     @property
     def bytes_in_file(self) -> int:
-        """See `CausalLM.bytes_in_file`."""
         return self.embedding.bytes_in_file if self.stage.is_first else 0
 
     def build_layer(self, layer: int) -> nn.Module:
-        """Build block number `layer`."""
         return DecoderLayer(self.build_norm(), self.build_attention(layer), self.build_norm(), self.build_mlp(layer))
 
     def build_rotary_tables(self) -> list[RotaryEmbedding]:
@@ -238,33 +247,27 @@ class DecoderForCausalLM(CausalLM):
         return [RotaryEmbedding(config.rope, config.head_dim, config.max_model_len, device=self.context.device)]
 
     def build_norm(self) -> RMSNorm:
-        """Build a norm over the hidden size."""
         size, eps = self.config.hidden_size, self.config.rms_norm_eps
         return RMSNorm(size, eps, context=self.context, offset=self.norm_offset)
 
     def build_attention(self, layer: int) -> nn.Module:
-        """Build the attention of block number `layer`."""
-        return DecoderAttention(self.config, layer, self.context)
+        return self.attention_class(self.config, layer, self.context)
 
     def build_mlp(self, layer: int) -> nn.Module:
-        """Build the MLP of block number `layer`, or its experts."""
-        if self.config.moe is not None and self.config.moe.is_sparse[layer]:
+        config, size = self.config, self.config.hidden_size
+        if config.moe is not None and config.moe.is_sparse[layer]:
             mixture = ExpertParallelMoE if self.context.groups.experts.size > 1 else MixtureOfExperts
-            return mixture(layer, self.config.hidden_size, self.config.moe, self.activation, context=self.context)
-        return GatedMLP(self.config, self.activation, self.context.at(f"layers.{layer}.mlp"))
+            return mixture(layer, size, config.moe, self.activation, context=self.context)
+        context, has_bias = self.context.at(f"layers.{layer}.mlp"), config.mlp_bias
+        return GatedMLP(size, config.intermediate_size, has_bias=has_bias, context=context, activation=self.activation)
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
-        """See `CausalLM.embed`."""
-        x = self.embed_tokens(batch.input_ids, batch.adapter_ids)
+        x: torch.Tensor = self.embedding(batch.input_ids, batch.adapter_ids)
+        if self.embedding_scale is not None:
+            x = x * self.embedding_scale
         return x if batch.inputs_embeds is None else batch.inputs_embeds.put_into(x)
 
-    def embed_tokens(self, ids: torch.Tensor, adapter_ids: torch.Tensor | None) -> torch.Tensor:
-        """Return the embeddings [T, D] of token ids [T]; see `ForwardBatch.adapter_ids`."""
-        x: torch.Tensor = self.embedding(ids, adapter_ids)
-        return x
-
     def attention_step(self, batch: ForwardBatch) -> AttentionMetadata:
-        """See `CausalLM.attention_step`."""
         plan = self.context.attention.plan
         plans = tuple(plan(seen) for seen in batch.groups if seen.state_slots is None)
         rotary = tuple(table(batch.rotary_positions) for table in self.rotary)
@@ -279,7 +282,6 @@ class DecoderForCausalLM(CausalLM):
     def run_layers(
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: Sequence[LayerCache], step: AttentionMetadata
     ) -> IntermediateTensors:
-        """See `CausalLM.run_layers`."""
         aux: list[torch.Tensor] = []
         for number, layer, kv_cache in zip(self.stage.layers, self.layers.values(), kv_caches, strict=True):
             if number in self.aux_layers:
@@ -292,16 +294,26 @@ class DecoderForCausalLM(CausalLM):
 
     @property
     def twins(self) -> Mapping[str, str]:
-        """See `CausalLM.twins`. Checkpoints contain the table of a tied model under either name, or under both."""
+        """Checkpoints contain the table of a tied model under either name, or under both."""
         return {"lm_head.weight": "model.embed_tokens.weight"} if self.config.tie_word_embeddings else {}
 
     def compute_logits(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """See `CausalLM.compute_logits`."""
-        logits: torch.Tensor = self.logits_head(hidden, adapter_ids)
-        return logits
+        return self.finish_logits(self.logits_head(hidden, adapter_ids))
+
+    def finish_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Cap logits [L, V], if the model does."""
+        cap = self.logits_soft_cap
+        return logits if cap is None else hyperbolic_tangent(logits / cap) * cap
 
     def logits_argmax(
         self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `CausalLM.logits_argmax`."""
-        return self.logits_head.argmax(hidden, adapter_ids)
+        """See `CausalLM.logits_argmax`. A cap can make distinct logits equal, so with one they are computed in full."""
+        if self.logits_soft_cap is not None:
+            return super().logits_argmax(hidden, adapter_ids)
+        values, ids = self.logits_head.argmax(hidden, adapter_ids)
+        return values, self.token_ids_of(ids)
+
+    def token_ids_of(self, ids: torch.Tensor) -> torch.Tensor:
+        """Hook for models whose logits head has a vocabulary of its own: the tokens [L] of its ids [L]."""
+        return ids

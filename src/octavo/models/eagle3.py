@@ -10,7 +10,7 @@ Legend: T = tokens, W = tokens kept after attention, D = hidden size, F = size o
 L = rows that get logits, V = vocabulary of drafts.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -24,11 +24,11 @@ from octavo.config.speculative import EagleConfig
 from octavo.distributed.shares import Share
 from octavo.errors import CheckpointError
 from octavo.layers.context import BuildContext
-from octavo.layers.embedding import Embedding
 from octavo.layers.linear import Linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import TensorSpec
-from octavo.layers.weight_owner import WeightOwner
+from octavo.layers.vocabulary import Embedding
+from octavo.layers.weight_owner import PlainWeights
 from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderAttention, DecoderForCausalLM
 from octavo.models.interfaces import IntermediateTensors
 
@@ -82,14 +82,14 @@ class EagleLayer(nn.Module):
         return out
 
 
-class DraftVocabulary(WeightOwner):
+class DraftVocabulary(PlainWeights):
     """The model's token for each token of a head: `d2t` has the differences. Without it, they are the same."""
 
     def __init__(self, size: int, num_tokens: int, *, has_map: bool, context: BuildContext) -> None:
         """`num_tokens` is the size of the model's vocabulary. Random weights have no map."""
-        super().__init__()
-        self._context, self._num_tokens, self._has_map = context, num_tokens, has_map
-        self.token_ids = torch.arange(size, device=context.device)  # [V] int64
+        token_ids = torch.arange(size, device=context.device)  # [V] int64
+        super().__init__({"ids": token_ids}, context=context)
+        self.token_ids, self._num_tokens, self._has_map = token_ids, num_tokens, has_map
 
     @property
     def is_whole(self) -> bool:
@@ -107,13 +107,7 @@ class DraftVocabulary(WeightOwner):
             raise CheckpointError(f"tensor 'd2t' maps to {what}")
         if len(set(ids.tolist())) < len(ids):
             raise CheckpointError("tensor 'd2t' maps several tokens to one")
-        self.token_ids.copy_(ids)
-
-    def packed_tensors(self) -> dict[str, torch.Tensor]:
-        return {"ids": self.token_ids}
-
-    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.token_ids.copy_(tensors["ids"])
+        super().load_weight(name, ids)
 
     @property
     def num_bytes(self) -> int:
@@ -146,7 +140,6 @@ class Eagle3Head(DecoderForCausalLM):
         }
     )
     ignored_weights = (*DecoderForCausalLM.ignored_weights, "t2d")  # the inverse of d2t
-    takes_adapters = False
 
     def __init__(
         self, config: ModelConfig, eagle: EagleConfig, context: BuildContext, *, has_embedding: bool, has_map: bool
@@ -175,31 +168,21 @@ class Eagle3Head(DecoderForCausalLM):
 
     @property
     def parts_on_other_ranks(self) -> frozenset[str]:
-        """See `CausalLM.parts_on_other_ranks`."""
         return frozenset() if hasattr(self, "embedding") else frozenset({"embedding"})
 
     @property
     def bytes_in_file(self) -> int:
-        """See `CausalLM.bytes_in_file`."""
         return 0
 
     @property
     def input_size(self) -> int:
-        """See `CausalLM.input_size`."""
         return 2 * self.config.hidden_size
 
     def build_layer(self, layer: int) -> nn.Module:
-        """Build the only layer."""
         attention = EagleAttention(self.config, layer, self.context)
         norms = [self.build_norm() for _ in range(3)]
-        return EagleLayer(
-            norms[0],
-            norms[1],
-            attention,
-            norms[2],
-            self.build_mlp(layer),
-            norm_before_residual=self._eagle.norm_before_residual,
-        )
+        before = self._eagle.norm_before_residual
+        return EagleLayer(norms[0], norms[1], attention, norms[2], self.build_mlp(layer), norm_before_residual=before)
 
     def reduce(self, states: torch.Tensor) -> torch.Tensor:
         """Return the hidden states [T, D] of a model's states [T, F]."""
@@ -216,21 +199,16 @@ class Eagle3Head(DecoderForCausalLM):
     def run_layers(
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: Sequence[LayerCache], step: AttentionMetadata
     ) -> IntermediateTensors:
-        """See `CausalLM.run_layers`: x [T, 2 D]. The residual stream returned is the hidden state of the next entry."""
+        """Run x [T, 2 D]. The residual stream returned is the hidden state of the next entry."""
         x, residual = self.layers["0"](x, residual, kv_caches[0], step)
         return IntermediateTensors(*self.norm.add(x, residual))
 
-    def compute_logits(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Compute logits of the model's tokens; -inf for tokens that the head does not have."""
-        logits = super().compute_logits(hidden)
+    def finish_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return logits [L, all tokens] of the model's tokens; -inf for tokens that the head does not have."""
         if self.vocabulary.is_whole:
             return logits
         of_all = logits.new_full((len(logits), self._num_tokens), -torch.inf)
         return of_all.index_copy_(1, self.vocabulary.token_ids, logits)
 
-    def logits_argmax(
-        self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `CausalLM.logits_argmax`."""
-        values, ids = super().logits_argmax(hidden)
-        return values, self.vocabulary.token_ids[ids]
+    def token_ids_of(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.vocabulary.token_ids[ids]

@@ -1,8 +1,12 @@
 """Gemma 3 (Gemma Team 2025, arXiv:2503.19786): norms before and after each branch, most layers with a window.
 
-Layers with a window rotate by a table of their own. Norm weights are stored minus one, embeddings are scaled.
+Layers with a window rotate by a table of their own. Norm weights are stored minus one, embeddings are scaled. With
+images: SigLIP as vision tower, whose patches are averaged square by square.
+
+Legend: I = images, U = patches of a token, V = the tower's hidden size, N = tokens of an image.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -10,15 +14,19 @@ import torch
 from torch import nn
 
 from octavo.attention.base import AttentionLayer
-from octavo.attention.metadata import AttentionMetadata, LayerKVCache
 from octavo.config.model import ModelConfig
-from octavo.kernels.activation import hyperbolic_tangent
+from octavo.config.vision import VisionConfig
+from octavo.distributed.shares import Share
 from octavo.kernels.types import Activation
 from octavo.layers.attention import HeadNormWeights
 from octavo.layers.context import BuildContext
+from octavo.layers.linear import MergedLinear
 from octavo.layers.norm import RMSNorm
+from octavo.layers.quant.base import TensorSpec
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderAttention, DecoderForCausalLM, DecoderLayer
+from octavo.models.llava import LlavaForConditionalGeneration, VisionTransformer
+from octavo.models.vision import VisionLanguageModel
 
 NORM_OFFSET = 1.0
 
@@ -34,26 +42,10 @@ class Gemma3Attention(DecoderAttention):
         return replace(super().describe(config, layer), scale=config.attention_scale, rotary=rotary)
 
 
-class SandwichLayer(DecoderLayer):
-    """A block whose branches also end with a norm."""
-
-    def __init__(self, parts: DecoderLayer, post_attention_norm: RMSNorm, post_mlp_norm: RMSNorm) -> None:
-        super().__init__(parts.attention_norm, parts.attention, parts.mlp_norm, parts.mlp)
-        self.post_attention_norm, self.post_mlp_norm = post_attention_norm, post_mlp_norm
-
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, kv_cache: LayerKVCache, step: AttentionMetadata
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `DecoderLayer.forward`."""
-        x, residual = self.attention(self.attention_norm, x, residual, kv_cache, step)
-        adapter_ids = step.adapter_ids_after(is_last=bool(self.attention.is_last))
-        x, residual = self.mlp(self.mlp_norm, self.post_attention_norm(x), residual, adapter_ids)
-        return self.post_mlp_norm(x), residual
-
-
 class Gemma3ForCausalLM(DecoderForCausalLM):
     """The text model."""
 
+    attention_class = Gemma3Attention
     activation = Activation("gelu_tanh")
     norm_offset = NORM_OFFSET
     weight_names = MappingProxyType(
@@ -69,40 +61,75 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__(config, context)
+        self.logits_soft_cap = config.logits_soft_cap
         # Rounded to the dtype, as in training: in bfloat16 it is another number.
-        self._embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=context.dtype).item()
-
-    def build_attention(self, layer: int) -> nn.Module:
-        """Build the attention of block number `layer`."""
-        return Gemma3Attention(self.config, layer, self.context)
+        self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=context.dtype).item()
 
     def build_layer(self, layer: int) -> nn.Module:
-        """Build block number `layer`."""
-        parts = super().build_layer(layer)
-        assert isinstance(parts, DecoderLayer)
-        return SandwichLayer(parts, self.build_norm(), self.build_norm())
+        norms, attention, mlp = (
+            [self.build_norm() for _ in range(4)],
+            self.build_attention(layer),
+            self.build_mlp(layer),
+        )
+        return DecoderLayer(norms[0], attention, norms[1], mlp, (norms[2], norms[3]))
 
     def build_rotary_tables(self) -> list[RotaryEmbedding]:
-        """Make two tables: of layers that see the whole context, and of those with a window."""
+        """Of layers that see the whole context, and of those with a window."""
         config = self.config
         assert config.local_rope is not None, f"{config.architecture} has rotary settings of its own for windows"
         local = RotaryEmbedding(config.local_rope, config.head_dim, config.max_model_len, device=self.context.device)
         return [*super().build_rotary_tables(), local]
 
-    def embed_tokens(self, ids: torch.Tensor, adapter_ids: torch.Tensor | None) -> torch.Tensor:
-        """Return the scaled embeddings [T, D] of token ids [T]."""
-        return super().embed_tokens(ids, adapter_ids) * self._embedding_scale
 
-    def compute_logits(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """See `CausalLM.compute_logits`."""
-        logits, cap = super().compute_logits(hidden, adapter_ids), self.config.logits_soft_cap
-        return logits if cap is None else hyperbolic_tangent(logits / cap) * cap
+_WEIGHT = "mm_input_projection_weight"
 
-    def logits_argmax(
-        self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `CausalLM.logits_argmax`. A cap can make distinct logits equal, so with one they are computed in full."""
-        if self.config.logits_soft_cap is None:
-            return super().logits_argmax(hidden, adapter_ids)
-        values, ids = self.compute_logits(hidden, adapter_ids).max(-1)
-        return values, ids
+
+class TransposedLinear(MergedLinear):
+    """A linear without bias whose weight checkpoints hold as [inputs, outputs]."""
+
+    def __init__(self, in_size: int, out_size: int, *, context: BuildContext) -> None:
+        super().__init__(Share.whole(in_size), {"": Share.whole(out_size)}, has_bias=False, context=context)
+
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        [outputs] = self.parts.values()
+        return {_WEIGHT: TensorSpec((self.inputs.total, outputs.total))}
+
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        super().load_weight("weight", tensor.T)
+
+    def shard_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return super().shard_of({"weight": tensors[_WEIGHT].T})
+
+
+class Gemma3VisionTower(VisionTransformer):
+    """A token is the mean of a square of patches, normalized."""
+
+    def __init__(self, config: VisionConfig, context: BuildContext) -> None:
+        super().__init__(config, context)
+        size, context = config.hidden_size, self.context
+        self.last_norm = self.build_norm()
+        self.token_norm = RMSNorm(size, config.norm_eps, context=context, offset=NORM_OFFSET)
+        self.projection = TransposedLinear(size, config.out_hidden_size, context=context.at("projection"))
+
+    @classmethod
+    def weight_names(cls, config: VisionConfig) -> dict[str, str]:
+        return super().weight_names(config) | {
+            "vision_tower.post_layernorm": "last_norm",
+            "multi_modal_projector": "projection",
+            "multi_modal_projector.mm_soft_emb_norm": "token_norm",
+        }
+
+    def project(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
+        [x] = features
+        patches = self.last_norm(x).unflatten(1, (-1, self.config.merge_unit)).unbind(2)  # U of [I, N, V]
+        # Added in order: the bits of torch's own mean may depend on the number of images.
+        mean = sum(patches[1:], start=patches[0]) / self.config.merge_unit
+        projected: torch.Tensor = self.projection(self.token_norm(mean).flatten(0, 1))
+        return projected.view(*mean.shape[:2], -1)
+
+
+class Gemma3ForConditionalGeneration(VisionLanguageModel, Gemma3ForCausalLM):
+    """The decoder is that of the text model; an image's tokens attend to each other."""
+
+    tower = Gemma3VisionTower
+    renamed_prefixes = LlavaForConditionalGeneration.renamed_prefixes

@@ -20,7 +20,7 @@ from octavo.distributed.shares import HeadShare
 from octavo.layers.context import BuildContext
 
 if TYPE_CHECKING:
-    from octavo.models.vision_tower import VisionTower
+    from octavo.models.vision import VisionTower
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class CausalLM(nn.Module, ABC):
         super().__init__()
         names = {target: name for name, target in self.weight_names.items()}
         self.config, self.context = config, replace(context, checkpoint_names=names)
-        self.aux_layers: tuple[int, ...] = ()  # ascending: layers whose inputs a stage also hands out, to a draft head
+        self.aux_layers: tuple[int, ...] = ()  # ascending: layers whose inputs a stage also hands out
         self.mapped_bytes = 0  # of weights in a mapped file: the OS counts this memory as free, but it is in use
         self.stage = context.stage or Stage.whole(config.num_layers)
 

@@ -1,10 +1,43 @@
-"""Llama 1 to 3.x (Touvron et al. 2023, arXiv:2302.13971): the plain member of the decoder family.
+"""Llama and its closest kin. Biases, windows and rotary scaling are settings of the family, not differences."""
 
-Biases (`attention_bias`, `mlp_bias`) and rotary scaling are settings.
-"""
+from types import MappingProxyType
 
-from octavo.models.common import DecoderForCausalLM
+from octavo.config.model import ModelConfig
+from octavo.layers.attention import HeadNormWeights
+from octavo.layers.context import BuildContext
+from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderAttention, DecoderForCausalLM
 
 
 class LlamaForCausalLM(DecoderForCausalLM):
-    """Llama: the family without changes."""
+    """Llama 1 to 3.x (Touvron et al. 2023, arXiv:2302.13971): the family without changes."""
+
+
+class MistralForCausalLM(DecoderForCausalLM):
+    """Mistral (Jiang et al. 2023, arXiv:2310.06825): one sliding window for all layers, or none."""
+
+
+class Qwen2ForCausalLM(DecoderForCausalLM):
+    """Qwen2 and Qwen2.5 (Yang et al. 2024, arXiv:2407.10671): biases on queries, keys and values only.
+
+    With `use_sliding_window`, the layers from `max_window_layers` on have a window.
+    """
+
+
+class Qwen3Attention(DecoderAttention):
+    """Attention with a norm over each head of queries and keys."""
+
+    def build_head_norms(self, config: ModelConfig, context: BuildContext) -> HeadNormWeights:
+        return HeadNormWeights(config.head_dim, config.rms_norm_eps, context=context)
+
+
+class Qwen3ForCausalLM(DecoderForCausalLM):
+    """Qwen3, dense (Yang et al. 2025, arXiv:2505.09388): QK norm, and two more norms in the checkpoint."""
+
+    attention_class = Qwen3Attention
+    weight_names = MappingProxyType(
+        {
+            **DECODER_WEIGHT_NAMES,
+            "model.layers.{layer}.self_attn.q_norm": "layers.{layer}.attention.head_norms:query",
+            "model.layers.{layer}.self_attn.k_norm": "layers.{layer}.attention.head_norms:key",
+        }
+    )

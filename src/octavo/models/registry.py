@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 MODEL_MODULES = MappingProxyType(
     {
         "Gemma3ForCausalLM": "octavo.models.gemma3",
-        "Gemma3ForConditionalGeneration": "octavo.models.gemma3_vision",
+        "Gemma3ForConditionalGeneration": "octavo.models.gemma3",
         "LlamaForCausalLM": "octavo.models.llama",
         "LlavaForConditionalGeneration": "octavo.models.llava",
-        "MistralForCausalLM": "octavo.models.mistral",
-        "MixtralForCausalLM": "octavo.models.mixtral",
-        "Qwen2ForCausalLM": "octavo.models.qwen2",
-        "Qwen2MoeForCausalLM": "octavo.models.qwen2_moe",
-        "Qwen3ForCausalLM": "octavo.models.qwen3",
-        "Qwen3MoeForCausalLM": "octavo.models.qwen3_moe",
-        "Qwen2VLForConditionalGeneration": "octavo.models.qwen2_vl",
-        "Qwen2_5_VLForConditionalGeneration": "octavo.models.qwen2_5_vl",
-        "Qwen3VLForConditionalGeneration": "octavo.models.qwen3_vl",
+        "MistralForCausalLM": "octavo.models.llama",
+        "MixtralForCausalLM": "octavo.models.moe",
+        "Qwen2ForCausalLM": "octavo.models.llama",
+        "Qwen2MoeForCausalLM": "octavo.models.moe",
+        "Qwen3ForCausalLM": "octavo.models.llama",
+        "Qwen3MoeForCausalLM": "octavo.models.moe",
+        "Qwen2VLForConditionalGeneration": "octavo.models.qwen_vl",
+        "Qwen2_5_VLForConditionalGeneration": "octavo.models.qwen_vl",
+        "Qwen3VLForConditionalGeneration": "octavo.models.qwen_vl",
     }
 )
 

@@ -1,13 +1,208 @@
-"""Which `ImageProcessor` a checkpoint needs, and where its settings are."""
+"""How a checkpoint wants its pictures: of one size (CLIP and SigLIP), or nearly of their own (Qwen2-VL and later)."""
 
-from dataclasses import replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from octavo.config.json_fields import JsonFields
 from octavo.config.vision import VisionConfig
-from octavo.multimodal.fixed_size import FixedSizeProcessor
-from octavo.multimodal.native_size import NativeSizeProcessor
-from octavo.multimodal.patches import ImageProcessor
+from octavo.errors import InvalidParameterError, UnsupportedModelError
+from octavo.multimodal.patches import (
+    CLIP_MEAN,
+    CLIP_STD,
+    HALF,
+    ImageProcessor,
+    Normalization,
+    Patches,
+    check_proportions,
+)
+from octavo.multimodal.placeholders import checked_grids
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+_UNSUPPORTED = ("do_pan_and_scan", "do_pad")  # several crops of one image; squares by margins
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Defaults:
+    """Values of absent keys."""
+
+    resample: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crops: bool
+
+
+_CLIP = _Defaults(resample=3, mean=CLIP_MEAN, std=CLIP_STD, crops=True)
+_DEFAULTS = MappingProxyType(  # by image_processor_type
+    {
+        "CLIPImageProcessor": _CLIP,
+        "LlavaImageProcessor": _CLIP,
+        "SiglipImageProcessor": _Defaults(resample=3, mean=HALF, std=HALF, crops=False),
+        "Gemma3ImageProcessor": _Defaults(resample=2, mean=HALF, std=HALF, crops=False),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FixedSizeProcessor(ImageProcessor):
+    """Makes squares of `size` pixels a side."""
+
+    size: int
+    short_side: int | None  # to which it is brought before the center is cropped; None: proportions change
+
+    @classmethod
+    def of(cls, fields: JsonFields, vision: VisionConfig) -> Self:
+        """Read the settings of a checkpoint with this tower.
+
+        Raises:
+            CheckpointError: they are malformed.
+            UnsupportedModelError: they do not fit the tower, or are not supported.
+        """
+        kind = fields.text("image_processor_type", "CLIPImageProcessor").removesuffix("Fast")
+        if kind not in _DEFAULTS:
+            known = ", ".join(_DEFAULTS)
+            raise UnsupportedModelError(
+                f"{fields.origin}: image_processor_type={kind!r} is not supported; known: {known}"
+            )
+        for key in _UNSUPPORTED:
+            if fields.flag(key, False):
+                raise UnsupportedModelError(f"{fields.origin}: {key}=True is not supported")
+        defaults = _DEFAULTS[kind]
+        crops = fields.flag("do_center_crop", defaults.crops)
+        short_side = _short_side(fields) if crops else None
+        size = _side(fields, "crop_size" if crops else "size")
+        if size != vision.image_size:
+            raise UnsupportedModelError(
+                f"{fields.origin}: pictures of {size} pixels, the tower reads {vision.image_size}"
+            )
+        if short_side is not None and short_side < size:
+            raise UnsupportedModelError(f"{fields.origin}: size={short_side}: smaller than crop_size ({size})")
+        processor = cls(
+            patch_size=vision.patch_size,
+            temporal_patch_size=vision.temporal_patch_size,
+            merge_size=vision.spatial_merge_size,
+            normalization=Normalization.read(fields, defaults.mean, defaults.std),
+            resample=fields.integer("resample", defaults.resample, minimum=0),
+            size=size,
+            short_side=short_side,
+        )
+        processor.check_fits(fields, vision)
+        return processor
+
+    def resized(self, picture: "Image", name: str, num_frames: int) -> NDArray[np.uint8]:
+        if self.short_side is None:
+            return np.asarray(picture.resize((self.size, self.size), resample=self.resample))
+        check_proportions(picture, name)
+        short, long = min(picture.size), max(picture.size)
+        width, height = (
+            self.short_side if side == short else int(self.short_side * long / short) for side in picture.size
+        )
+        resized = np.asarray(picture.resize((width, height), resample=self.resample))
+        top, left = (height - self.size) // 2, (width - self.size) // 2
+        return resized[top : top + self.size, left : left + self.size]
+
+    def patches_of(self, made: Mapping[str, Any]) -> list[Patches]:
+        values = np.asarray(made.get("pixel_values", np.zeros((0, 3, self.size, self.size))), dtype=np.float32)
+        channels = len(self.normalization.mean)
+        if values.ndim != 4 or values.shape[1:] != (channels, self.size, self.size):
+            wanted = f"[images, {channels}, {self.size}, {self.size}] is expected"
+            raise InvalidParameterError("pixel_values", list(values.shape), wanted)
+        return [Patches(*self.cut(image.transpose(1, 2, 0)[None])) for image in values]
+
+
+def _short_side(fields: JsonFields) -> int:
+    """Return the size of the shorter side after resizing: a number, or an object that says so."""
+    if isinstance(fields.values.get("size"), dict):
+        return fields.nested("size").integer("shortest_edge")
+    return fields.integer("size", 224)
+
+
+def _side(fields: JsonFields, key: str) -> int:
+    """Return the side of a square: a number, or an object with both sides."""
+    if not isinstance(fields.values.get(key), dict):
+        return fields.integer(key, 224)
+    sides = fields.nested(key)
+    if sides.integer("height") != sides.integer("width"):
+        raise UnsupportedModelError(f"{fields.origin}: {key}={fields.values[key]!r} is not supported: not a square")
+    return sides.integer("height")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativeSizeProcessor(ImageProcessor):
+    """Keeps the number of pixels within limits."""
+
+    min_pixels: int
+    max_pixels: int
+    vision: VisionConfig
+    limits_whole_video: bool = False  # the limits are those of all frames together (Qwen3-VL); else of each
+
+    @classmethod
+    def of(cls, fields: JsonFields, vision: VisionConfig) -> Self:
+        """Read the settings of a checkpoint with this tower.
+
+        Raises:
+            CheckpointError: they are malformed.
+            UnsupportedModelError: they do not fit the tower, or switch a step off.
+        """
+        size = fields.nested("size")
+        processor = cls(
+            patch_size=fields.integer("patch_size", vision.patch_size),
+            temporal_patch_size=fields.integer("temporal_patch_size", vision.temporal_patch_size),
+            merge_size=fields.integer("merge_size", vision.spatial_merge_size),
+            min_pixels=fields.integer("min_pixels", size.integer("shortest_edge", 56 * 56)),
+            max_pixels=fields.integer("max_pixels", size.integer("longest_edge", 28 * 28 * 1280)),
+            normalization=Normalization.read(fields, CLIP_MEAN, CLIP_STD),
+            resample=fields.integer("resample", 3, minimum=0),
+            vision=vision,
+        )
+        processor.check_fits(fields, vision)
+        return processor
+
+    def resized(self, picture: "Image", name: str, num_frames: int) -> NDArray[np.uint8]:
+        check_proportions(picture, name)
+        size = self.target_size(*picture.size, num_frames if self.limits_whole_video else 1)
+        return np.asarray(picture.resize(size, resample=self.resample))
+
+    def target_size(self, width: int, height: int, num_frames: int) -> tuple[int, int]:
+        """Return the nearest width and height in whole merged squares whose number of pixels is within the limits."""
+        unit = self.patch_size * self.merge_size
+        if self.limits_whole_video and min(width, height) < unit:
+            scale = unit / min(width, height)
+            width, height = int(width * scale), int(height * scale)
+        new_height, new_width = (round(side / unit) * unit for side in (height, width))
+        group = self.temporal_patch_size if self.limits_whole_video else 1
+        num_frames = max(
+            num_frames, group
+        )  # a lone frame is repeated; as none at all, it would shrink to the least size
+        num_pixels = round(num_frames / group) * group * new_height * new_width
+        if num_pixels > self.max_pixels:
+            factor = math.sqrt((num_frames * height * width) / self.max_pixels)
+            new_height, new_width = (max(unit, math.floor(side / factor / unit) * unit) for side in (height, width))
+        elif num_pixels < self.min_pixels:
+            factor = math.sqrt(self.min_pixels / (num_frames * height * width))
+            new_height, new_width = (math.ceil(side * factor / unit) * unit for side in (height, width))
+        return new_width, new_height
+
+    def patches_of(self, made: Mapping[str, Any]) -> list[Patches]:
+        grids = checked_grids(made.get("image_grid_thw"), self.vision)
+        if not grids:
+            return []
+        ends = np.cumsum([math.prod(grid) for grid in grids])
+        values = np.asarray(made["pixel_values"], dtype=np.float32)
+        wanted = (int(ends[-1]), self.vision.patch_values)
+        if values.shape != wanted:
+            raise InvalidParameterError("pixel_values", list(values.shape), f"{list(wanted)} by image_grid_thw")
+        return [Patches(part, grid) for part, grid in zip(np.split(values, ends[:-1]), grids, strict=True)]
+
 
 _FRAME_TOKENS = (128, 768)  # of squares of so many pixels a side, whatever the checkpoint's are:
 _UNIT, _UNIT_WITH_TIMES = 28, 32

@@ -1,8 +1,11 @@
-"""Placeholders of images and videos in a prompt: expanded to one per token, and located."""
+"""Placeholders of images and videos: written into a prompt's text, and among its tokens expanded to one per token.
 
-from collections.abc import Mapping, Sequence
+Tokens on both sides of a placeholder depend on its text: line breaks around an image, the times of a video's frames.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,3 +154,52 @@ def _check_used(
 
 def _names(is_video: bool) -> str:
     return "videos" if is_video else "images"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlaceholderTexts:
+    """The tokens of `VisionConfig` as text; empty: the model has none."""
+
+    image: str
+    video: str
+    start: str
+    end: str
+    around: str | None  # see `VisionConfig.text_around`
+    has_frame_times: bool
+
+    @classmethod
+    def of(cls, vision: VisionConfig, token_text: Callable[[int], str]) -> Self:
+        """Read the texts from the tokenizer."""
+
+        def text_of(token_id: int | None) -> str:
+            return "" if token_id is None else token_text(token_id)
+
+        return cls(
+            image=text_of(vision.image_token_id),
+            video=text_of(vision.video_token_id),
+            start=text_of(vision.vision_start_token_id),
+            end=text_of(vision.vision_end_token_id),
+            around=vision.text_around,
+            has_frame_times=vision.has_frame_times,
+        )
+
+    def write_out(self, text: str, times_s: Sequence[Sequence[float] | None]) -> str:
+        """Return the text with all placeholders; `times_s` are those of each video's groups of frames.
+
+        Raises:
+            InvalidParameterError: there are not as many places as videos.
+        """
+        # Templates of some models write only the token that begins an image.
+        if self.around is not None and self.start + self.image not in text:
+            text = text.replace(self.start, self.around + self.start + self.image + self.end + self.around)
+        if not self.has_frame_times or not times_s:
+            return text
+        pieces = text.split(self.start + self.video + self.end)
+        if len(pieces) != len(times_s) + 1:
+            limit = f"the prompt has placeholders for {len(pieces) - 1}"
+            raise InvalidParameterError("videos", f"{len(times_s)} videos", limit)
+        for at, of_video in enumerate(times_s, start=1):
+            assert of_video is not None, "videos of this model are read with their times"
+            groups = (f"<{time_s:.1f} seconds>{self.start}{self.video}{self.end}" for time_s in of_video)
+            pieces[at] = "".join(groups) + pieces[at]
+        return "".join(pieces)

@@ -10,13 +10,11 @@ import numpy as np
 
 from octavo.config.vision import VisionConfig
 from octavo.errors import InvalidParameterError
-from octavo.multimodal.media import MediaReader
+from octavo.multimodal.media import MediaReader, Video
 from octavo.multimodal.messages import Messages, Source, take_images
-from octavo.multimodal.placeholder_text import PlaceholderTexts, with_frame_times, with_placeholders
-from octavo.multimodal.placeholders import expand_vision_placeholders
+from octavo.multimodal.placeholders import PlaceholderTexts, expand_vision_placeholders
 from octavo.multimodal.prompt import Medium, MultiModalPrompt
-from octavo.multimodal.videos import Video
-from octavo.tokenizer.context_limit import ContextLimit
+from octavo.tokenizer.tokenizer import ContextLimit
 
 _PROMPT_KEYS = {"prompt", "images", "videos"}
 
@@ -69,7 +67,7 @@ class MultiModalProcessor:
                 media += [(True, part) for part in videos[-1].parts]
             else:
                 media.append((False, self._reader.image(source)))
-        written = with_frame_times(with_placeholders(text, self._texts), videos, self._texts)
+        written = self._texts.write_out(text, [video.times_s for video in videos])
         token_ids = self._tokenizer.encode(written, add_special_tokens=not is_rendered)
         return self._of_media(text, token_ids, media)
 

@@ -4,13 +4,154 @@ A small state machine: token ids go through a table of bytes, bytes through an i
 concatenate to the result of `Tokenizer.decode`, with one exception: for a run of SentencePiece byte tokens that is not
 valid UTF-8, `decode` looks at the whole run, while the stream, which cannot look ahead, emits U+FFFD where
 `bytes.decode(errors="replace")` does.
+
+A `tokenizer.json` defines decoding as a chain of decoders. Three families cover the supported checkpoints, and all
+three work token by token, except for the leading space that some drop:
+
+- byte-level BPE (GPT-2; Qwen, Llama 3): each character of a token stands for one byte;
+- SentencePiece with byte fallback (Llama 1 and 2, Mistral): `▁` is a space, `<0x0A>` is a byte, and the first
+  space of the whole text is dropped;
+- Metaspace: `▁` is a space, and the first token loses its own.
 """
 
 import codecs
-from collections.abc import Sequence
-from typing import Protocol
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Protocol
 
-from octavo.tokenizer.byte_table import ByteTable
+from octavo.errors import CheckpointError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderRules:
+    """The effect of a chain of decoders on one token."""
+
+    byte_alphabet: str | None = None  # byte-level BPE: the character at index b stands for byte b
+    replacements: tuple[tuple[str, str], ...] = ()
+    byte_fallback: bool = False
+    num_leading_spaces: int = 0  # maximum number of spaces dropped at the start of the text
+    first_drops: str = ""  # removed from the first token, wherever it occurs
+    separator: str = ""  # inserted before every token but the first
+
+    def token_bytes(self, text: str) -> bytes:
+        """Return the bytes of a token within a text."""
+        return self.separator.encode() + self._plain_bytes(text)
+
+    def first_token_bytes(self, text: str) -> bytes:
+        """Return the bytes of the first token of a text."""
+        return self._plain_bytes(text.replace(self.first_drops, "") if self.first_drops else text)
+
+    def _plain_bytes(self, text: str) -> bytes:
+        for old, new in self.replacements:
+            text = text.replace(old, new)
+        if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(text)):
+            return bytes.fromhex(match[1])
+        if self.byte_alphabet is not None:
+            try:
+                return codecs.charmap_encode(text, "strict", _encoding_map(self.byte_alphabet))[0]
+            except UnicodeEncodeError:  # added tokens that are not spelled in the alphabet are literal text
+                return text.encode()
+        return text.encode()
+
+
+class ByteTable:
+    """Maps token ids to bytes for one value of `skip_special_tokens`; filled on demand.
+
+    Ids that are not tokens have no bytes: gaps in the vocabulary, or ids beyond its end.
+    """
+
+    def __init__(
+        self, rules: DecoderRules, text_of: Callable[[int], str | None], skipped_ids: frozenset[int] = frozenset()
+    ) -> None:
+        """`text_of` returns a token's text in the vocabulary, or None for an id that is not a token."""
+        self._text_of = text_of
+        self._skipped_ids = skipped_ids
+        self.num_leading_spaces = rules.num_leading_spaces
+        self.pieces: Mapping[int, bytes] = _Pieces(rules.token_bytes, self._spoken_text)
+        self.first_pieces = self.pieces  # the same object if the first token is not special
+        if rules.first_drops or rules.separator:
+            self.first_pieces = _Pieces(rules.first_token_bytes, self._spoken_text)
+
+    def is_silent(self, token_id: int) -> bool:
+        """Return whether a token produces no text and so does not count as the first."""
+        return self._spoken_text(token_id) is None
+
+    def _spoken_text(self, token_id: int) -> str | None:
+        return None if token_id in self._skipped_ids else self._text_of(token_id)
+
+
+class _Pieces(dict[int, bytes]):
+    """Filled on demand: a vocabulary has 150,000 tokens, of which an output uses a few hundred."""
+
+    def __init__(self, bytes_of: Callable[[str], bytes], text_of: Callable[[int], str | None]) -> None:
+        super().__init__()
+        self._bytes_of = bytes_of
+        self._text_of = text_of
+
+    def __missing__(self, token_id: int) -> bytes:
+        text = self._text_of(token_id)
+        piece = self[token_id] = b"" if text is None else self._bytes_of(text)
+        return piece
+
+
+def parse_decoder(spec: Mapping[str, Any] | None) -> DecoderRules:
+    """Reduce the `decoder` section of a `tokenizer.json` to per-token rules.
+
+    Raises:
+        CheckpointError: a decoder that is unknown or does not work token by token.
+    """
+    if spec is None:
+        return DecoderRules(separator=" ")  # the tokenizers library joins token texts with spaces in this case
+    rules = DecoderRules()
+    for part in _flatten(spec):
+        rules = _add_decoder(rules, part)
+    return rules
+
+
+def byte_alphabet() -> str:
+    """Return GPT-2's byte-level BPE alphabet: printable Latin-1 characters are their own byte, U+0100 on are the rest.
+
+    Source: Radford et al. 2019, section 2.2, and the vocabulary published with it.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return "".join(chr(byte if byte in printable else 0x100 + others.index(byte)) for byte in range(0x100))
+
+
+@cache
+def _encoding_map(alphabet: str) -> Any:  # its type is private to codecs
+    return codecs.charmap_build(alphabet)
+
+
+def _flatten(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    if spec["type"] != "Sequence":
+        return [spec]
+    return [part for inner in spec["decoders"] for part in _flatten(inner)]
+
+
+def _add_decoder(rules: DecoderRules, spec: Mapping[str, Any]) -> DecoderRules:
+    match spec:
+        case {"type": "ByteLevel"}:
+            return replace(rules, byte_alphabet=byte_alphabet())
+        case {"type": "ByteFallback"}:
+            return replace(rules, byte_fallback=True)
+        case {"type": "Fuse"}:
+            return rules
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+            return replace(rules, replacements=(*rules.replacements, (old, new)))
+        case {"type": "Strip", "content": " ", "start": int(start), "stop": 0}:
+            return replace(rules, num_leading_spaces=start)
+        case {"type": "Metaspace", "replacement": str(mark), "prepend_scheme": str(scheme)}:
+            dropped = "" if scheme == "never" else mark
+            return replace(rules, replacements=(*rules.replacements, (mark, " ")), first_drops=dropped)
+    raise CheckpointError(
+        f"tokenizer.json: decoder {spec!r} is not supported; known: ByteLevel, ByteFallback, Fuse, Replace (of a plain "
+        "string), Strip (of leading spaces), Metaspace, and sequences of them"
+    )
 
 
 class HasByteTable(Protocol):

@@ -17,8 +17,7 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from octavo.errors import CheckpointError
-from octavo.tokenizer.gguf import read_gguf_tokenizer
-from octavo.tokenizer.library import library_errors
+from octavo.tokenizer.gguf import library_errors, read_gguf_tokenizer
 
 _LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 _SPACE = "\u2581"  # SentencePiece's mark of a space

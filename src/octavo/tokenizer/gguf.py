@@ -5,7 +5,8 @@ SentencePiece BPE with scores. Each is built like the tokenizer.json of its fami
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,9 +15,24 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers,
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from octavo.errors import CheckpointError, UnsupportedModelError
+from octavo.errors import CheckpointError, OctavoError, UnsupportedModelError
 from octavo.gguf.file import GgufFile
-from octavo.tokenizer.library import library_errors
+
+_PANIC = "PanicException"  # pyo3 makes a class of this name in each library
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Raise what the library raises as `CheckpointError`, which begins with `what`: the file, and what is wrong."""
+    try:
+        yield
+    except OctavoError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
+        raise CheckpointError(f"{what}: {str(error).partition(chr(10))[0]}") from error
+
 
 # enum llama_token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4

@@ -16,7 +16,7 @@ from typing import Any, Self
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from octavo.tokenizer.byte_table import byte_alphabet
+from octavo.tokenizer.detokenizer import byte_alphabet
 
 _LETTERS = (string.ascii_letters + string.digits).encode()
 _LETTER_SET = frozenset(_LETTERS.decode())

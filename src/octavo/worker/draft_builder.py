@@ -13,7 +13,7 @@ from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.device.manager import DeviceManager
 from octavo.distributed.groups import Group
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.registry import resolve_schemes
+from octavo.layers.quant.base import resolve_schemes
 from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model

@@ -12,7 +12,7 @@ from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.device.manager import DeviceManager
 from octavo.distributed.groups import Group
 from octavo.errors import InvalidParameterError
-from octavo.loader.auto import tensor_names
+from octavo.loader.registry import tensor_names
 from octavo.models.common import DecoderForCausalLM
 from octavo.models.eagle3 import Eagle3Head
 from octavo.models.interfaces import CausalLM

@@ -10,7 +10,7 @@ import torch
 
 from octavo.contracts.engine import VisionInput
 from octavo.contracts.schedule import SchedulerOutput
-from octavo.models.vision_tower import VisionTower
+from octavo.models.vision import VisionTower
 from octavo.worker.request_rows import RequestRows
 
 

@@ -8,7 +8,7 @@ from octavo.config.model import ModelConfig
 from octavo.distributed.groups import ParallelGroups
 from octavo.kernels.reference import Kernels
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.registry import make_schemes
+from octavo.layers.quant.base import make_schemes
 from octavo.layers.weight_owner import WeightOwner
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model

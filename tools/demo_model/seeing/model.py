@@ -15,7 +15,7 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from octavo.config.hf_images import TOWER_READERS
 from octavo.config.json_fields import JsonFields
-from octavo.multimodal.native_size import NativeSizeProcessor
+from octavo.multimodal.image_processors import NativeSizeProcessor
 
 MAX_LENGTH = 2048
 PATCH, MERGE = 14, 2

@@ -15,34 +15,27 @@ import torch
 from octavo.config.json_fields import JsonFields
 from octavo.distributed.shares import Share
 from octavo.errors import UnsupportedModelError
-from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, WeightFormat
+from octavo.kernels.quantization import IntegerFormat, WeightFormat
 from octavo.kernels.types import LinearRole
 from octavo.layers.quant.base import DENSE, TensorSpec, WeightScheme
 from octavo.layers.quant.float8 import Float8Scheme
+from octavo.layers.quant.grouped import GroupedScheme, unpack
 from octavo.layers.quant.names import LayerNames
-from octavo.layers.quant.words import per_word, unpack
 
 _PACKED, _PLAIN, _FLOAT = "pack-quantized", ("int-quantized", "naive-quantized"), ("float-quantized", "naive-quantized")
-_EVERY_LINEAR = "Linear"
 _IN_WEIGHTS = ("weight_input", "weight_output")  # where transforms are multiplied into weights when they are saved
 _CONTIGUOUS = (None, False, "weight", "static")  # values of actorder that keep a group's inputs contiguous
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CompressedTensorsScheme(WeightScheme):
-    """See the module docstring."""
+class CompressedTensorsScheme(GroupedScheme):
+    """Integers."""
 
-    form: IntegerFormat
+    method = "compressed-tensors"
     is_packed: bool
-    is_symmetric: bool
-
-    @property
-    def name(self) -> str:
-        groups = f"in groups of {self.form.group_size}" if self.form.group_size else "with a scale for each output"
-        return f"compressed-tensors, {self.form.bits} bits {groups}"
 
     def tensors(self, num_outputs: int, in_size: int) -> dict[str, TensorSpec]:
-        in_word, num_groups = per_word(self.form.bits), self.form.num_groups(in_size)
+        in_word, num_groups = 32 // self.form.bits, self.form.num_groups(in_size)
         found = {"weight_scale": TensorSpec((num_outputs, num_groups))}
         if self.is_packed:
             found["weight_packed"] = TensorSpec((num_outputs, -(-in_size // in_word)), is_integer=True)
@@ -54,34 +47,24 @@ class CompressedTensorsScheme(WeightScheme):
             found["weight_zero_point"] = TensorSpec((num_rows, num_groups), is_integer=True)
         return found
 
-    def weight(self, tensors: Mapping[str, torch.Tensor], outputs: Share, inputs: Share) -> QuantizedWeight:
-        rows = slice(outputs.start, outputs.stop)
-        form, groups = self.form.of_share(inputs.start, inputs.stop, inputs.total)
-        scales = tensors["weight_scale"][rows][:, groups.to(tensors["weight_scale"].device)].float()  # [N, G]
-        offsets = None if self.is_symmetric else -scales * self._zeros(tensors, outputs)[:, groups].float()
-        return QuantizedWeight(format=form, values=self._values(tensors, rows, inputs), scales=scales, offsets=offsets)
-
-    def form_of(self, inputs: Share) -> WeightFormat:
-        return self.form.of_share(inputs.start, inputs.stop, inputs.total)[0]
-
-    def num_bytes(self, num_outputs: int, in_size: int, dtype: torch.dtype) -> int:
-        offsets = 0 if self.is_symmetric else 4 * num_outputs * self.form.num_groups(in_size)
-        return self.form.num_bytes(num_outputs, in_size) + offsets
-
-    def _values(self, tensors: Mapping[str, torch.Tensor], rows: slice, inputs: Share) -> torch.Tensor:
+    def integers(self, tensors: Mapping[str, torch.Tensor], outputs: Share, inputs: Share) -> torch.Tensor:
         if not self.is_packed:
-            return tensors["weight"][rows, inputs.start : inputs.stop].to(torch.int8)
-        in_word = per_word(self.form.bits)
-        first = inputs.start // in_word
-        words = tensors["weight_packed"][rows, first : -(-inputs.stop // in_word)]
-        start = inputs.start - first * in_word
-        return unpack(words, self.form.bits, start + inputs.size)[:, start:]
+            return tensors["weight"][outputs.start : outputs.stop, inputs.start : inputs.stop].to(torch.int8)
+        words = tensors["weight_packed"][outputs.start : outputs.stop]
+        return unpack(words, self.form.bits, inputs.start, inputs.stop)
 
-    def _zeros(self, tensors: Mapping[str, torch.Tensor], outputs: Share) -> torch.Tensor:
+    def scales(self, tensors: Mapping[str, torch.Tensor], outputs: Share, groups: torch.Tensor) -> torch.Tensor:
+        return tensors["weight_scale"][outputs.start : outputs.stop][:, groups].float()
+
+    def zeros(self, tensors: Mapping[str, torch.Tensor], outputs: Share, groups: torch.Tensor) -> torch.Tensor | None:
+        if self.is_symmetric:
+            return None
         zeros = tensors["weight_zero_point"]
         if self.is_packed:
-            zeros = unpack(zeros.T.contiguous(), self.form.bits, outputs.total).T
-        return zeros[outputs.start : outputs.stop]
+            zeros = unpack(zeros.T.contiguous(), self.form.bits, outputs.start, outputs.stop).T
+        else:
+            zeros = zeros[outputs.start : outputs.stop]
+        return zeros[:, groups].float()
 
 
 class CompressedTensorsSchemes:
@@ -111,7 +94,7 @@ class CompressedTensorsSchemes:
         if role == "router" or layer in self._ignored:
             return DENSE
         named = (scheme for _, names, scheme in self._groups if layer in names)
-        other = (scheme for targets, _, scheme in self._groups if _EVERY_LINEAR in targets)
+        other = (scheme for targets, _, scheme in self._groups if "Linear" in targets)
         return next(named, next(other, DENSE))
 
 
@@ -165,9 +148,8 @@ def _read_floats(weights: JsonFields, file_format: str) -> Float8Scheme:
 
 def _expect_format(weights: JsonFields, file_format: str, *supported: str) -> None:
     if file_format not in supported:
-        raise UnsupportedModelError(
-            f"{weights.origin}: format={file_format!r} is not supported; supported: {', '.join(supported)}"
-        )
+        limit = f"is not supported; supported: {', '.join(supported)}"
+        raise UnsupportedModelError(f"{weights.origin}: format={file_format!r} {limit}")
 
 
 def _expect(fields: JsonFields, key: str, *supported: object) -> None:

@@ -2,7 +2,8 @@
 
 w = scale * q, with one scale for the tensor, for each output, for groups of inputs, or for blocks of outputs and inputs
 (DeepSeek-AI 2024, arXiv:2412.19437, section 3.3). Activations are not quantized, whatever the checkpoint asks for: that
-is closer to what its weights stand for.
+is closer to what its weights stand for. With `quantization=`, weights are expanded and quantized again when a layer is
+packed: on CPUs, which have no kernels for such floats, that is what makes them small and fast.
 
 Legend: N = outputs, K = inputs, G = groups of inputs.
 """
@@ -17,15 +18,13 @@ from octavo.distributed.shares import Share
 from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.kernels.quantization import Float8Format, QuantizedWeight, WeightFormat
 from octavo.kernels.types import LinearRole
-from octavo.layers.quant.base import DENSE, TensorSpec, WeightScheme
-from octavo.layers.quant.names import LayerNames
-
-_OF_ACTIVATIONS = ("input_scale", "activation_scale")
+from octavo.layers.quant.base import QuantizedAtLoad, Schemes, TensorSpec, WeightScheme
+from octavo.layers.quant.names import LayerNames, UniformSchemes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Float8Scheme(WeightScheme):
-    """See the module docstring."""
+    """A weight in e4m3."""
 
     method: str  # quant_method
     scale_names: tuple[str, ...] = ("weight_scale",)  # of which a file has one
@@ -46,11 +45,11 @@ class Float8Scheme(WeightScheme):
         of_outputs = ((num_outputs, 1), (num_outputs,)) if self.block == (None, None) else ()
         is_required = len(self.scale_names) == 1
         scales = TensorSpec(shape, is_required=is_required, other_shapes=(*one, *of_outputs))
-        of_activations = TensorSpec((1,), is_required=False, other_shapes=((),))  # static ones; not used
+        unused = TensorSpec((1,), is_required=False, other_shapes=((),))  # static ones of activations
         return {
             "weight": TensorSpec((num_outputs, in_size), is_float8=True),
             **dict.fromkeys(self.scale_names, scales),
-            **dict.fromkeys(_OF_ACTIVATIONS, of_activations),
+            **dict.fromkeys(("input_scale", "activation_scale"), unused),
         }
 
     def weight(self, tensors: Mapping[str, torch.Tensor], outputs: Share, inputs: Share) -> QuantizedWeight:
@@ -74,30 +73,52 @@ class Float8Scheme(WeightScheme):
         return self.form.of_share(inputs.start, inputs.stop, inputs.total)[0]
 
 
-class Float8Schemes:
-    """See `Schemes`. All linears of decoder blocks are quantized, except those that the configuration excludes."""
+def read_float8(fields: JsonFields) -> UniformSchemes:
+    """Read the checkpoint's configuration.
 
-    def __init__(self, fields: JsonFields) -> None:
-        """Read the checkpoint's configuration.
+    Raises:
+        UnsupportedModelError: a setting that Octavo does not support.
+    """
+    method = fields.text("quant_method")
+    if (kind := fields.text("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
+        raise UnsupportedModelError(f"{fields.origin}: fmt={kind!r} is not supported; supported: 'e4m3'")
+    if "weight_block_size" in fields:
+        sizes = fields.integers("weight_block_size")
+        if len(sizes) != 2 or not all(sizes):
+            raise fields.fail("weight_block_size", "two numbers, of outputs and inputs, are expected")
+        scheme = Float8Scheme(method=method, scale_names=("weight_scale_inv",), block=(sizes[0], sizes[1]))
+    else:
+        scheme = Float8Scheme(method=method, scale_names=("weight_scale", "weight_scale_inv"))
+    return UniformSchemes(method, scheme, LayerNames.excluded(fields))
 
-        Raises:
-            UnsupportedModelError: a setting that Octavo does not support.
-        """
-        self.name = fields.text("quant_method")
-        if (kind := fields.text("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
-            raise UnsupportedModelError(f"{fields.origin}: fmt={kind!r} is not supported; supported: 'e4m3'")
-        self._scheme = _read_scheme(self.name, fields)
-        self._excluded = LayerNames.excluded(fields)
-        self.forms: frozenset[WeightFormat | None] = frozenset({None, self._scheme.form})
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequantizedScheme(WeightScheme):
+    """Stored as 8-bit floats, computed in `form`."""
+
+    stored: Float8Scheme
+    form: WeightFormat | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.stored.name}, quantized again at load"
+
+    def tensors(self, num_outputs: int, in_size: int) -> dict[str, TensorSpec]:
+        return self.stored.tensors(num_outputs, in_size)
+
+    def weight(self, tensors: Mapping[str, torch.Tensor], outputs: Share, inputs: Share) -> torch.Tensor:
+        weight = self.stored.weight(tensors, outputs, inputs)
+        assert isinstance(weight, QuantizedWeight)
+        return weight.dequantized()
+
+
+@dataclass(frozen=True, slots=True)
+class Requantized(QuantizedAtLoad):
+    """`quantization=` of a checkpoint in 8-bit floats; layers that it leaves dense are quantized, too."""
+
+    stored: Schemes | None = None
 
     def scheme_of(self, layer: str, role: LinearRole) -> WeightScheme:
-        return DENSE if role in ("router", "logits") or layer in self._excluded else self._scheme
-
-
-def _read_scheme(method: str, fields: JsonFields) -> Float8Scheme:
-    if "weight_block_size" not in fields:
-        return Float8Scheme(method=method, scale_names=("weight_scale", "weight_scale_inv"))
-    sizes = fields.integers("weight_block_size")
-    if len(sizes) != 2 or not all(sizes):
-        raise fields.fail("weight_block_size", "two numbers, of outputs and inputs, are expected")
-    return Float8Scheme(method=method, scale_names=("weight_scale_inv",), block=(sizes[0], sizes[1]))
+        stored = None if self.stored is None else self.stored.scheme_of(layer, role)
+        made = QuantizedAtLoad.scheme_of(self, layer, role)
+        return RequantizedScheme(stored=stored, form=made.form) if isinstance(stored, Float8Scheme) else made

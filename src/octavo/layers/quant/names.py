@@ -1,4 +1,4 @@
-"""Layer names in a checkpoint's configuration, to include or to exclude, in every spelling that tools write."""
+"""Which layers a checkpoint's configuration includes or excludes: names in every spelling that tools write."""
 
 import fnmatch
 import re
@@ -7,11 +7,13 @@ from types import MappingProxyType
 
 from octavo.config.json_fields import JsonFields
 from octavo.errors import UnsupportedModelError
+from octavo.kernels.quantization import WeightFormat
+from octavo.kernels.types import LinearRole
+from octavo.layers.quant.base import DENSE, WeightScheme
 
 _REGEX = "re:"
 _EXCLUDING_KEYS = ("modules_to_not_convert", "ignored_layers", "ignore")
-# What a layer's name, of models of text alone, begins with; and where models with a vision tower have it.
-_OF_TEXT = ("model.", "lm_head")
+# What a layer's name, of models of text alone, begins with; and where models of text and pictures have it.
 _PREFIX = re.compile(r"^(model\.)?language_model\.(model\.)?")
 _INSIDE = MappingProxyType(
     {
@@ -32,8 +34,8 @@ class LayerNames:
 
     A name matches layers whose name contains it, as in AutoAWQ and transformers, but "layers.1" not layer 10, and
     "mlp.gate", a router, not "mlp.gate_proj". After "re:" comes a regular expression for the beginning of a layer's
-    name. A layer has the name that it has in a model with a vision tower, too, and that of the layer that engines merge
-    it into ("qkv_proj").
+    name. A layer has the name that it has in a model of text and pictures, too, and that of the layer that engines
+    merge it into ("qkv_proj").
 
     Raises:
         UnsupportedModelError: an invalid regular expression.
@@ -43,9 +45,8 @@ class LayerNames:
         try:
             known = [_Name(name) for name in names if name.strip(".")]
         except re.error as error:
-            raise UnsupportedModelError(
-                f"quantization_config: {error.pattern!r} is no regular expression: {error}"
-            ) from error
+            why = f"{error.pattern!r} is no regular expression: {error}"
+            raise UnsupportedModelError(f"quantization_config: {why}") from error
         self._plain = tuple((name.text, name) for name in known if not name.is_whole)
         self._has_fused = any(name.is_fused for name in known)
         self._whole = tuple(name for name in known if name.is_whole)
@@ -103,10 +104,8 @@ def _as_of_text(name: str) -> str:
 
 def _spellings(layer: str) -> list[str]:
     """Return a layer's name, and those that it has inside a larger model."""
-    start = next((start for start in _OF_TEXT if layer.startswith(start)), None)
-    if start is None:
-        return [layer]
-    return [layer, *(inside + layer.removeprefix(start) for inside in _INSIDE[start])]
+    start = next((start for start in _INSIDE if layer.startswith(start)), "")
+    return [layer, *(inside + layer.removeprefix(start) for inside in _INSIDE.get(start, ()))]
 
 
 def _fused(layer: str) -> list[str]:
@@ -116,3 +115,16 @@ def _fused(layer: str) -> list[str]:
     if last not in _FUSED:
         return []
     return [name for base in dict.fromkeys((stem, without_number)) for name in _spellings(f"{base}.{_FUSED[last]}")]
+
+
+class UniformSchemes:
+    """One scheme for all linears of decoder blocks, except for `excluded` ones; see `Schemes`."""
+
+    def __init__(self, name: str, scheme: WeightScheme, excluded: LayerNames, *, has_head: bool = False) -> None:
+        """`has_head`: the logits head is no exception."""
+        self.name, self._scheme, self._excluded, self._has_head = name, scheme, excluded, has_head
+        self.forms: frozenset[WeightFormat | None] = frozenset({None, scheme.form})
+
+    def scheme_of(self, layer: str, role: LinearRole) -> WeightScheme:
+        is_dense = role == "router" or (role == "logits" and not self._has_head) or layer in self._excluded
+        return DENSE if is_dense else self._scheme

@@ -46,7 +46,7 @@ FORMS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class OctavoScheme(WeightScheme):
-    """See the module docstring."""
+    """Integers of one weight."""
 
     form: IntegerFormat
 

@@ -8,11 +8,9 @@ from typing import Self
 
 from octavo.errors import InvalidParameterError
 from octavo.inputs import TokensPrompt
-from octavo.multimodal.data_urls import is_data_url, read_data_url
-from octavo.multimodal.media import DETAILS
-from octavo.multimodal.pictures import PictureFile, PictureLimits
+from octavo.multimodal.media import DETAILS, VideoFile
+from octavo.multimodal.pictures import PictureFile, PictureLimits, is_data_url, read_data_url
 from octavo.multimodal.prompt import MultiModalPrompt
-from octavo.multimodal.videos import VideoFile
 from octavo.server.args import ServerArgs
 from octavo.server.errors import bad_request
 from octavo.server.openai.params import truncated
