@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from octavo.loader import staging
+from octavo.loader import base
 from octavo.loader.base import staged
 
 
 def test_tensors_arrive_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "_PART_BYTES", 64)
+    monkeypatch.setattr(base, "_PART_BYTES", 64)
     sizes: list[int] = []
 
     def host_bytes(num_bytes: int) -> torch.Tensor:

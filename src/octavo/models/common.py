@@ -159,6 +159,8 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.attention_norm, self.attention = attention_norm, attention
         self.mlp_norm, self.mlp = mlp_norm, mlp
+        self.post_attention_norm: RMSNorm | None
+        self.post_mlp_norm: RMSNorm | None
         self.post_attention_norm, self.post_mlp_norm = post_norms or (None, None)
 
     def forward(
@@ -202,7 +204,11 @@ class DecoderForCausalLM(CausalLM):
         for expert in ("experts.{expert}", "shared_expert")
         for part in ("gate_up", "down")
     )
-    ignored_weights = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+    ignored_weights: ClassVar[tuple[str, ...]] = (
+        "rotary_emb.inv_freq",
+        "rotary_emb.cos_cached",
+        "rotary_emb.sin_cached",
+    )
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__(config, context)
