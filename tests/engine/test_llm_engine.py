@@ -22,7 +22,7 @@ from octavo.errors import EngineDeadError, InvalidParameterError, PromptTooLongE
 from octavo.multimodal.prompt import MultiModalPrompt
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestPriority, SamplingParams
-from octavo.server.openai.content_parts import token_ids_of
+from octavo.server.openai.chat_prompt import token_ids_of
 from octavo.testing import FakeExecutor
 from octavo.tokenizer.tokenizer import Tokenizer
 

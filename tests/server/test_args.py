@@ -8,7 +8,7 @@ import pytest
 from octavo.config.args import EngineArgs
 from octavo.errors import InvalidParameterError
 from octavo.server.args import ReasoningParserName, ServerArgs, ToolCallParserName, is_loopback
-from octavo.server.openai.parsers.registry import AUTO, NONE, REASONING_FORMATS, TOOL_CALL_PARSERS
+from octavo.server.openai.answer_plan import AUTO, NONE, REASONING_FORMATS, TOOL_CALL_PARSERS
 
 
 @pytest.mark.parametrize(

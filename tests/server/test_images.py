@@ -19,9 +19,8 @@ from octavo.errors import InvalidParameterError
 from octavo.multimodal.pictures import PictureFile
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError
-from octavo.server.openai.content_parts import MediaReader
+from octavo.server.openai.media import MediaReader, RemoteMedia, is_public
 from octavo.server.openai.protocol import ChatMessage, ContentPart
-from octavo.server.remote_media import RemoteMedia, is_public
 
 OPTIONS = ("--dtype", "float32", "--block-size", "4", "--num-kv-blocks", "256")
 

@@ -14,14 +14,12 @@ from octavo.demo import demo_model_path
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError
 from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
-from octavo.server.openai.chat_prompt import BegunAnswer
-from octavo.server.openai.messages import template_messages
+from octavo.server.openai.chat_prompt import BegunAnswer, template_messages, unread_parts
 from octavo.server.openai.parsers.base import parse_all
-from octavo.server.openai.parsers.hermes import HermesParser
+from octavo.server.openai.parsers.json_calls import HermesParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage
 from octavo.server.openai.tools import tool_wire_names
-from octavo.server.openai.unread import unread_parts
 from octavo.structured_output import Reasoning, StructuredOutput
 from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.tokenizer import Tokenizer

@@ -138,6 +138,11 @@ class InputProcessor:
             self.check_text_length(text)
         return {"prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)}  # the template writes them
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether the model takes images, and videos if it says so."""
+        return self._multimodal is not None
+
     def check_text_length(self, text: str) -> None:
         """See `ContextLimit.check_text`; for text that is tokenized elsewhere."""
         self._limit.check_text(text)

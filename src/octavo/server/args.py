@@ -14,7 +14,7 @@ from octavo.errors import InvalidParameterError
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-# The formats of `server/openai/parsers/registry.py`, which is not imported here to keep --help fast.
+# The formats of `server/openai/answer_plan.py`, which is not imported here to keep --help fast.
 ToolCallParserName = Literal[
     "auto", "none", "hermes", "llama3_json", "mistral", "mistral_args", "pythonic", "qwen3_coder"
 ]

@@ -15,8 +15,7 @@ from fastapi.responses import HTMLResponse
 
 from octavo.server.errors import ErrorReply
 from octavo.server.lifecycle import ServerInfo, TokenizerInfo
-from octavo.server.openai.adapters import AdapterReply, LoadAdapterRequest, UnloadAdapterRequest
-from octavo.server.openai.models import ModelCard, ModelList
+from octavo.server.openai.models import AdapterReply, LoadAdapterRequest, ModelCard, ModelList, UnloadAdapterRequest
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
 

@@ -14,18 +14,16 @@ from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, as_api_error
 from octavo.server.exchange import CLIENT_LEFT, Exchange
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.openai.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from octavo.server.openai.models import ModelList
+from octavo.server.openai.models import LoadAdapterRequest, ModelList, UnloadAdapterRequest
 from octavo.server.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerationRequest,
     TokenizeRequest,
-    decode,
+    read_request,
 )
 from octavo.server.openai.replies import ChatCompletion, Completion
-from octavo.server.openai.unknown_fields import unknown_fields
 from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
 
 T = TypeVar("T")
@@ -131,12 +129,12 @@ class Routes:
 
     async def load_lora_adapter(self, request: Request) -> Response:
         """Serve a LoRA adapter below the server's root under a name of its own."""
-        wire = decode(Exchange.in_scope(request.scope).body, LoadAdapterRequest)
+        wire, _ = read_request(Exchange.in_scope(request.scope).body, LoadAdapterRequest)
         return json_response(await self._lifecycle.service.adapters.load(wire))
 
     async def unload_lora_adapter(self, request: Request) -> Response:
         """No longer serve a LoRA adapter; answers when its running requests have ended."""
-        wire = decode(Exchange.in_scope(request.scope).body, UnloadAdapterRequest)
+        wire, _ = read_request(Exchange.in_scope(request.scope).body, UnloadAdapterRequest)
         return json_response(await self._lifecycle.service.adapters.unload(wire))
 
     async def _answer(self, request: Request, kind: type[T], answer: Callable[..., Awaitable[Reply]]) -> Response:
@@ -144,7 +142,7 @@ class Routes:
         exchange = Exchange.in_scope(request.scope)
         body = exchange.body
         is_large = len(body) > LARGE_BODY
-        wire, warnings = await asyncio.to_thread(read, body, kind) if is_large else read(body, kind)
+        wire, warnings = await asyncio.to_thread(read_request, body, kind) if is_large else read_request(body, kind)
         exchange.warnings += warnings
         record_request(exchange, wire, self._args)
         reply = await unless_client_leaves(request, answer(wire, warn=exchange.warnings.append, is_large=is_large))
@@ -152,11 +150,6 @@ class Routes:
             return Response(status_code=CLIENT_LEFT)
         record_reply(exchange, reply)
         return json_response(reply) if isinstance(reply, msgspec.Struct) else EventStreamResponse(reply)
-
-
-def read(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
-    """Return a request, and warnings about fields that have no effect. Raises as `decode`."""
-    return decode(body, kind), unknown_fields(body, kind)
 
 
 async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None:

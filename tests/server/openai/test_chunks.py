@@ -7,10 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.server.openai.chat import ChatChunks
-from octavo.server.openai.completion import CompletionChunks
-from octavo.server.openai.replies import make_usage
-from octavo.server.openai.reply_stream import ReplyHead
+from octavo.server.openai.reply_stream import Chunks, ReplyHead, make_usage
 
 HEAD = ReplyHead(id="chatcmpl-1", model='m"odel', created=7, system_fingerprint="f")
 USAGE = make_usage(3, 4, 1)
@@ -26,7 +23,7 @@ def parsed(frame: bytes) -> Any:
 @given(text=st.text())
 @pytest.mark.parametrize("shows_usage", [False, True])
 def test_a_piece_of_content_says_what_the_long_way_says(text: str, shows_usage: bool) -> None:
-    chunks = ChatChunks(HEAD, 3, include_usage=shows_usage)
+    chunks = Chunks(HEAD, 3, is_chat=True, include_usage=shows_usage)
     assert parsed(chunks.text(2, text)) == parsed(chunks.piece(2, {"content": text}))
     assert parsed(chunks.text(2, text))["choices"][0]["delta"] == {"content": text}
     assert ("usage" in parsed(chunks.text(0, text))) == shows_usage
@@ -34,23 +31,23 @@ def test_a_piece_of_content_says_what_the_long_way_says(text: str, shows_usage: 
 
 @given(text=st.text())
 def test_a_piece_of_text_says_what_the_long_way_says(text: str) -> None:
-    chunks = CompletionChunks(HEAD, 2, include_usage=False)
+    chunks = Chunks(HEAD, 2, is_chat=False, include_usage=False)
     assert parsed(chunks.text(1, text)) == parsed(chunks.piece(1, text))
     assert parsed(chunks.text(1, text))["choices"][0]["text"] == text
 
 
 def test_the_head_is_the_same_in_all() -> None:
-    chunks = ChatChunks(HEAD, 1, include_usage=True)
-    frames = [chunks.text(0, "x"), chunks.piece(0, {}, finish_reason="stop", stop_reason=None), chunks.of_usage(USAGE)]
+    chunks = Chunks(HEAD, 1, is_chat=True, include_usage=True)
+    frames = [chunks.text(0, "x"), chunks.piece(0, {}, finish_reason="stop", stop_reason=None), chunks.usage(USAGE)]
     for chunk in map(parsed, frames):
         assert (chunk["id"], chunk["object"], chunk["created"]) == ("chatcmpl-1", "chat.completion.chunk", 7)
         assert (chunk["model"], chunk["system_fingerprint"]) == ('m"odel', "f")
 
 
 def test_usage_is_null_until_it_is_told() -> None:
-    chunks = ChatChunks(HEAD, 1, include_usage=True)
+    chunks = Chunks(HEAD, 1, is_chat=True, include_usage=True)
     assert parsed(chunks.text(0, "x"))["usage"] is None
-    last = parsed(chunks.of_usage(USAGE))
+    last = parsed(chunks.usage(USAGE))
     assert last["choices"] == []
     assert last["usage"]["total_tokens"] == 7
     assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}

@@ -7,19 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.server.errors import ApiError
-from octavo.server.openai.protocol import MAX_DEPTH, ChatCompletionRequest, CompletionRequest, decode
+from octavo.server.openai.protocol import MAX_DEPTH, ChatCompletionRequest, CompletionRequest, read_request
 
 
 def refusal(body: bytes, kind: type[object] = ChatCompletionRequest) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        decode(body, kind)
+        read_request(body, kind)
     assert caught.value.status == 400
     return caught.value
 
 
 def test_unknown_fields_and_nulls_are_accepted() -> None:
     body = {"messages": [{"role": "user", "content": "hi", "odd": [1]}], "store": True, "n": None, "verbosity": "low"}
-    request = decode(json.dumps(body).encode(), ChatCompletionRequest)
+    request, _ = read_request(json.dumps(body).encode(), ChatCompletionRequest)
     assert request.messages[0].content == "hi"
     assert request.n is None
 
@@ -30,12 +30,12 @@ def test_integers_may_be_written_as_floats() -> None:
         "messages": [{"role": "user", "content": [video]}], "max_tokens": 16.0, "seed": -3.0, "temperature": 1.0,
         "stop_token_ids": [1.0, 2, 3e2], "chat_template_kwargs": {"budget": 1.0},
     }  # fmt: skip
-    request = decode(json.dumps(body).encode(), ChatCompletionRequest)
+    request, _ = read_request(json.dumps(body).encode(), ChatCompletionRequest)
     assert (request.max_tokens, request.seed, request.stop_token_ids) == (16, -3, [1, 2, 300])
     assert request.messages[0].content[0].video_url.num_frames == 2  # type: ignore[index, union-attr]
     assert isinstance(request.temperature, float)
     assert isinstance(request.chat_template_kwargs["budget"], float)  # type: ignore[index]  # it is the template's
-    assert decode(b'{"prompt": [1.0, 2.0]}', CompletionRequest).prompt == [1, 2]
+    assert read_request(b'{"prompt": [1.0, 2.0]}', CompletionRequest)[0].prompt == [1, 2]
     for wrong, param in (({"n": 1.5}, "n"), ({"n": 1.0, "seed": 0.5}, "seed"), ({"stop": 1.0}, "stop")):
         assert refusal(json.dumps({"messages": [], **wrong}).encode()).detail.param == param
 
@@ -61,6 +61,12 @@ def test_a_wrong_type_is_named_with_its_path(body: object, param: str | None, wo
     assert "`" not in error.detail.message
 
 
+def test_a_number_out_of_range_is_named_unless_nobody_reads_it() -> None:
+    assert refusal(b'{"messages": [], "seed": 1e400}').detail.param == "seed"
+    request, _ = read_request(b'{"messages": [], "nobody": 1e400}', ChatCompletionRequest)
+    assert request.messages == []
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"{", b'{"messages": []', b'{"messages": [{"role": "\xff"}]}', b"NaN", b'{"messages": []} x']
 )
@@ -81,11 +87,11 @@ def test_depth_is_that_of_the_structure_whatever_is_in_strings(depth: int, text:
         value = [value]
     body = json.dumps({"prompt": "x", "unknown": value, "more": [text] * 3}).encode()
     if depth <= MAX_DEPTH:
-        assert decode(body, CompletionRequest).prompt == "x"
+        assert read_request(body, CompletionRequest)[0].prompt == "x"
     else:
         assert "nested" in refusal(body, CompletionRequest).detail.message
 
 
 @pytest.mark.parametrize("prompt", ["x", ["x", "y"], [1, 2], [[1, 2], [3]], ["x", [1]]])
 def test_prompts_come_in_four_kinds(prompt: object) -> None:
-    assert decode(json.dumps({"prompt": prompt}).encode(), CompletionRequest).prompt == prompt
+    assert read_request(json.dumps({"prompt": prompt}).encode(), CompletionRequest)[0].prompt == prompt

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from octavo.demo import demo_model_path
 from octavo.outputs import Logprob
-from octavo.server.openai.logprobs import ChatRows, CompletionRows, Table, TokenNames, joined, prompt_tables
+from octavo.server.openai.replies import ChatRows, CompletionRows, Table, TokenNames, joined, prompt_tables
 from octavo.tokenizer.detokenizer import Detokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.server.parsers.support import cut, cut_places, make, parse_pieces
 
-from octavo.server.openai.parsers.base import Chain, Content, SpecialTokenFilter, parse_all
-from octavo.server.openai.parsers.reasoning import ReasoningParser
-from octavo.server.openai.parsers.registry import TOOL_CALL_PARSERS
+from octavo.server.openai.answer_plan import TOOL_CALL_PARSERS
+from octavo.server.openai.parsers.base import Content, parse_all
 from octavo.server.openai.parsers.tool_calls import ToolCallParser
+from octavo.server.openai.parsers.wrappers import Chain, ReasoningParser, SpecialTokenFilter
 
 PARTS = {
     "hermes": ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": ', '{"a": "}\\""}', "}", "<t", '{"x', "é\n"],

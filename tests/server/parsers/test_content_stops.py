@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.server.parsers.support import cut, cut_places, make
 
-from octavo.server.openai.content_stops import ContentStops
-from octavo.server.openai.parsers.base import Chain, OutputParser, ParsedMessage, SpecialTokenFilter, parse_all
-from octavo.server.openai.parsers.reasoning import ReasoningParser
-from octavo.server.openai.parsers.registry import TOOL_CALL_PARSERS
+from octavo.server.openai.answer_plan import TOOL_CALL_PARSERS
+from octavo.server.openai.parsers.base import OutputParser, ParsedMessage, parse_all
+from octavo.server.openai.parsers.wrappers import Chain, ContentStops, ReasoningParser, SpecialTokenFilter
 
 
 def parser(name: str = "hermes") -> OutputParser:

@@ -4,13 +4,13 @@ import pytest
 
 from octavo.demo import demo_model_path
 from octavo.errors import UnknownOptionError
-from octavo.server.openai.parsers.registry import (
+from octavo.server.openai.answer_plan import (
     REASONING_FORMATS,
+    REASONING_SIGNS,
     TOOL_CALL_PARSERS,
-    detect_reasoning_parser,
-    detect_tool_call_parser,
-    reasoning_format,
-    tool_call_parser,
+    TOOL_CALL_SIGNS,
+    AnswerFormats,
+    detected,
 )
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -58,7 +58,7 @@ OPENS_IN_PROMPT = PLAIN + "{% if add_generation_prompt %}<|im_start|>assistant\n
     ],
 )
 def test_tool_calls(template: str, name: str) -> None:
-    assert detect_tool_call_parser(template) == name
+    assert detected(template, TOOL_CALL_SIGNS) == name
 
 
 @pytest.mark.parametrize(
@@ -71,22 +71,24 @@ def test_tool_calls(template: str, name: str) -> None:
     ],
 )
 def test_reasoning(template: str, name: str) -> None:
-    assert detect_reasoning_parser(template) == name
+    assert detected(template, REASONING_SIGNS) == name
 
 
 def test_the_demo_model() -> None:
     template = Tokenizer.from_path(demo_model_path()).chat_template
     assert template is not None
-    assert detect_tool_call_parser(template.source) == "hermes"
-    assert detect_reasoning_parser(template.source) == "think"
+    assert detected(template.source, TOOL_CALL_SIGNS) == "hermes"
+    assert detected(template.source, REASONING_SIGNS) == "think"
 
 
 def test_names() -> None:
-    assert tool_call_parser("hermes") is TOOL_CALL_PARSERS["hermes"]
-    assert reasoning_format("qwen3") is REASONING_FORMATS["qwen3"]
-    assert tool_call_parser("none") is None
-    assert reasoning_format("none") is None
+    tokenizer = Tokenizer.from_path(demo_model_path())
+    named = AnswerFormats(tokenizer, tool_call_parser_name="hermes", reasoning_parser_name="qwen3")
+    assert named.tool_calls is TOOL_CALL_PARSERS["hermes"]
+    assert named.reasoning is REASONING_FORMATS["qwen3"]
+    none = AnswerFormats(tokenizer, tool_call_parser_name="none", reasoning_parser_name="none")
+    assert (none.tool_calls, none.reasoning) == (None, None)
     with pytest.raises(UnknownOptionError, match="did you mean 'llama3_json'"):
-        tool_call_parser("llama_json")
+        AnswerFormats(tokenizer, tool_call_parser_name="llama_json")
     with pytest.raises(UnknownOptionError, match="did you mean 'deepseek_r1'"):
-        reasoning_format("deepseek-r1")
+        AnswerFormats(tokenizer, reasoning_parser_name="deepseek-r1")

@@ -10,12 +10,13 @@ import pytest
 from tests.server.parsers.support import make
 
 from octavo.demo import demo_model_path
-from octavo.server.openai.parsers.base import CallLimit, ParsedMessage, parse_all
-from octavo.server.openai.parsers.hermes import HermesParser
+from octavo.server.openai.answer_plan import TOOL_CALL_PARSERS
+from octavo.server.openai.parsers.base import ParsedMessage, parse_all
+from octavo.server.openai.parsers.json_calls import HermesParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
-from octavo.server.openai.parsers.registry import TOOL_CALL_PARSERS
 from octavo.server.openai.parsers.tool_calls import ToolCallParser
+from octavo.server.openai.parsers.wrappers import CallLimit
 from octavo.server.openai.tools import call_or_answer, forced_parser, may_call, must_call
 from octavo.structured.llguidance_backend import LLGuidanceBackend
 from octavo.structured_output import StructuredOutput

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.server.parsers.support import cut, cut_places, make, parse_pieces
 
-from octavo.server.openai.parsers.base import Chain, Content, ContentOnly, Reasoning, SpecialTokenFilter, parse_all
-from octavo.server.openai.parsers.hermes import HermesParser
-from octavo.server.openai.parsers.reasoning import ReasoningParser
-from octavo.server.openai.parsers.registry import REASONING_FORMATS
+from octavo.server.openai.answer_plan import REASONING_FORMATS
+from octavo.server.openai.parsers.base import Content, ContentOnly, Reasoning, parse_all
+from octavo.server.openai.parsers.json_calls import HermesParser
+from octavo.server.openai.parsers.wrappers import Chain, ReasoningParser, SpecialTokenFilter
 
 
 @pytest.mark.parametrize(

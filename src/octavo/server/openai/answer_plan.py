@@ -1,27 +1,76 @@
-"""Tool calls and reasoning of one chat request: effects on its prompt, its parameters, and how answers are parsed."""
+"""Tool calls and reasoning of a chat: how a model marks them, what a request makes of them, how answers are parsed.
+
+A chat template reveals a model's formats: it renders earlier calls as the model was trained to write them. Unsupported
+formats are listed, too, so that they are not mistaken for supported ones.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypeVar
 
+from octavo.errors import UnknownOptionError
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import bad_request
 from octavo.server.openai.chat_prompt import BegunAnswer, prompt_options
-from octavo.server.openai.content_stops import ContentStops
-from octavo.server.openai.parsers.base import CallLimit, Chain, ContentOnly, OutputParser, SpecialTokenFilter
-from octavo.server.openai.parsers.reasoning import ReasoningParser
-from octavo.server.openai.parsers.registry import (
-    AUTO,
-    detect_reasoning_parser,
-    detect_tool_call_parser,
-    reasoning_format,
-    tool_call_parser,
+from octavo.server.openai.parsers.base import ContentOnly, OutputParser
+from octavo.server.openai.parsers.json_calls import HermesParser, Llama3JsonParser
+from octavo.server.openai.parsers.mistral import MistralArgsParser, MistralParser
+from octavo.server.openai.parsers.pythonic import PythonicParser
+from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
+from octavo.server.openai.parsers.tool_calls import ToolCallParser
+from octavo.server.openai.parsers.wrappers import (
+    CallLimit,
+    Chain,
+    ContentStops,
+    ReasoningFormat,
+    ReasoningParser,
+    SpecialTokenFilter,
 )
 from octavo.server.openai.protocol import ChatCompletionRequest
 from octavo.server.openai.tools import ToolUse, tool_use
 from octavo.structured_output import MAX_REASONING_TOKENS, Reasoning, StructuredOutput
 from octavo.tokenizer.tokenizer import Tokenizer
 
+T = TypeVar("T")
+
+AUTO, NONE = "auto", "none"  # detected from the chat template; no parser
+
+TOOL_CALL_PARSERS: Mapping[str, type[ToolCallParser]] = {
+    "hermes": HermesParser,
+    "llama3_json": Llama3JsonParser,
+    "mistral": MistralParser,
+    "mistral_args": MistralArgsParser,
+    "pythonic": PythonicParser,
+    "qwen3_coder": Qwen3CoderParser,
+}
+
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    "think": ReasoningFormat(begin="<think>", end="</think>"),
+    "qwen3": ReasoningFormat(begin="<think>", end="</think>"),
+    "deepseek_r1": ReasoningFormat(begin="<think>", end="</think>", always_starts_inside=True),
+    "mistral": ReasoningFormat(begin="[THINK]", end="[/THINK]"),
+}
+
+# The first entry that matches wins: all of its markers must be in the template.
+TOOL_CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (NONE, ("<arg_key>",)),  # GLM
+    (NONE, ("<tool_call>", "<tool_sep>")),  # Hunyuan
+    ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
+    ("hermes", ("<tool_call>", "arguments")),
+    ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("pythonic", ("[func_name1(",)),  # Llama 3.2 and 4, on request
+    ("llama3_json", ("<|start_header_id|>", '"parameters"')),
+    ("llama3_json", ("<|header_start|>", '"parameters"')),  # Llama 4
+    ("pythonic", ("<|python_start|>",)),  # Llama 4
+    ("pythonic", ("<|tool_call_start|>",)),  # LFM2
+)
+
+REASONING_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("think", ("<think>",)),
+    ("think", ("</think>",)),  # drops earlier reasoning; the model opens its own
+    ("mistral", ("[THINK]",)),
+)
 _SWITCHES = ("enable_thinking", "thinking")  # what templates call the variable that turns reasoning on and off
 _NUM_TAIL_TOKENS = 16  # enough of a prompt to see its final tags
 
@@ -29,26 +78,26 @@ _NUM_TAIL_TOKENS = 16  # enough of a prompt to see its final tags
 class AnswerFormats:
     """How one model marks tool calls and reasoning, detected from its chat template or given by name.
 
-    Raises:
-        UnknownOptionError: unknown parser name.
+    Raises UnknownOptionError: unknown parser name; the message suggests the closest.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, *, tool_call_parser_name: str = AUTO, reasoning_parser_name: str = AUTO
     ) -> None:
-        template = _template_text(tokenizer)
+        template = tokenizer.chat_template
+        text = "" if template is None else template.source + (template.tool_use_source or "")
         if tool_call_parser_name == AUTO:
-            tool_call_parser_name = detect_tool_call_parser(template)
+            tool_call_parser_name = detected(text, TOOL_CALL_SIGNS)
         if reasoning_parser_name == AUTO:
-            reasoning_parser_name = detect_reasoning_parser(template)
-        self.tool_calls = tool_call_parser(tool_call_parser_name)
-        self.reasoning = reasoning_format(reasoning_parser_name)
+            reasoning_parser_name = detected(text, REASONING_SIGNS)
+        self.tool_calls = _named("tool call parser", tool_call_parser_name, TOOL_CALL_PARSERS)
+        self.reasoning = _named("reasoning parser", reasoning_parser_name, REASONING_FORMATS)
         self.tokenizer = tokenizer
         self.special_tokens = frozenset(map(tokenizer.token_text, tokenizer.special_token_ids))
 
     @property
     def reasoning_tags_are_tokens(self) -> bool:
-        """Whether the reasoning tags are single tokens, so that a grammar can recognize them."""
+        """Whether the reasoning tags are single tokens, so that a constraint can recognize them."""
         tags = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
         return all(len(self.tokenizer.encode(tag, add_special_tokens=False)) == 1 for tag in tags)
 
@@ -62,6 +111,17 @@ class AnswerFormats:
             return inside
         tail = prompt_token_ids[-_NUM_TAIL_TOKENS:]
         return self.reasoning.starts_inside(self.tokenizer.decode(tail, skip_special_tokens=False))
+
+
+def _named(kind: str, name: str, known: Mapping[str, T]) -> T | None:
+    if name not in (NONE, *known):
+        raise UnknownOptionError(kind, name, (AUTO, NONE, *known))
+    return known.get(name)
+
+
+def detected(template: str, signs: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
+    """Return the name of the format that a chat template shows; `none` if there is none."""
+    return next((name for name, marks in signs if all(mark in template for mark in marks)), NONE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,14 +143,15 @@ class AnswerPlan:
     def of(cls, request: ChatCompletionRequest, params: SamplingParams, formats: AnswerFormats) -> Self:
         """Return the plan of `request` for this model; `params` come from its other fields.
 
-        Raises:
-            ApiError: 400, names the field.
-            InvalidParameterError: a tool's schema is too large or too deep.
+        Raises ApiError, 400; InvalidParameterError: a tool's schema is too large or too deep.
         """
-        tools = tool_use(request, formats.tool_calls)
+        has_tools = bool(request.tools) or request.tool_choice is not None
+        tools = tool_use(request, formats.tool_calls) if has_tools else None
         if tools is not None:
             params = params.replace(structured_output=tools.constraint(params.structured_output))
-        marks = _marks(formats, tools)
+        # The markers that the parsers must see.
+        marks = set() if tools is None else set(tools.own_parser.markers)
+        marks |= set() if formats.reasoning is None else {formats.reasoning.begin, formats.reasoning.end}
         hidden: frozenset[str] = frozenset()
         if marks & formats.special_tokens and params.skip_special_tokens:
             params = params.replace(skip_special_tokens=False)
@@ -110,19 +171,13 @@ class AnswerPlan:
     def after(self, prompt_token_ids: Sequence[int], begun: BegunAnswer | None = None) -> Self:
         """Return the plan for answers to this prompt: with reasoning and its budget before the constraint.
 
-        `begun` is the part of the answer in which the prompt ends.
-
-        Raises:
-            ApiError: 400; a budget that cannot be enforced.
+        `begun` is the part of the answer in which the prompt ends. Raises ApiError, 400: a budget that cannot be kept.
         """
-        if begun is not None:
-            return replace(self, is_continued=True)._settled(self.formats.starts_inside(prompt_token_ids, begun))
-        return self._settled(self.formats.starts_inside(prompt_token_ids))
-
-    def _settled(self, starts_inside: bool | None) -> Self:
+        starts_inside = self.formats.starts_inside(prompt_token_ids, begun)
+        plan = replace(self, starts_inside=starts_inside, is_continued=begun is not None)
         constraint, tags = self.params.structured_output, self.formats.reasoning
         if tags is None or starts_inside is None or (constraint is None and self.thinking_budget is None):
-            return replace(self, starts_inside=starts_inside)
+            return plan
         if self.formats.reasoning_tags_are_tokens and not (self.thinks_not and constraint and not starts_inside):
             budget = 0 if self.thinks_not else self.thinking_budget  # the template opens the reasoning all the same
             reasoning = Reasoning(begin=tags.begin, end=tags.end, is_open=starts_inside, max_tokens=budget)
@@ -131,13 +186,13 @@ class AnswerPlan:
                 if constraint is None
                 else replace(constraint, reasoning=reasoning)
             )
-            return replace(self, starts_inside=starts_inside, params=self.params.replace(structured_output=constraint))
+            return replace(plan, params=self.params.replace(structured_output=constraint))
         if self.thinking_budget is not None and not self.thinks_not:
             text = f"This model's tokenizer has no token {tags.end!r}, so reasoning tokens cannot be counted."
             raise bad_request(text, "thinking_token_budget", "unsupported_parameter")
         if constraint is not None and constraint.kind == "tags" and constraint.free_text:  # which reasoning is part of
-            return replace(self, starts_inside=starts_inside)
-        return self  # the constraint applies from the first token: no room for reasoning
+            return plan
+        return replace(plan, starts_inside=None)  # constrained from the first token: no room for reasoning
 
     def readers(self) -> tuple[OutputParser, "ReasoningTokens | None"]:
         """Return the parser of one sample, and the counter of its reasoning tokens if there may be any."""
@@ -177,18 +232,6 @@ def _thinking_budget(request: ChatCompletionRequest, formats: AnswerFormats) -> 
     if not 0 <= budget <= MAX_REASONING_TOKENS:
         raise bad_request(f"{param}={budget}: from 0 to {MAX_REASONING_TOKENS}.", param)
     return budget
-
-
-def _marks(formats: AnswerFormats, tools: ToolUse | None) -> frozenset[str]:
-    """Return the markers that the parsers must see."""
-    of_calls = () if tools is None else tools.own_parser.markers
-    of_thoughts = () if formats.reasoning is None else (formats.reasoning.begin, formats.reasoning.end)
-    return frozenset((*of_calls, *of_thoughts))
-
-
-def _template_text(tokenizer: Tokenizer) -> str:
-    template = tokenizer.chat_template
-    return "" if template is None else template.source + (template.tool_use_source or "")
 
 
 class ReasoningTokens:

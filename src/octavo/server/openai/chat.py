@@ -1,22 +1,20 @@
-"""Chats: from a request to a validated plan, and from the plan to the reply."""
+"""Chats: from a request to a stream that is ready to run, and from its deltas to the reply."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
-from octavo.contracts.engine import AdapterRef
-from octavo.engine.async_llm_engine import AsyncLLMEngine
-from octavo.engine.front import EngineFront
+from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.request_state import CompletionDelta
 from octavo.server.errors import bad_request
 from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
-from octavo.server.openai.chat_prompt import BegunAnswer, render_chat
-from octavo.server.openai.content_parts import MediaReader, token_ids_of
-from octavo.server.openai.logprobs import ChatRows, TokenNames
-from octavo.server.openai.params import ResponseOptions, Warn, chat_params, process_prompt
+from octavo.server.openai.chat_prompt import BegunAnswer, render_chat, token_ids_of, unread_parts
+from octavo.server.openai.media import MediaReader
+from octavo.server.openai.models import ServedModel
+from octavo.server.openai.params import Warn, chat_params, process_prompt
 from octavo.server.openai.parsers.base import (
     Content,
     Delta,
@@ -33,35 +31,31 @@ from octavo.server.openai.replies import (
     ChatChoice,
     ChatCompletion,
     ChatLogprobs,
+    ChatRows,
+    TokenNames,
     TokenRow,
 )
-from octavo.server.openai.reply_stream import Chunks, ReplyHead, ReplyPlan, ReplyStream
-from octavo.server.openai.unread import unread_parts
+from octavo.server.openai.reply_stream import ReplyHead, ReplyStream
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChatPlan(ReplyPlan):
-    """One chat request, valid and ready to run."""
-
-    answers: AnswerPlan
-
-
-def plan_chat(
+def prepare_chat(
     request: ChatCompletionRequest,
     head: ReplyHead,
-    front: EngineFront,
+    model: ServedModel,
     formats: AnswerFormats,
     media: MediaReader | None,
     warn: Warn,
-    adapter: AdapterRef | None = None,
-) -> ChatPlan:
+) -> "ChatStream":
     """Render, tokenize and validate. May take a while for long conversations, and for images.
 
-    Raises:
-        ApiError, UserError: names the problem.
+    Raises ApiError, UserError: names the problem.
     """
-    _refuse_unsupported(request)
-    options = ResponseOptions.of(request)
+    if request.add_special_tokens:
+        text = "The chat template adds all special tokens; no others can be added."
+        raise bad_request(text, "add_special_tokens", "unsupported_parameter")
+    if request.chat_template is not None:  # a template is a program, and a request is untrusted
+        raise bad_request("Chat templates in requests are not supported.", "chat_template", "unsupported_parameter")
+    front = model.engine.front
     answers = AnswerPlan.of(request, chat_params(request, front.inputs.default_params), formats)
     if (template := front.tokenizer.chat_template) is not None:
         for text in unread_parts(request, template, has_tools=answers.tools is not None):
@@ -69,41 +63,24 @@ def plan_chat(
     prompt = render_chat(request, request.messages, answers.prompt_options, front, formats.reasoning, media, warn)
     token_ids = token_ids_of(prompt)
     answers = answers.after(token_ids, BegunAnswer.of(request, token_ids, front.tokenizer))
-    processed = process_prompt(front, request, prompt, answers.params, warn, adapter)
-    return ChatPlan(
-        head=head,
-        prompts=[replace(processed, new_stop_finder=answers.new_stop_finder)],
-        options=options,
-        names=TokenNames(front.tokenizer, as_ids=options.tokens_as_ids),
-        num_top=(request.top_logprobs or 0) if request.logprobs else None,
-        answers=answers,
-    )
-
-
-def _refuse_unsupported(request: ChatCompletionRequest) -> None:
-    if request.add_special_tokens:
-        text = "The chat template adds all special tokens; no others can be added."
-        raise bad_request(text, "add_special_tokens", "unsupported_parameter")
-    if request.chat_template is not None:  # a template is a program, and a request is untrusted
-        raise bad_request("Chat templates in requests are not supported.", "chat_template", "unsupported_parameter")
-
-
-class ChatChunks(Chunks):
-    """`chat.completion.chunk`."""
-
-    kind = "chat.completion.chunk"
-    content_key = "delta"
-    text_opening, text_closing = b'"delta":{"content":', b"}"
+    processed = process_prompt(model, request, prompt, answers.params, warn)
+    return ChatStream(model, request, head, replace(processed, new_stop_finder=answers.new_stop_finder), answers)
 
 
 class ChatStream(ReplyStream[ChatCompletion]):
     """The reply to a chat: roles first, then text, reasoning and calls as they arrive, finish reasons, usage."""
 
-    def __init__(self, engine: AsyncLLMEngine, plan: ChatPlan) -> None:
-        chunks = ChatChunks(plan.head, plan.num_samples, include_usage=plan.options.include_usage)
-        super().__init__(engine, plan, chunks)
-        self._head, self._is_plain = plan.head, plan.is_plain
-        self._answers = [ChatAnswer(plan) for _ in range(plan.num_samples)]
+    def __init__(
+        self,
+        model: ServedModel,
+        request: ChatCompletionRequest,
+        head: ReplyHead,
+        prompt: ProcessedRequest,
+        answers: AnswerPlan,
+    ) -> None:
+        super().__init__(model.engine, request, head, [prompt], is_chat=True)
+        as_ids = bool(request.return_tokens_as_token_ids)
+        self._answers = [ChatAnswer(answers, tokens_as_ids=as_ids) for _ in range(self._num_choices)]
         self._has_begun = False
 
     def _frames(self, delta: CompletionDelta) -> list[bytes]:
@@ -134,7 +111,7 @@ class ChatStream(ReplyStream[ChatCompletion]):
         """Token ids and logprobs go with the first chunk of their text, or alone."""
         rows = answer.read_logprobs(delta)
         more: dict[str, Any] = {"logprobs": ChatLogprobs(content=rows)} if rows else {}
-        if self._options.token_ids:
+        if self._has_token_ids:
             more["token_ids"] = delta.token_ids
         usage = self._chunk_usage
         frames = []
@@ -160,7 +137,7 @@ class ChatStream(ReplyStream[ChatCompletion]):
             finish_reason=answer.finish_reason(delta),
             stop_reason=delta.stop_reason,
             logprobs=None if delta.logprobs is None else ChatLogprobs(content=answer.read_logprobs(delta)),
-            token_ids=delta.token_ids if self._options.token_ids else UNSET,
+            token_ids=delta.token_ids if self._has_token_ids else UNSET,
         )
 
     @property
@@ -171,12 +148,13 @@ class ChatStream(ReplyStream[ChatCompletion]):
 class ChatAnswer:
     """Parses the deltas of one sample."""
 
-    def __init__(self, plan: ChatPlan) -> None:
-        answers = plan.answers
-        self._parser, self._reasoning_tokens = answers.readers()
-        self._shows_reasoning = answers.shows_reasoning
-        skips = answers.params.skip_special_tokens
-        self._rows = None if plan.num_top is None else ChatRows(plan.names, plan.num_top, skips_special_tokens=skips)
+    def __init__(self, plan: AnswerPlan, *, tokens_as_ids: bool) -> None:
+        self._parser, self._reasoning_tokens = plan.readers()
+        self._shows_reasoning = plan.shows_reasoning
+        self._rows: ChatRows | None = None
+        if (num_top := plan.params.logprobs) is not None:
+            names = TokenNames(plan.formats.tokenizer, as_ids=tokens_as_ids)
+            self._rows = ChatRows(names, num_top, skips_special_tokens=plan.params.skip_special_tokens)
         self._has_calls = False
 
     @property

@@ -1,79 +1,50 @@
-"""Text completions: from a request to a validated plan, and from the plan to the reply."""
+"""Text completions: from a request to a stream that is ready to run, and from its deltas to the reply."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
-from octavo.contracts.engine import AdapterRef
-from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.engine.front import EngineFront
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.request_state import CompletionDelta
 from octavo.inputs import Prompt
 from octavo.server.errors import bad_request
-from octavo.server.openai.logprobs import CompletionRows, TokenNames, joined
-from octavo.server.openai.params import (
-    ResponseOptions,
-    Warn,
-    completion_params,
-    process_prompt,
-    split_prompts,
-    truncated,
-)
+from octavo.server.openai.models import ServedModel
+from octavo.server.openai.params import Warn, completion_params, process_prompt, split_prompts, truncated
 from octavo.server.openai.protocol import CompletionRequest
-from octavo.server.openai.replies import Completion, CompletionChoice, CompletionLogprobs, Usage, make_usage
-from octavo.server.openai.reply_stream import Chunks, ReplyHead, ReplyPlan, ReplyStream
+from octavo.server.openai.replies import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRows,
+    TokenNames,
+    Usage,
+    joined,
+)
+from octavo.server.openai.reply_stream import ReplyHead, ReplyStream, make_usage
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CompletionPlan(ReplyPlan):
-    """One completion request, valid and ready to run."""
-
-    echoed: Sequence[str]  # texts of the prompts; empty if not requested
-    has_output: bool  # False: max_tokens is 0, only the prompt is returned
-
-
-def plan_completion(
-    request: CompletionRequest,
-    head: ReplyHead,
-    front: EngineFront,
-    warn: Warn,
-    *,
-    max_prompts: int,
-    adapter: AdapterRef | None = None,
-) -> CompletionPlan:
+def prepare_completion(
+    request: CompletionRequest, head: ReplyHead, model: ServedModel, max_prompts: int, warn: Warn
+) -> "CompletionStream":
     """Tokenize and validate all prompts. May take a while for long ones.
 
-    Raises:
-        ApiError, UserError: names the problem.
+    Raises ApiError, UserError: names the problem.
     """
-    _refuse_unsupported(request)
-    params = completion_params(request, front.inputs.default_params)
-    options = ResponseOptions.of(request)
-    prompts = [
-        process_prompt(front, request, _with_ids(prompt, front, request), params, warn, adapter)
-        for prompt in split_prompts(request.prompt, max_prompts)
-    ]
-    return CompletionPlan(
-        head=head,
-        prompts=prompts,
-        options=options,
-        names=TokenNames(front.tokenizer, as_ids=options.tokens_as_ids),
-        num_top=request.logprobs,
-        echoed=[_text_of(prompt, front) for prompt in prompts] if request.echo else (),
-        has_output=request.max_tokens != 0,
-    )
-
-
-def _refuse_unsupported(request: CompletionRequest) -> None:
     if request.suffix:
         text = "'suffix' needs a model that fills in the middle of a text; the models served here only continue one."
         raise bad_request(text, "suffix", "unsupported_parameter")
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise bad_request("'best_of' is not supported unless it equals 'n'.", "best_of", "unsupported_parameter")
+    front = model.engine.front
+    params = completion_params(request, front.inputs.default_params)
+    prompts = [
+        process_prompt(model, request, _with_ids(prompt, front, request), params, warn)
+        for prompt in split_prompts(request.prompt, max_prompts)
+    ]
+    return CompletionStream(model, request, head, prompts)
 
 
 def _with_ids(prompt: Prompt, front: EngineFront, request: CompletionRequest) -> Prompt:
@@ -92,41 +63,30 @@ def _text_of(prompt: ProcessedRequest, front: EngineFront) -> str:
     return front.tokenizer.decode(prompt.prompt_token_ids, skip_special_tokens=False)
 
 
-class CompletionChunks(Chunks):
-    """`text_completion`."""
-
-    kind = "text_completion"
-    content_key = "text"
-    text_opening, text_closing = b'"text":', b""
-
-
 class CompletionStream(ReplyStream[Completion]):
     """The reply to a completion: per sample the echo, text as it arrives, the finish reason; then usage."""
 
-    def __init__(self, engine: AsyncLLMEngine, plan: CompletionPlan) -> None:
-        num_choices = len(plan.prompts) * plan.num_samples
-        super().__init__(
-            engine, plan, CompletionChunks(plan.head, num_choices, include_usage=plan.options.include_usage)
-        )
-        self._plan = plan
-        self._is_plain = plan.is_plain
-        self._rows = [
-            None if plan.num_top is None else CompletionRows(plan.names, plan.num_top) for _ in range(num_choices)
-        ]
+    def __init__(
+        self, model: ServedModel, request: CompletionRequest, head: ReplyHead, prompts: Sequence[ProcessedRequest]
+    ) -> None:
+        super().__init__(model.engine, request, head, prompts, is_chat=False)
+        front, num_top = model.engine.front, request.logprobs
+        names = TokenNames(front.tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
+        self._has_output = request.max_tokens != 0  # else only the prompt is returned
+        self._echoed = [_text_of(prompt, front) for prompt in prompts] if request.echo else ()
+        self._rows = [None if num_top is None else CompletionRows(names, num_top) for _ in range(self._num_choices)]
         self._begun: set[int] = set()  # choices whose echo was sent
 
     def _frames(self, delta: CompletionDelta) -> list[bytes]:
         index, frames = delta.index, []
         if index not in self._begun:
             self._begun.add(index)
-            frames += self._chunk(index, *self._echo(index), self._about_prompt(index // self._plan.num_samples))
+            frames += self._chunk(index, *self._echo(index), self._about_prompt(index // self._num_samples))
         text, logprobs = self._read(delta)
         if self._is_plain:
             frames += [self._chunks.text(index, text)] if text else []
         else:
-            frames += self._chunk(
-                index, text, logprobs, {"token_ids": delta.token_ids} if self._options.token_ids else {}
-            )
+            frames += self._chunk(index, text, logprobs, {"token_ids": delta.token_ids} if self._has_token_ids else {})
         if delta.finish_reason is not None:
             frames.append(self._ending(delta, "", self._finish_reason(delta)))
         return frames
@@ -139,7 +99,7 @@ class CompletionStream(ReplyStream[Completion]):
 
     def _fold(self, deltas: Sequence[CompletionDelta]) -> Completion:
         return Completion(
-            **msgspec.structs.asdict(self._plan.head),
+            **msgspec.structs.asdict(self._head),
             choices=[self._choice(delta) for delta in deltas],
             usage=self._usage(),
         )
@@ -152,17 +112,17 @@ class CompletionStream(ReplyStream[Completion]):
             text="".join(text for text, _ in parts),
             finish_reason=self._finish_reason(delta),
             stop_reason=delta.stop_reason,
-            logprobs=None if self._plan.num_top is None else joined(rows),
-            token_ids=delta.token_ids if self._options.token_ids else UNSET,
-            **self._about_prompt(delta.index // self._plan.num_samples),
+            logprobs=None if self._rows[delta.index] is None else joined(rows),
+            token_ids=delta.token_ids if self._has_token_ids else UNSET,
+            **self._about_prompt(delta.index // self._num_samples),
         )
 
     def _echo(self, index: int) -> tuple[str, CompletionLogprobs | None]:
         """Return the prompt as the beginning of a choice's text, once; empty if not requested."""
-        if not self._plan.echoed:
+        if not self._echoed:
             return "", None
-        number, rows = index // self._plan.num_samples, self._rows[index]
-        text, state = self._plan.echoed[number], self._lives[number].state
+        number, rows = index // self._num_samples, self._rows[index]
+        text, state = self._echoed[number], self._lives[number].state
         if rows is None:
             return text, None
         assert state.prompt_logprobs is not None
@@ -170,7 +130,7 @@ class CompletionStream(ReplyStream[Completion]):
 
     def _read(self, delta: CompletionDelta) -> tuple[str, CompletionLogprobs | None]:
         """Return new text and its logprobs; empty if only the prompt was requested."""
-        if not self._plan.has_output:
+        if not self._has_output:
             return "", None
         rows = self._rows[delta.index]
         if rows is None or delta.logprobs is None:
@@ -179,11 +139,11 @@ class CompletionStream(ReplyStream[Completion]):
 
     def _finish_reason(self, delta: CompletionDelta) -> str:
         assert delta.finish_reason is not None
-        return delta.finish_reason if self._plan.has_output else "length"
+        return delta.finish_reason if self._has_output else "length"
 
     def _usage(self) -> Usage:
         """Return the tokens so far, without the one computed when only the prompt was requested."""
         usage = super()._usage()
-        if self._plan.has_output:
+        if self._has_output:
             return usage
         return make_usage(usage.prompt_tokens, 0, usage.prompt_tokens_details.cached_tokens)

@@ -1,15 +1,30 @@
-"""The model's names for clients."""
+"""The names under which clients find the model and its adapters, and adapters that come and go over HTTP."""
 
+import asyncio
+import json
+import os
+import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from octavo.contracts.engine import AdapterRef
-from octavo.server.errors import ApiError
+from octavo.engine.async_llm_engine import AsyncLLMEngine
+from octavo.engine.input_processor import ProcessedRequest
+from octavo.errors import InvalidParameterError, UserError, named_error
+from octavo.lora.adapter_config import CONFIG_FILE
+from octavo.lora.folder import WEIGHTS_FILES
+from octavo.lora_request import LoRARequest
+from octavo.sampling_params import SamplingParams
+from octavo.server.errors import ApiError, bad_request
 
 _MAX_SHOWN = 20  # names in an error
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
+_NAME_LIMIT = "1 to 128 letters, digits and . _ : / @ -, beginning with a letter or digit"
+_UNLOAD_POLL_S = 0.02
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +46,45 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
 
 
+class LoadAdapterRequest(msgspec.Struct, kw_only=True):
+    """`POST /v1/load_lora_adapter`."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False  # replace an adapter of this name
+
+
+class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
+    """`POST /v1/unload_lora_adapter`."""
+
+    lora_name: str
+    lora_int_id: int | None = None  # vLLM's; names are enough
+
+
+class AdapterReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A confirmation."""
+
+    message: str
+    lora_name: str
+    object: str = "lora_adapter"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What one name of a request stands for: the engine, as the base model or with an adapter."""
+
+    name: str  # for replies
+    engine: AsyncLLMEngine
+    adapter: AdapterRef | None = None
+
+    def process(
+        self, prompt: object, params: SamplingParams, *, priority: int, cache_salt: str | None
+    ) -> ProcessedRequest:
+        """Validate one prompt. Raises UserError."""
+        front = self.engine.front
+        return front.process(prompt, params, priority=priority, cache_salt=cache_salt, adapter=self.adapter)
+
+
 class ModelNames:
     """All names of the model, and its adapters. A name matches in any case, as does its last part: `qwen3-0.6b` finds
     `Qwen/Qwen3-0.6B`. Names of adapters match exactly.
@@ -50,11 +104,7 @@ class ModelNames:
                 self._by_key.setdefault(key, name if name in self.names else self.names[0])
 
     def find(self, name: str | None) -> str:
-        """Return the model's name for replies; none means the served model.
-
-        Raises:
-            ApiError: 404, listing the known names.
-        """
+        """Return the model's name for replies; none means the served model. Raises ApiError, 404, listing the names."""
         if not name:  # as null; some clients send an empty name when none was chosen
             return self.names[0]
         if name in self._adapters:
@@ -78,10 +128,14 @@ class ModelNames:
         """The cards of all names, adapters last."""
         return [*self._cards, *(card for _, card in self._adapters.values())]
 
-    def adapter(self, name: str | None) -> AdapterRef | None:
-        """Return the adapter of this very name; None: it is a name of the base model, or of nothing."""
-        found = self._adapters.get(name) if name is not None else None
-        return None if found is None else found[0]
+    def serve(self, name: str | None, engine: AsyncLLMEngine) -> ServedModel:
+        """Return what a request's name stands for. Raises as `find`."""
+        adapter, _ = self._adapters.get(name or "", (None, None))
+        return ServedModel(self.find(name), engine, adapter)
+
+    def has_adapter(self, name: str) -> bool:
+        """Whether an adapter has this very name."""
+        return name in self._adapters
 
     def is_taken(self, name: str) -> bool:
         """Whether a model or an adapter has this name."""
@@ -101,3 +155,111 @@ class ModelNames:
     def remove_adapter(self, name: str) -> None:
         """Forget an adapter's name."""
         del self._adapters[name]
+
+
+class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
+    """One value of `lora_modules`: `name=path`, or vLLM's JSON form."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None  # shown as the parent
+
+    @classmethod
+    def parse(cls, text: str) -> "AdapterModule":
+        """Parse one value. Raises InvalidParameterError: it has neither form."""
+        try:
+            module = msgspec.convert(json.loads(text), cls) if text.lstrip().startswith("{") else cls._of_pair(text)
+        except (ValueError, msgspec.ValidationError) as error:
+            limit = f'name=path, or {{"name": ..., "path": ..., "base_model_name": ...}}: {error}'
+            raise InvalidParameterError("lora_modules", text, limit) from None
+        if not _NAME.fullmatch(module.name):
+            raise InvalidParameterError("lora_modules", module.name, f"a name is {_NAME_LIMIT}")
+        return module
+
+    @classmethod
+    def _of_pair(cls, text: str) -> "AdapterModule":
+        name, separator, path = text.partition("=")
+        if not separator or not path:
+            raise ValueError("no path")
+        return cls(name=name, path=path)
+
+
+class ServedAdapters:
+    """Owned by the event loop. An adapter is listed once the engine has computed a token with it."""
+
+    def __init__(self, engine: AsyncLLMEngine, models: ModelNames, root: str | None) -> None:
+        self._engine, self._models = engine, models
+        self._root = None if root is None else Path(root).resolve()
+        self._changing = asyncio.Lock()
+
+    async def add_modules(self, modules: Sequence[str]) -> None:
+        """Serve the adapters in the server's options. Raises UserError: names the one that cannot be served."""
+        for module in map(AdapterModule.parse, modules):
+            if self._models.is_taken(module.name):
+                raise InvalidParameterError("lora_modules", module.name, "another model has this name")
+            ref = await self._try_out(module.name, module.path)
+            self._models.add_adapter(ref, module.base_model_name)
+
+    async def load(self, request: LoadAdapterRequest) -> AdapterReply:
+        """Serve an adapter below the server's root from now on. Raises ApiError, 400: its name, its path, its files."""
+        name = request.lora_name
+        if not _NAME.fullmatch(name):
+            raise bad_request(f"lora_name must be {_NAME_LIMIT}.", "lora_name")
+        folder = self._below_root(request.lora_path)
+        async with self._changing:
+            is_adapter = self._models.has_adapter(name)
+            if self._models.is_taken(name) and not (is_adapter and request.load_inplace):
+                what = "has already been loaded" if is_adapter else "is the name of a model"
+                raise bad_request(f"The LoRA adapter '{name}' {what}.", "lora_name", "already_exists")
+            try:
+                ref = await self._try_out(name, str(folder))
+            except UserError as error:
+                raise self._as_bad_path(error) from error
+            self._models.add_adapter(ref)
+        return AdapterReply(message=f"Success: LoRA adapter '{name}' added successfully.", lora_name=name)
+
+    async def unload(self, request: UnloadAdapterRequest) -> AdapterReply:
+        """No longer serve an adapter; return when its running requests have ended. Raises ApiError, 404."""
+        name = request.lora_name
+        async with self._changing:
+            if not self._models.has_adapter(name):
+                raise ApiError(
+                    404, f"The LoRA adapter '{name[:128]}' is not loaded.", param="lora_name", code="not_found"
+                )
+            self._models.remove_adapter(name)
+        while self._engine.metrics.adapters.num_unfinished(name):
+            await asyncio.sleep(_UNLOAD_POLL_S)
+        return AdapterReply(message=f"Success: LoRA adapter '{name}' removed successfully.", lora_name=name)
+
+    async def _try_out(self, name: str, path: str) -> AdapterRef:
+        """Read an adapter and compute a token with it: the ranks then have checked its tensors. Raises OctavoError."""
+        request = LoRARequest(name, 1, path)
+        ref = await self._engine.read_adapter(request)
+        assert ref is not None
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        output = (await self._engine.generate({"prompt_token_ids": [0]}, params, lora_request=request)).outputs[0]
+        if output.finish_reason == "error":
+            raise named_error(output.error_type or "EngineError", output.error or "the adapter cannot be used")
+        return ref
+
+    def _as_bad_path(self, error: UserError) -> ApiError:
+        """Return the error for a client, which knows paths from the root on."""
+        text = str(error).replace(f"{self._root}{os.sep}", "")
+        return bad_request(text.replace("lora_request=", "lora_name="), "lora_path", "unsupported_adapter")
+
+    def _below_root(self, path: str) -> Path:
+        """Return the folder of an adapter, which with its files must be below the root, symbolic links resolved.
+
+        Raises ApiError, 400.
+        """
+        assert self._root is not None
+        refusal = bad_request("lora_path must be the folder of an adapter below the server's --lora-root.", "lora_path")
+        try:
+            folder = (self._root / path).resolve()
+            files = [(folder / name).resolve() for name in (CONFIG_FILE, *WEIGHTS_FILES)]
+            is_below = all(each.is_relative_to(self._root) for each in (folder, *files)) and folder.is_dir()
+        except (OSError, ValueError, RuntimeError):
+            raise refusal from None
+        if not is_below:
+            raise refusal
+        return folder

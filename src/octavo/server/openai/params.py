@@ -1,23 +1,21 @@
-"""Reads a request's sampling parameters, output constraint, response options and prompts.
+"""Reads a request's sampling parameters, output constraint and prompts.
 
 OpenAI's `response_format`, vLLM's `structured_outputs` and the older `guided_*` are three ways to give a constraint.
 """
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from msgspec import UNSET
 
-from octavo.contracts.engine import AdapterRef
-from octavo.engine.front import EngineFront
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.errors import InvalidParameterError
 from octavo.inputs import Prompt, TokensPrompt
 from octavo.multimodal.prompt import MultiModalPrompt
 from octavo.sampling_params import SEED_BITS, RequestPriority, SamplingParams
 from octavo.server.errors import as_api_error, bad_request
+from octavo.server.openai.models import ServedModel
 from octavo.server.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -29,9 +27,8 @@ from octavo.server.openai.schemas import closed
 from octavo.server.openai.tools import tool_wire_names
 from octavo.structured_output import StructuredOutput
 
-DEFAULT_COMPLETION_TOKENS = 16
 NO_LIMIT = -1  # of tokens, as clients of llama.cpp write it
-
+_GUIDED = tuple(name for name in GenerationRequest.__struct_fields__ if name.startswith("guided_"))
 # Fields with the same name and meaning on the wire and in `SamplingParams`.
 _SAME = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
@@ -41,32 +38,6 @@ _SAME = (
 
 Warn = Callable[[str], None]  # called with parts of the request that have no effect
 Constraint = tuple[str, object, str]  # a field of StructuredOutput, its value, its path on the wire
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResponseOptions:
-    """What replies contain besides the text, whether complete or streamed."""
-
-    include_usage: bool  # a final chunk reports it; complete replies always do
-    continuous_usage: bool  # every chunk reports it
-    token_ids: bool
-    tokens_as_ids: bool  # tokens in logprobs are named `token_id:N`
-    prompt_logprobs: bool  # in a separate field
-
-    @classmethod
-    def of(cls, request: GenerationRequest) -> Self:
-        """Return the options of a request. Raises ApiError, 400: options of a stream without a stream."""
-        options = request.stream_options
-        if options is not None and not request.stream:
-            raise bad_request("'stream_options' needs 'stream': true.", "stream_options")
-        include_usage = options is not None and bool(options.include_usage)
-        return cls(
-            include_usage=include_usage,
-            continuous_usage=include_usage and options is not None and bool(options.continuous_usage_stats),
-            token_ids=bool(request.return_token_ids),
-            tokens_as_ids=bool(request.return_tokens_as_token_ids),
-            prompt_logprobs=request.prompt_logprobs is not None,
-        )
 
 
 def chat_params(request: ChatCompletionRequest, defaults: SamplingParams) -> SamplingParams:
@@ -80,7 +51,7 @@ def chat_params(request: ChatCompletionRequest, defaults: SamplingParams) -> Sam
 
 def completion_params(request: CompletionRequest, defaults: SamplingParams) -> SamplingParams:
     """Return the parameters of a completion request; a limit of 0 computes one token, which the reply omits."""
-    cap = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    cap = 16 if request.max_tokens is None else request.max_tokens
     given = _given(request)
     if request.echo and request.logprobs is not None and request.prompt_logprobs is None:
         given["prompt_logprobs"] = request.logprobs
@@ -93,9 +64,12 @@ def wire_names(request: GenerationRequest) -> dict[str, str]:
     constraints = {f"structured_output.{field}": path for field, _, path in _constraints(request)}
     if not isinstance(request, ChatCompletionRequest):
         return {"prompt_token_ids": "prompt"} | constraints
-    cap = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-    names = {"prompt": "messages", "prompt_token_ids": "messages", "logprobs": "top_logprobs", "max_tokens": cap}
-    return names | tool_wire_names(request) | constraints
+    names = {"prompt": "messages", "prompt_token_ids": "messages", "logprobs": "top_logprobs"}
+    return names | {"max_tokens": _limit_name(request)} | tool_wire_names(request) | constraints
+
+
+def _limit_name(request: GenerationRequest) -> str:
+    return "max_tokens" if getattr(request, "max_completion_tokens", None) is None else "max_completion_tokens"
 
 
 def _given(request: GenerationRequest) -> dict[str, Any]:
@@ -115,8 +89,7 @@ def _given(request: GenerationRequest) -> dict[str, Any]:
 def requested_constraint(request: GenerationRequest) -> StructuredOutput | None:
     """Return a request's constraint; None for free text.
 
-    Raises:
-        ApiError: 400; several constraints, an unknown one, a schema that is missing or malformed.
+    Raises ApiError, 400: several constraints, an unknown one, a schema that is missing or malformed.
     """
     constraints = _constraints(request)
     if not constraints:
@@ -138,33 +111,35 @@ def requested_constraint(request: GenerationRequest) -> StructuredOutput | None:
     return StructuredOutput(json_schema=closed(json.loads(str(constraint.json_schema)), strict=is_strict))
 
 
-def needs_grammar(request: GenerationRequest) -> bool:
-    """Whether a schema, pattern or grammar may need validation, which may take a while."""
-    if getattr(request, "tools", None):
-        return True
-    given = (request.response_format, request.structured_outputs, request.guided_json, request.guided_regex)
-    return any(field is not None for field in (*given, request.guided_choice, request.guided_grammar))
+def is_constrained(request: GenerationRequest) -> bool:
+    """Whether there may be a constraint to validate, which may take a while."""
+    return any(getattr(request, name, None) for name in ("tools", "response_format", "structured_outputs", *_GUIDED))
 
 
 def _constraints(request: GenerationRequest) -> list[Constraint]:
-    values: list[Constraint] = []
+    given = _response_format(request.response_format)
     if (outputs := request.structured_outputs) is not None:
-        values += _structured_outputs(outputs)
-    values += [
-        ("json_schema", request.guided_json, "guided_json"),
-        ("regex", request.guided_regex, "guided_regex"),
-        ("choice", request.guided_choice, "guided_choice"),
-        ("grammar", request.guided_grammar, "guided_grammar"),
-    ]
-    return [*_response_format(request.response_format), *(each for each in values if each[1] is not None)]
+        given += _structured_outputs(outputs)
+    for name in _GUIDED:
+        if (value := getattr(request, name)) is not None:
+            given.append((_field(name.removeprefix("guided_")), value, name))
+    return given
 
 
 def _structured_outputs(outputs: StructuredOutputs) -> list[Constraint]:
-    names = {name: "json_schema" if name == "json" else name for name in outputs.__struct_fields__}
-    if all(getattr(outputs, name) is UNSET for name in names):
-        raise bad_request(f"'structured_outputs' needs one of {', '.join(names)}.", "structured_outputs")
-    given = [(field, getattr(outputs, name), f"structured_outputs.{name}") for name, field in names.items()]
-    return [each for each in given if each[1] not in (UNSET, False)]
+    values = {name: getattr(outputs, name) for name in outputs.__struct_fields__}
+    if all(value is UNSET for value in values.values()):
+        raise bad_request(f"'structured_outputs' needs one of {', '.join(values)}.", "structured_outputs")
+    return [
+        (_field(name), value, f"structured_outputs.{name}")
+        for name, value in values.items()
+        if value not in (UNSET, False, None)
+    ]
+
+
+def _field(kind: str) -> str:
+    """Return the field of `StructuredOutput` for a kind of constraint."""
+    return "json_schema" if kind == "json" else kind
 
 
 def _response_format(wanted: ResponseFormat | None) -> list[Constraint]:
@@ -187,8 +162,7 @@ def _response_format(wanted: ResponseFormat | None) -> list[Constraint]:
 def split_prompts(given: str | list[str | int | list[int]], limit: int) -> list[Prompt]:
     """Return the prompts of a request: one text, one list of ids, or a list of either.
 
-    Raises:
-        ApiError: 400; none, too many, or a list that mixes kinds.
+    Raises ApiError, 400: none, too many, or a list that mixes kinds.
     """
     if isinstance(given, str):
         return [given]
@@ -208,11 +182,7 @@ def split_prompts(given: str | list[str | int | list[int]], limit: int) -> list[
 
 
 def truncated(prompt: Mapping[str, Any], max_tokens: int | None) -> TokensPrompt:
-    """Return the last `max_tokens` tokens of a prompt; all if there is no limit.
-
-    Raises:
-        ApiError: 400; a limit below 1.
-    """
+    """Return the last `max_tokens` tokens of a prompt; all if there is no limit. Raises ApiError, 400: one below 1."""
     if max_tokens is not None and max_tokens < 1:
         raise bad_request(f"truncate_prompt_tokens={max_tokens}: at least 1", "truncate_prompt_tokens")
     token_ids: list[int] = prompt["prompt_token_ids"]
@@ -220,17 +190,16 @@ def truncated(prompt: Mapping[str, Any], max_tokens: int | None) -> TokensPrompt
 
 
 def process_prompt(
-    front: EngineFront,
+    model: ServedModel,
     request: GenerationRequest,
     prompt: Prompt | MultiModalPrompt,
     params: SamplingParams,
     warn: Warn,
-    adapter: AdapterRef | None = None,
 ) -> ProcessedRequest:
     """Validate one prompt of a request; warn if the context has no room for all tokens asked for. Raises UserError."""
     priority = RequestPriority.NORMAL if request.priority is None else request.priority
-    processed = front.process(prompt, params, priority=priority, cache_salt=request.cache_salt, adapter=adapter)
-    name = wire_names(request).get("max_tokens", "max_tokens")
+    processed = model.process(prompt, params, priority=priority, cache_salt=request.cache_salt)
+    name = _limit_name(request)
     cap, room = getattr(request, name), processed.params.max_tokens
     if cap is not None and room is not None and cap > room:
         warn(f"{name} is lowered to {room}, which the model's context leaves after the prompt")

@@ -1,23 +1,40 @@
 """Requests on the wire: OpenAI's fields, and extensions sent by clients of vLLM and SGLang.
 
-Unknown fields are ignored, as official clients send more with every version. `null` means "not given" everywhere.
-`decode` checks types; values are checked where they are used.
+Unknown fields have no effect but a warning, as official clients send more with every version. `null` means "not given"
+everywhere. `read_request` checks types; values are checked where they are used.
 """
 
 import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo.server.errors import ApiError, bad_request
-from octavo.server.openai.whole_numbers import decode_with_whole_numbers
 
 MAX_DEPTH = 128  # nested lists and objects
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 _WRONG = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 _WORDS = {"str": "a string", "int": "an integer", "float": "a number", "bool": "true or false", "array": "an array",
           "object": "an object", "null": "null"}  # fmt: skip
+
+_EXPECTS_INTEGER = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float` - at `\$(?P<path>.*)`", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")  # of a path
+_MOST_FLOATS = 32  # fields of one request that are integers written as floats
+_LARGEST = 2**53  # beyond it a float stands for many integers
+# For a provider's own use, or without an effect on the answer: every request may carry them.
+_WITHOUT_EFFECT = frozenset(
+    (
+        "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+        "prediction",
+    )
+)  # fmt: skip
+_REPLACED = {"functions": "tools", "function_call": "tool_choice", "max_new_tokens": "max_tokens"}
+_UNSUPPORTED = frozenset({"audio", "modalities", "web_search_options", "verbosity", "moderation", "length_penalty"})
+_MAX_SHOWN = 40  # characters of an unknown name
+_MAX_NAMED = 8  # unknown fields
 
 T = TypeVar("T")
 
@@ -260,19 +277,22 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-def decode(body: bytes, kind: type[T]) -> T:
-    """Return a request.
+def read_request(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
+    """Return a request, and warnings about its fields that have no effect.
 
-    Raises:
-        ApiError: 400; malformed or too deeply nested JSON, a missing field or one of the wrong type.
+    Raises ApiError, 400: malformed or too deeply nested JSON, a missing field or one of the wrong type.
     """
     if _is_too_deep(body):
         raise bad_request(f"The request's JSON is nested more than {MAX_DEPTH} levels deep.", code="invalid_json")
     try:
         try:
-            return msgspec.json.decode(body, type=kind)
+            value = msgspec.json.decode(body)
+        except msgspec.ValidationError:  # a number out of range: this decoder says where, unless in an unknown field
+            return msgspec.json.decode(body, type=kind), []
+        try:
+            return msgspec.convert(value, kind), list(unknown_fields(value, kind))
         except msgspec.ValidationError as error:
-            return decode_with_whole_numbers(body, kind, error)
+            return _with_whole_numbers(value, kind, error), list(unknown_fields(value, kind))
     except msgspec.ValidationError as error:
         raise _type_error(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -310,3 +330,73 @@ def _type_error(text: str) -> ApiError:
 def _in_words(types: str) -> str:
     names = [_WORDS.get(name, name) for name in types.split(" | ")]
     return " or ".join(name for name in names if name != "null" or len(names) == 1)
+
+
+def _with_whole_numbers(value: Any, kind: type[T], error: msgspec.ValidationError) -> T:
+    """Return a request once its floats without a fraction are integers where only integers may be.
+
+    Languages with one type of numbers write integers as `16.0`. Raises ValidationError for what else is wrong.
+    """
+    for _ in range(_MOST_FLOATS):
+        found = _EXPECTS_INTEGER.fullmatch(str(error))
+        if found is None or not _make_whole(value, found["path"]):
+            break
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as next_error:
+            error = next_error
+    raise error
+
+
+def _make_whole(value: Any, path: str) -> bool:
+    """Replace the float at `path`, and its neighbors in a list; return whether it is an integer."""
+    *steps, last = [name or int(index) for name, index in _STEP.findall(path)]
+    for step in steps:
+        value = value[step]
+    if not _is_whole(value[last]):
+        return False
+    if isinstance(value, list):
+        value[:] = [int(each) if _is_whole(each) else each for each in value]
+    else:
+        value[last] = int(value[last])
+    return True
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, float) and value.is_integer() and abs(value) <= _LARGEST
+
+
+def unknown_fields(value: Any, kind: type[Any]) -> Iterator[str]:
+    """Yield a warning for each field of a valid body, or of a constraint in it, that has no effect."""
+    known = kind.__struct_fields__
+    names = [name for name in value if name not in known and name not in _WITHOUT_EFFECT]
+    yield from _no_effect(names[:_MAX_NAMED], known)
+    if len(names) > _MAX_NAMED:
+        yield f"{len(names) - _MAX_NAMED} more unknown fields"
+    # A misspelled part of a constraint leaves an answer free that should not be.
+    for field, inner_kind in (("response_format", ResponseFormat), ("structured_outputs", StructuredOutputs)):
+        if field in known and value.get(field) is not None:
+            inner, known_inner = value[field], inner_kind.__struct_fields__
+            for text in _no_effect([name for name in inner if name not in known_inner][:_MAX_NAMED], known_inner):
+                yield f"{field}: {text}"
+            if field == "response_format":
+                yield from _unused_schemas(inner)
+
+
+def _unused_schemas(response_format: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a warning for a schema that the type of the format does not use."""
+    kind = response_format["type"]
+    users = {"json_schema": ("json_schema",), "schema": ("json_schema", "json_object")}
+    for name, used_by in users.items():
+        if response_format.get(name) is not None and kind not in used_by:
+            yield f"response_format.{name} has no effect with type {kind[:_MAX_SHOWN]!r}; use type 'json_schema'"
+
+
+def _no_effect(names: list[str], known: tuple[str, ...]) -> Iterator[str]:
+    for name in names:
+        close = [_REPLACED[name]] if name in _REPLACED else get_close_matches(name, known, n=1, cutoff=0.6)
+        if name in _UNSUPPORTED:
+            yield f"{name!r} is not supported and has no effect"
+        else:
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            yield f"unknown field {name[:_MAX_SHOWN]!r} has no effect{hint}"

@@ -4,12 +4,9 @@ Most of a chunk is constant, so it is encoded once per stream: a token costs a j
 """
 
 import asyncio
-import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -18,13 +15,13 @@ from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.request_state import CompletionDelta, CompletionState
 from octavo.errors import RequestError, named_error
 from octavo.server.errors import ApiError, as_api_error
-from octavo.server.openai.logprobs import TokenNames, prompt_tables
-from octavo.server.openai.params import ResponseOptions
-from octavo.server.openai.replies import Usage, make_usage
+from octavo.server.openai.protocol import GenerationRequest
+from octavo.server.openai.replies import CompletionTokensDetails, PromptTokensDetails, Usage, prompt_tables
 from octavo.server.sse import DONE
 
 WholeReply = TypeVar("WholeReply", bound=msgspec.Struct)
 encode = msgspec.json.Encoder().encode
+_TEXT = "text"  # stands for any in the constant parts of a chunk
 
 
 class ReplyHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,62 +32,32 @@ class ReplyHead(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     system_fingerprint: str | None
 
-    @classmethod
-    def new(cls, prefix: str, model: str, fingerprint: str | None, own_id: str | None = None) -> "ReplyHead":
-        """Generate an id unless the client sends its own."""
-        return cls(
-            id=f"{prefix}-{own_id or uuid.uuid4().hex}",
-            model=model,
-            created=int(time.time()),
-            system_fingerprint=fingerprint,
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplyPlan:
-    """One validated request: what chats and completions share."""
-
-    head: ReplyHead
-    prompts: Sequence[ProcessedRequest]
-    options: ResponseOptions
-    names: TokenNames
-    num_top: int | None  # logprobs per token; None: no logprobs
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of each prompt."""
-        return self.prompts[0].params.n
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether chunks contain text and nothing else."""
-        return self.num_top is None and not (self.options.continuous_usage or self.options.token_ids)
-
 
 class Chunks:
-    """Encodes the frames of one stream; a subclass is one kind of chunk.
+    """Encodes the frames of one stream, `chat.completion.chunk` or `text_completion`.
 
     With `include_usage` each frame has a field `usage`, null until there is one.
     """
 
-    kind: ClassVar[str]
-    content_key: ClassVar[str]  # of a choice
-    text_opening: ClassVar[bytes]  # of the content if it is text and nothing else
-    text_closing: ClassVar[bytes]
-
-    def __init__(self, head: ReplyHead, num_choices: int, *, include_usage: bool) -> None:
-        fields = {"id": head.id, "object": self.kind, "created": head.created, "model": head.model,
+    def __init__(self, head: ReplyHead, num_choices: int, *, is_chat: bool, include_usage: bool) -> None:
+        kind, self._content_key = ("chat.completion.chunk", "delta") if is_chat else ("text_completion", "text")
+        fields = {"id": head.id, "object": kind, "created": head.created, "model": head.model,
                   "system_fingerprint": head.system_fingerprint}  # fmt: skip
         self._opening = b"data: " + encode(fields)[:-1] + b',"choices":['
         self._closing = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        self._text_openings = [
-            self._opening + b'{"index":%d,' % index + self.text_opening for index in range(num_choices)
-        ]
-        self._text_closing = self.text_closing + b',"logprobs":null,"finish_reason":null}' + self._closing
+        self._around_text = []  # by choice
+        for index in range(num_choices):
+            choice = encode(self._choice(index, {"content": _TEXT} if is_chat else _TEXT))
+            before, _, after = choice.rpartition(encode(_TEXT))
+            self._around_text.append((self._opening + before, after + self._closing))
+
+    def _choice(self, index: int, content: object, logprobs: object = None, finish_reason: object = None) -> Any:
+        return {"index": index, self._content_key: content, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def text(self, index: int, text: str) -> bytes:
         """Return a chunk with text and nothing else, the usual case."""
-        return self._text_openings[index] + encode(text) + self._text_closing
+        before, after = self._around_text[index]
+        return before + encode(text) + after
 
     def piece(
         self,
@@ -103,10 +70,10 @@ class Chunks:
         **more: object,
     ) -> bytes:
         """Return any other chunk; `more` are further fields of the choice."""
-        choice = {"index": index, self.content_key: content, "logprobs": logprobs, "finish_reason": finish_reason}
+        choice = self._choice(index, content, logprobs, finish_reason)
         return self._opening + encode(choice | more) + (self._closing if usage is None else _closing_with(usage))
 
-    def of_usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: Usage) -> bytes:
         """Return the chunk without choices that reports the usage of the whole reply."""
         return self._opening + _closing_with(usage)
 
@@ -119,10 +86,29 @@ class ReplyStream(ABC, Generic[WholeReply]):
     aborted.
     """
 
-    def __init__(self, engine: AsyncLLMEngine, plan: ReplyPlan, chunks: Chunks) -> None:
-        self._engine = engine
-        self._prompts, self._options = plan.prompts, plan.options
-        self._chunks = chunks
+    def __init__(
+        self,
+        engine: AsyncLLMEngine,
+        request: GenerationRequest,
+        head: ReplyHead,
+        prompts: Sequence[ProcessedRequest],
+        *,
+        is_chat: bool,
+    ) -> None:
+        self._engine, self._head, self._prompts = engine, head, prompts
+        options = request.stream_options
+        self._includes_usage = options is not None and bool(options.include_usage)  # in a last chunk
+        self._repeats_usage = (  # in every chunk
+            self._includes_usage and options is not None and bool(options.continuous_usage_stats)
+        )
+        self._has_token_ids = bool(request.return_token_ids)
+        self._has_prompt_logprobs = request.prompt_logprobs is not None
+        self._is_plain = (  # chunks contain text and nothing else
+            prompts[0].params.logprobs is None and not (self._repeats_usage or self._has_token_ids)
+        )
+        self._num_samples = prompts[0].params.n  # of each prompt
+        self._num_choices = len(prompts) * self._num_samples
+        self._chunks = Chunks(head, self._num_choices, is_chat=is_chat, include_usage=self._includes_usage)
         self._lives: list[LiveRequest] = []
         self._unfinished: dict[int, CompletionState] = {}  # samples whose end is not taken yet, by choice index
         self.is_over = False
@@ -136,8 +122,7 @@ class ReplyStream(ABC, Generic[WholeReply]):
     def take(self) -> bytes:
         """Return the frames of everything new; several steps are merged.
 
-        Raises:
-            ApiError, EngineDeadError: a sample failed or was aborted; the engine is dead.
+        Raises ApiError, EngineDeadError: a sample failed or was aborted; the engine is dead.
         """
         if self.is_over:
             return b""
@@ -146,8 +131,8 @@ class ReplyStream(ABC, Generic[WholeReply]):
             frames += self._frames(delta)
         if not self._unfinished:
             self.is_over = True
-            if self._options.include_usage:
-                frames.append(self._chunks.of_usage(self._usage()))
+            if self._includes_usage:
+                frames.append(self._chunks.usage(self._usage()))
             frames.append(DONE)
         return b"".join(frames)
 
@@ -192,31 +177,27 @@ class ReplyStream(ABC, Generic[WholeReply]):
 
     def _usage(self) -> Usage:
         """Return the tokens so far."""
+        num_prompt, num_output = self.count_tokens()
         num_cached = sum(live.state.num_cached_tokens for live in self._lives)
-        return make_usage(*self.count_tokens(), num_cached, self._num_reasoning_tokens)
+        return make_usage(num_prompt, num_output, num_cached, self._num_reasoning_tokens)
 
     @property
     def _chunk_usage(self) -> Usage | None:
         """What each chunk reports."""
-        return self._usage() if self._options.continuous_usage else None
+        return self._usage() if self._repeats_usage else None
 
     def _ending(self, delta: CompletionDelta, content: object, finish_reason: str) -> bytes:
         """Return the chunk with the finish reason of a choice."""
+        usage, stop_reason = self._chunk_usage, delta.stop_reason
         return self._chunks.piece(
-            delta.index,
-            content,
-            usage=self._chunk_usage,
-            finish_reason=finish_reason,
-            stop_reason=delta.stop_reason,
+            delta.index, content, usage=usage, finish_reason=finish_reason, stop_reason=stop_reason
         )
 
     def _about_prompt(self, number: int) -> dict[str, Any]:
         """Return the fields about one prompt."""
         state = self._lives[number].state
-        about: dict[str, Any] = {}
-        if self._options.token_ids:
-            about["prompt_token_ids"] = state.prompt_token_ids
-        if self._options.prompt_logprobs and state.prompt_logprobs is not None:
+        about: dict[str, Any] = {"prompt_token_ids": state.prompt_token_ids} if self._has_token_ids else {}
+        if self._has_prompt_logprobs and state.prompt_logprobs is not None:
             about["prompt_logprobs"] = prompt_tables(state.prompt_logprobs)
         return about
 
@@ -231,6 +212,16 @@ class ReplyStream(ABC, Generic[WholeReply]):
             for live in self._lives:
                 live.check()
         return deltas
+
+
+def make_usage(num_prompt: int, num_completion: int, num_cached: int, num_reasoning: int = 0) -> Usage:
+    return Usage(
+        prompt_tokens=num_prompt,
+        completion_tokens=num_completion,
+        total_tokens=num_prompt + num_completion,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning),
+    )
 
 
 def _check_end(delta: CompletionDelta) -> None:

@@ -2,26 +2,25 @@
 
 import asyncio
 import logging
+import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 from octavo._version import __version__
 from octavo.engine.async_llm_engine import MANY_BAD_WORDS, AsyncLLMEngine
-from octavo.engine.front import EngineFront
 from octavo.errors import UserError
 from octavo.server.args import ServerArgs
 from octavo.server.errors import as_api_error, bad_request
-from octavo.server.openai.adapters import ServedAdapters
 from octavo.server.openai.answer_plan import AnswerFormats
-from octavo.server.openai.chat import ChatStream, plan_chat
-from octavo.server.openai.chat_prompt import prompt_options, render_chat
-from octavo.server.openai.completion import CompletionStream, plan_completion
-from octavo.server.openai.content_parts import MediaReader, has_media, token_ids_of
-from octavo.server.openai.models import ModelNames
-from octavo.server.openai.params import Warn, needs_grammar, truncated, wire_names
+from octavo.server.openai.chat import ChatStream, prepare_chat
+from octavo.server.openai.chat_prompt import has_media, prompt_options, render_chat, token_ids_of
+from octavo.server.openai.completion import CompletionStream, prepare_completion
+from octavo.server.openai.media import MediaReader
+from octavo.server.openai.models import ModelNames, ServedAdapters, ServedModel
+from octavo.server.openai.params import Warn, is_constrained, truncated, wire_names
 from octavo.server.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -59,16 +58,100 @@ class OpenAICompatibleService:
         self._media_reader = MediaReader.of(args)
         # Of their own: threads that wait for other servers must not keep requests from being prepared.
         self._fetchers = ThreadPoolExecutor(_MAX_FETCHES, thread_name_prefix="fetch")
-        self._fingerprint = f"octavo-{__version__}-{engine.front.client.profile}"
+        self._fingerprint = f"octavo-{__version__}-{self.front.client.profile}"
         self._formats = AnswerFormats(
-            engine.front.tokenizer,
+            self.front.tokenizer,
             tool_call_parser_name=args.tool_call_parser,
             reasoning_parser_name=args.reasoning_parser,
         )
 
+    async def chat_completions(
+        self, request: ChatCompletionRequest, *, warn: Warn = logger.warning, is_large: bool = False
+    ) -> ChatCompletion | ChatStream:
+        """Complete a conversation: a complete reply, or a stream that has not started."""
+        head, model = self._begin(request, "chatcmpl")
+        media = await self._media(request)
+        stream = await _prepared(
+            lambda: prepare_chat(request, head, model, self._formats, media, warn), request, is_large
+        )
+        return stream if request.stream else await stream.whole()
+
+    async def completions(
+        self, request: CompletionRequest, *, warn: Warn = logger.warning, is_large: bool = False
+    ) -> Completion | CompletionStream:
+        """Complete one prompt or many: a complete reply, or a stream that has not started."""
+        head, model = self._begin(request, "cmpl")
+        is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > _MANY_PROMPTS)
+        most = self._args.max_prompts
+        stream = await _prepared(lambda: prepare_completion(request, head, model, most, warn), request, is_large)
+        return stream if request.stream else await stream.whole()
+
+    async def tokenize(
+        self, request: TokenizeRequest, *, warn: Warn = logger.warning, is_large: bool = False
+    ) -> TokenizeReply:
+        """Return the token ids of a text or of a conversation."""
+        self.models.find(request.model)
+        media = await self._media(request)
+        return await _prepared(lambda: self._tokenize(request, media, warn), request, is_large)
+
+    def _tokenize(self, request: TokenizeRequest, media: MediaReader | None, warn: Warn) -> TokenizeReply:
+        if (request.prompt is None) == (request.messages is None):
+            raise bad_request("Exactly one of 'prompt' and 'messages' is required.", "prompt")
+        tokenizer, max_tokens = self.front.tokenizer, request.truncate_prompt_tokens
+        if request.messages is not None:
+            options, tags = prompt_options(request, shown_tools(request)), self._formats.reasoning
+            prompt = render_chat(request, request.messages, options, self.front, tags, media, warn)
+            token_ids = token_ids_of(prompt)
+        else:
+            adds_special_tokens = request.add_special_tokens is not False
+            token_ids = tokenizer.encode(request.prompt or "", add_special_tokens=adds_special_tokens)
+            token_ids = truncated({"prompt_token_ids": token_ids}, max_tokens)["prompt_token_ids"]
+        return TokenizeReply(
+            count=len(token_ids),
+            max_model_len=self.front.config.model.max_model_len,
+            tokens=token_ids,
+            token_strs=list(map(tokenizer.token_text, token_ids)) if request.return_token_strs else None,
+        )
+
+    async def detokenize(
+        self, request: DetokenizeRequest, *, warn: Warn = logger.warning, is_large: bool = False
+    ) -> DetokenizeReply:
+        """Return the text of token ids."""
+        self.models.find(request.model)
+        return await _prepared(lambda: self._detokenize(request.tokens), request, is_large)
+
+    def _detokenize(self, token_ids: list[int]) -> DetokenizeReply:
+        vocab_size = self.front.config.model.vocab_size
+        for index, token_id in enumerate(token_ids):
+            if not 0 <= token_id < vocab_size:
+                text = f"tokens[{index}]={token_id}: token ids of this model are 0 to {vocab_size - 1}"
+                raise bad_request(text, f"tokens[{index}]")
+        return DetokenizeReply(prompt=self.front.tokenizer.decode(token_ids, skip_special_tokens=False))
+
+    def _begin(self, request: GenerationRequest, prefix: str) -> tuple[ReplyHead, ServedModel]:
+        """Check what all requests have; return the leading fields of the reply, and the model."""
+        if request.n is not None and request.n > self._args.max_n:
+            raise bad_request(f"n={request.n}: at most {self._args.max_n}", "n")
+        limit = self._args.max_temperature
+        if request.temperature is not None and request.temperature > limit:
+            text = f"temperature={request.temperature:g}: at most {limit:g} (the server's --max-temperature)"
+            raise bad_request(text, "temperature")
+        if request.request_id is not None and len(request.request_id) > _MAX_ID_CHARACTERS:
+            raise bad_request(f"request_id: at most {_MAX_ID_CHARACTERS} characters", "request_id")
+        if request.stream_options is not None and not request.stream:
+            raise bad_request("'stream_options' needs 'stream': true.", "stream_options")
+        model = self.models.serve(request.model, self._engine)
+        head = ReplyHead(
+            id=f"{prefix}-{request.request_id or uuid.uuid4().hex}",
+            model=model.name,
+            created=int(time.time()),
+            system_fingerprint=self._fingerprint,
+        )
+        return head, model
+
     async def _media(self, request: ChatCompletionRequest | TokenizeRequest) -> MediaReader | None:
-        """Return what reads the request's images and videos, those from elsewhere fetched; None: the model sees not."""
-        if self.front.config.model.vision is None:
+        """Return what reads the request's images and videos, those from elsewhere fetched; None: it takes text only."""
+        if not self.front.inputs.takes_images:
             return None
         loop, reader = asyncio.get_running_loop(), self._media_reader
         try:
@@ -78,109 +161,14 @@ class OpenAICompatibleService:
             raise as_api_error(error, {}) from error
         return replace(reader, fetched={path: one for (path, _), one in zip(parts, data, strict=True)})
 
-    async def chat_completions(
-        self, request: ChatCompletionRequest, *, warn: Warn = logger.warning, is_large: bool = False
-    ) -> ChatCompletion | ChatStream:
-        """Complete a conversation: a complete reply, or a stream that has not started."""
-        head = self._begin(request, "chatcmpl")
-        media = await self._media(request)
-        work = partial(
-            plan_chat,
-            request,
-            head,
-            self.front,
-            self._formats,
-            media,
-            warn,
-            self.models.adapter(request.model),
-        )
-        plan = await _settle(work, request, is_large)
-        stream = ChatStream(self._engine, plan)
-        return stream if request.stream else await stream.whole()
 
-    async def completions(
-        self, request: CompletionRequest, *, warn: Warn = logger.warning, is_large: bool = False
-    ) -> Completion | CompletionStream:
-        """Complete one prompt or many: a complete reply, or a stream that has not started."""
-        head = self._begin(request, "cmpl")
-        is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > _MANY_PROMPTS)
-        work = partial(
-            plan_completion,
-            request,
-            head,
-            self.front,
-            warn,
-            max_prompts=self._args.max_prompts,
-            adapter=self.models.adapter(request.model),
-        )
-        plan = await _settle(work, request, is_large)
-        stream = CompletionStream(self._engine, plan)
-        return stream if request.stream else await stream.whole()
-
-    async def tokenize(
-        self, request: TokenizeRequest, *, warn: Warn = logger.warning, is_large: bool = False
-    ) -> TokenizeReply:
-        """Return the token ids of a text or of a conversation."""
-        self.models.find(request.model)
-        media = await self._media(request)
-        return await _settle(partial(tokenize, request, self.front, self._formats, media, warn), request, is_large)
-
-    async def detokenize(
-        self, request: DetokenizeRequest, *, warn: Warn = logger.warning, is_large: bool = False
-    ) -> DetokenizeReply:
-        """Return the text of token ids."""
-        self.models.find(request.model)
-        return await _settle(partial(detokenize, request, self.front), request, is_large)
-
-    def _begin(self, request: GenerationRequest, prefix: str) -> ReplyHead:
-        if request.n is not None and request.n > self._args.max_n:
-            raise bad_request(f"n={request.n}: at most {self._args.max_n}", "n")
-        limit = self._args.max_temperature
-        if request.temperature is not None and request.temperature > limit:
-            text = f"temperature={request.temperature:g}: at most {limit:g} (the server's --max-temperature)"
-            raise bad_request(text, "temperature")
-        if request.request_id is not None and len(request.request_id) > _MAX_ID_CHARACTERS:
-            raise bad_request(f"request_id: at most {_MAX_ID_CHARACTERS} characters", "request_id")
-        return ReplyHead.new(prefix, self.models.find(request.model), self._fingerprint, request.request_id)
-
-
-async def _settle(work: Callable[[], T], request: object, is_large: bool) -> T:
+async def _prepared(work: Callable[[], T], request: object, is_large: bool) -> T:
     """Prepare a request: render, tokenize, validate. Slow work leaves the event loop."""
-    is_slow = is_large or (isinstance(request, GenerationRequest) and needs_grammar(request))
-    is_slow = is_slow or has_media(getattr(request, "messages", None))
-    is_slow = is_slow or (isinstance(request, GenerationRequest) and len(request.bad_words or ()) > MANY_BAD_WORDS)
+    is_slow = is_large or has_media(getattr(request, "messages", None))
+    if isinstance(request, GenerationRequest):
+        is_slow = is_slow or is_constrained(request) or len(request.bad_words or ()) > MANY_BAD_WORDS
     try:
         return await asyncio.to_thread(work) if is_slow else work()
     except UserError as error:
         names = wire_names(request) if isinstance(request, GenerationRequest) else {}
         raise as_api_error(error, names) from error
-
-
-def tokenize(
-    request: TokenizeRequest, front: EngineFront, formats: AnswerFormats, media: MediaReader | None, warn: Warn
-) -> TokenizeReply:
-    """Return the ids of a text, or of a conversation as a chat renders it."""
-    if (request.prompt is None) == (request.messages is None):
-        raise bad_request("Exactly one of 'prompt' and 'messages' is required.", "prompt")
-    tokenizer = front.tokenizer
-    if request.messages is not None:
-        options = prompt_options(request, shown_tools(request))
-        prompt = render_chat(request, request.messages, options, front, formats.reasoning, media, warn)
-        token_ids = token_ids_of(prompt)
-    else:
-        token_ids = tokenizer.encode(request.prompt or "", add_special_tokens=request.add_special_tokens is not False)
-        token_ids = truncated({"prompt_token_ids": token_ids}, request.truncate_prompt_tokens)["prompt_token_ids"]
-    texts = [tokenizer.token_text(token_id) for token_id in token_ids] if request.return_token_strs else None
-    return TokenizeReply(
-        count=len(token_ids), max_model_len=front.config.model.max_model_len, tokens=token_ids, token_strs=texts
-    )
-
-
-def detokenize(request: DetokenizeRequest, front: EngineFront) -> DetokenizeReply:
-    """Return the text of token ids."""
-    vocab_size = front.config.model.vocab_size
-    for index, token_id in enumerate(request.tokens):
-        if not 0 <= token_id < vocab_size:
-            text = f"tokens[{index}]={token_id}: token ids of this model are 0 to {vocab_size - 1}"
-            raise bad_request(text, f"tokens[{index}]")
-    return DetokenizeReply(prompt=front.tokenizer.decode(request.tokens, skip_special_tokens=False))

@@ -1,4 +1,4 @@
-"""The tools of a chat request: validation, and their effects on prompt, grammar and parser.
+"""The tools of a chat request: validation, and their effects on prompt, constraint and parser.
 
 Formats that write arguments as JSON can be constrained to any schema; the others (`pythonic`, `qwen3_coder`) to most.
 If one cannot, and the model must call, it calls in the format of `hermes`: `forced_parser` decides.
@@ -15,7 +15,7 @@ import msgspec
 from octavo.errors import InvalidParameterError
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError, bad_request
-from octavo.server.openai.parsers.hermes import HermesParser
+from octavo.server.openai.parsers.json_calls import HermesParser
 from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser
 from octavo.server.openai.protocol import ChatCompletionRequest, TokenizeRequest, ToolChoiceObject, ToolDefinition
 from octavo.server.openai.schemas import closed_arguments, takes_nothing

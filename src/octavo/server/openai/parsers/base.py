@@ -1,11 +1,21 @@
-"""Deltas, the typed pieces of an answer, and parsers that wrap or combine others."""
+"""Deltas, the typed pieces of an answer, and the reader with which formats parse streaming text as if all had arrived.
+
+A format is a generator over a `TextReader`, written top-down like a parser of complete texts. If it needs a character
+that has not arrived yet, it yields, and resumes with the next piece. It never sees where the text was split, so that
+cannot affect the result.
+"""
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias, TypeVar
 
 import msgspec
+
+T = TypeVar("T")
+Steps: TypeAlias = Generator[None, None, T]  # yields to wait for text, returns what it read
+Emit: TypeAlias = Callable[[str], None]
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -107,99 +117,217 @@ def parse_all(parser: OutputParser, text: str, *, is_cut: bool = False) -> Parse
     return message
 
 
-class Chain:
-    """`second` parses what `first` leaves as content: reasoning first, then tool calls."""
+class MalformedError(Exception):
+    """The text does not follow the format; internal to the parsers."""
 
-    def __init__(self, first: OutputParser, second: OutputParser) -> None:
-        self._first, self._second = first, second
 
-    def push(self, text: str) -> Sequence[Delta]:
-        return self._pass_on(self._first.push(text))
+class TextReader:
+    """Text that has arrived but is not read yet, with one position to rewind to."""
 
-    def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
-        return [*self._pass_on(self._first.finish(is_cut=is_cut)), *self._second.finish(is_cut=is_cut)]
+    __slots__ = ("_closed", "_is_cut", "_mark", "_position", "_text", "_wanted_more")
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._position = 0  # the first unread character
+        self._mark: int | None = None  # at most `_position`
+        self._closed = False
+        self._is_cut = False
+        self._wanted_more = False  # since the mark, the end of the text came where more was needed
+
+    @property
+    def broke_off(self) -> bool:
+        """Whether the length limit has cut the text within what was being read since the mark."""
+        return self._is_cut and self._wanted_more
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the length limit has ended the text."""
+        return self._is_cut
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more text will come."""
+        return self._closed
+
+    @property
+    def rest(self) -> str:
+        """All unread text."""
+        return self._text[self._position :]
 
     @property
     def num_held(self) -> int:
-        return self._first.num_held + self._second.num_held
+        """Characters that are unread, or to which the reader may go back."""
+        return len(self._text) - (self._position if self._mark is None else self._mark)
 
-    def _pass_on(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
-        result: list[Delta] = []
-        for delta in deltas:
-            if isinstance(delta, Content):
-                result.extend(self._second.push(delta.text))
-            else:
-                result.append(delta)
-        return result
+    def feed(self, text: str) -> None:
+        """Append text."""
+        first_kept = self._position if self._mark is None else self._mark
+        self._text = self._text[first_kept:] + text
+        self._position -= first_kept
+        self._mark = None if self._mark is None else 0
+
+    def has_run_out(self) -> bool:
+        """Return whether there is no more text, asked by what needs more."""
+        self._wanted_more = self._closed
+        return self._closed
+
+    def close(self, *, is_cut: bool = False) -> None:
+        """Mark the text as complete, or as cut by the length limit."""
+        self._closed, self._is_cut = True, is_cut
+
+    def skip(self, num_characters: int) -> None:
+        """Consume characters of `rest`."""
+        self._position += num_characters
+
+    def mark(self) -> None:
+        """Remember this position."""
+        self._mark, self._wanted_more = self._position, False
+
+    def unmark(self) -> None:
+        """Drop the mark, so that earlier text need not be kept."""
+        self._mark = None
+
+    def rewind(self) -> None:
+        """Go back to the mark."""
+        assert self._mark is not None
+        self._position, self._mark = self._mark, None
+
+    def drop_cut_markup(self) -> None:
+        """Consume all text: the length limit has cut what was being read."""
+        self._position, self._mark = len(self._text), None
+
+    def peek(self) -> Steps[str]:
+        """Return the next character, unread; empty at the end."""
+        while self._position == len(self._text):
+            if self.has_run_out():
+                return ""
+            yield
+        return self._text[self._position]
+
+    def skip_space(self) -> Steps[None]:
+        """Read white space, if there is any."""
+        while True:
+            rest = self.rest
+            rest_size = len(rest.lstrip())
+            self.skip(len(rest) - rest_size)
+            if rest_size or self._closed:
+                return
+            yield
+
+    def takes(self, marker: str) -> Steps[bool]:
+        """Read `marker` if it comes next, otherwise nothing. Waits only while it still may."""
+        while not self._text.startswith(marker, self._position):
+            if not marker.startswith(self.rest):
+                return False
+            if self.has_run_out():
+                return False
+            yield
+        self.skip(len(marker))
+        return True
+
+    def expect(self, marker: str) -> Steps[None]:
+        """Read `marker`.
+
+        Raises:
+            MalformedError: when something else comes.
+        """
+        if not (yield from self.takes(marker)):
+            raise MalformedError(marker)
+
+    def expect_next(self, marker: str) -> Steps[None]:
+        """Read `marker` and any white space before it. Raises as `expect`."""
+        yield from self.skip_space()
+        yield from self.expect(marker)
 
 
-class CallLimit:
-    """Drops calls of `parser` beyond the first `max_calls`."""
+class GeneratorParser(ABC):
+    """Implements `OutputParser` with the generator `_read`, which appends to `_deltas`."""
 
-    def __init__(self, parser: OutputParser, max_calls: int) -> None:
-        self._parser, self._max_calls = parser, max_calls
+    def __init__(self) -> None:
+        self._reader = TextReader()
+        self._deltas: list[Delta] = []
+        self._steps = self._read()
 
     def push(self, text: str) -> Sequence[Delta]:
-        return self._within(self._parser.push(text))
+        self._reader.feed(text)
+        return self._advance()
 
     def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
-        return self._within(self._parser.finish(is_cut=is_cut))
+        self._reader.close(is_cut=is_cut)
+        return self._advance()
 
     @property
     def num_held(self) -> int:
-        return self._parser.num_held
+        return self._reader.num_held
 
-    def _within(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
-        return [delta for delta in deltas if not self._is_beyond(delta)]
+    @abstractmethod
+    def _read(self) -> Steps[None]:
+        """Read the whole text, to its end."""
 
-    def _is_beyond(self, delta: Delta) -> bool:
-        return isinstance(delta, (ToolCallStart, ToolCallArguments)) and delta.index >= self._max_calls
+    def _advance(self) -> Sequence[Delta]:
+        next(self._steps, None)
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _content(self, text: str) -> None:
+        if text:
+            self._deltas.append(Content(text))
 
 
-class SpecialTokenFilter:
-    """Drops the special tokens in `hidden`, of which there may be thousands, from text.
+def copy_until(reader: TextReader, markers: Sequence[str], emit: Emit) -> Steps[bool]:
+    """Emit text up to the first of `markers` and the white space before it, which stay unread.
 
-    Usually the detokenizer does that. But the markers of calls or reasoning may be special tokens (`[TOOL_CALLS]`,
-    `<|python_tag|>`): then the engine emits all special tokens, and this filter, before the parsers, drops those that
-    are not markers. Of overlapping matches the first wins, of those with the same start the longest.
+    Returns False if the text ends without one; only trailing white space and part of a marker are then unread.
     """
-
-    def __init__(self, hidden: Collection[str]) -> None:
-        self._first_characters = frozenset(token[0] for token in hidden)
-        self._prefixes = frozenset(token[:size] for token in hidden for size in range(1, len(token) + 1))
-        self._longest = max(map(len, hidden), default=0)
-        self._hidden = re.compile("|".join(map(re.escape, sorted(hidden, key=len, reverse=True))) or r"\Z.")
-        self._held = ""
-
-    def push(self, text: str) -> Sequence[Delta]:
-        if not self._held and self._first_characters.isdisjoint(text):  # nearly always
-            return _content(text)
-        return self._filtered(self._held + text, is_last=False)
-
-    def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
-        return self._filtered(self._held, is_last=True)
-
-    @property
-    def num_held(self) -> int:
-        return len(self._held)
-
-    def _filtered(self, text: str, is_last: bool) -> Sequence[Delta]:
-        num_open = 0 if is_last else self._open_tail(text)
-        shown: list[str] = []
-        position = 0
-        while (found := self._hidden.search(text, position)) and found.start() < len(text) - num_open:
-            shown.append(text[position : found.start()])
-            position = found.end()
-        shown_end = max(position, len(text) - num_open)
-        shown.append(text[position:shown_end])
-        self._held = text[shown_end:]
-        return _content("".join(shown))
-
-    def _open_tail(self, text: str) -> int:
-        """Return how much of the end of `text` may become a token, or a longer one."""
-        sizes = range(min(self._longest, len(text)), 0, -1)
-        return next((size for size in sizes if text[-size:] in self._prefixes), 0)
+    while True:
+        text = reader.rest
+        end = first_place(text, markers)
+        found = end < len(text)
+        shown = text[: end if found else len(text) - open_tail(text, markers)].rstrip()
+        reader.skip(len(shown))
+        emit(shown)
+        if found or reader.closed:
+            return found
+        yield
 
 
-def _content(text: str) -> Sequence[Delta]:
-    return [Content(text)] if text else []
+def copy_rest(reader: TextReader, emit: Emit) -> Steps[None]:
+    """Emit all text to the end."""
+    while True:
+        text = reader.rest
+        reader.skip(len(text))
+        emit(text)
+        if reader.closed:
+            return
+        yield
+
+
+def read_while(reader: TextReader, characters: re.Pattern[str]) -> Steps[str]:
+    """Return the longest match of `characters`, a pattern for any number of them, from here on."""
+    pieces: list[str] = []
+    while (yield from reader.peek()):
+        found = characters.match(reader.rest)
+        if found is None or not found[0]:
+            break
+        reader.skip(len(found[0]))
+        pieces.append(found[0])
+    return "".join(pieces)
+
+
+def first_place(text: str, markers: Sequence[str]) -> int:
+    """Return where the first of `markers` begins in `text`; its length when there is none."""
+    return min((place for marker in markers if (place := text.find(marker)) >= 0), default=len(text))
+
+
+def open_tail(text: str, markers: Sequence[str]) -> int:
+    """Return how many characters at the end of `text` may be the beginning of a marker."""
+    return max((_open_tail(text, marker) for marker in markers), default=0)
+
+
+def _open_tail(text: str, marker: str) -> int:
+    place = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+    while place >= 0:
+        if marker.startswith(text[place:]):
+            return len(text) - place
+        place = text.find(marker[0], place + 1)
+    return 0

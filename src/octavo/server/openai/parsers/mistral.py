@@ -9,10 +9,9 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 
-from octavo.server.openai.parsers.json_call import CallSink, copy_json, read_json_call
-from octavo.server.openai.parsers.reader import MalformedError, Steps, copy_rest, copy_until, read_while
-from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser, json_tag, quoted
-from octavo.structured.schema import compiler_schema
+from octavo.server.openai.parsers.base import MalformedError, Steps, copy_rest, read_while
+from octavo.server.openai.parsers.json_calls import JsonCallParser, copy_json
+from octavo.server.openai.parsers.tool_calls import Schemas, json_rule, json_tag, lark_tag, quoted
 from octavo.structured_output import StructuralTag
 
 BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -25,7 +24,7 @@ def new_mistral_id() -> str:
     return "".join(secrets.choice(_ALPHABET) for _ in range(9))
 
 
-class MistralParser(ToolCallParser):
+class MistralParser(JsonCallParser):
     """Parses text with calls after markers."""
 
     markers = (BEGIN, CALL_ID, ARGS)
@@ -35,24 +34,16 @@ class MistralParser(ToolCallParser):
 
     @classmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
-        """See `ToolCallParser.tag`."""
         return json_tag(f"{BEGIN}[{_opening(name)}", schema, "}]", trigger=BEGIN)
 
     @classmethod
     def loose_tags(cls, schemas: Schemas) -> list[StructuralTag] | None:
-        """See `ToolCallParser.loose_tags`. Models write several calls in one list."""
-        calls = [
-            f"{quoted(_opening(name))} %json {compiler_schema(json.dumps(schema))}" for name, schema in schemas.items()
-        ]
-        grammar = f'start: " "? "[" call (/, ?/ call)* "]"\ncall: ({" | ".join(calls)}) "}}"'
-        return [StructuralTag(begin=BEGIN, grammar=grammar)]
+        """Models write several calls in one list."""
+        calls = [f"{quoted(_opening(name))} {json_rule(schema)}" for name, schema in schemas.items()]
+        return [lark_tag(BEGIN, f'start: " "? "[" call (/, ?/ call)* "]"\ncall: ({" | ".join(calls)}) "}}"')]
 
     def _read(self) -> Steps[None]:
-        reader = self._reader
-        while (yield from copy_until(reader, (BEGIN,), self._content)):
-            if not (yield from self._attempt(self._read_marked())):
-                self._pass_over(BEGIN)
-        self._close_text()
+        yield from self._read_marked_calls(self._read_marked, BEGIN)
 
     def _read_marked(self) -> Steps[None]:
         yield from self._reader.expect_next(BEGIN)
@@ -69,12 +60,9 @@ class MistralParser(ToolCallParser):
         yield from self._attempt(self._reader.expect_next("]"))
 
     def _read_list_item(self, before: str) -> Steps[None]:
-        reader = self._reader
-        yield from reader.expect_next(before)
-        yield from reader.skip_space()
-        sink = CallSink(start=self._start, arguments=self._arguments, allows=self._is_offered)
-        if not (yield from read_json_call(reader, sink)):
-            yield from copy_rest(reader, self._arguments)
+        yield from self._reader.expect_next(before)
+        yield from self._reader.skip_space()
+        yield from self._read_json_call()
 
     def _read_named_call(self) -> Steps[None]:
         reader = self._reader
@@ -84,7 +72,7 @@ class MistralParser(ToolCallParser):
         yield from reader.skip_space()
         following = yield from reader.peek()
         is_known = following == "{" or (has_args and reader.broke_off)
-        if not (is_known and self._is_offered(name)):
+        if not (is_known and name in self._schemas):
             raise MalformedError("call")
         self._start(name, call_id)
         if not (yield from copy_json(reader, self._arguments)):
@@ -96,12 +84,11 @@ class MistralArgsParser(MistralParser):
 
     @classmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
-        """See `ToolCallParser.tag`."""
         return json_tag(f"{BEGIN}{name}{ARGS}", schema, "", trigger=BEGIN)
 
     @classmethod
     def loose_tags(cls, schemas: Schemas) -> list[StructuralTag] | None:
-        """See `ToolCallParser.loose_tags`: each call has a marker of its own."""
+        """Each call has a marker of its own."""
         return None
 
 

@@ -11,9 +11,9 @@ import warnings
 from collections.abc import Iterable, Mapping
 from keyword import iskeyword
 
-from octavo.server.openai.parsers.python_literals import key_of, value_of
-from octavo.server.openai.parsers.reader import MalformedError, Steps, TextReader, copy_until, read_while
-from octavo.server.openai.parsers.tool_calls import ToolCallParser, parameters_of, quoted
+from octavo.server.openai.parsers.base import MalformedError, Steps, TextReader, copy_until, read_while
+from octavo.server.openai.parsers.tool_calls import ToolCallParser, json_rule, lark_tag, parameters_of, quoted
+from octavo.server.openai.parsers.values import key_of, value_of
 from octavo.structured_output import StructuralTag
 
 TAGS = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool_call_end|>"}
@@ -33,14 +33,16 @@ class PythonicParser(ToolCallParser):
 
     @classmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
-        """See `ToolCallParser.tag`. The values are JSON, which `keyword_arguments` reads as such."""
+        """Values are JSON, which `keyword_arguments` reads as such."""
         parameters = parameters_of(schema)
         if parameters is None or not all(_is_argument_name(each.name) for each in parameters):
             return None
-        rules = [f"a{index}: {quoted(f'{each.name}=')} {each.json_grammar}" for index, each in enumerate(parameters)]
+        rules = [
+            f"a{index}: {quoted(f'{each.name}=')} {json_rule(each.schema)}" for index, each in enumerate(parameters)
+        ]
         num_required = sum(each.is_required for each in parameters)
-        grammar = "\n".join([f"start: {_list_of(len(parameters), num_required)}", *rules])
-        return StructuralTag(begin=f"[{name}(", grammar=grammar, end=")]", trigger=f"[{name}(")
+        start = f"start: {_list_of(len(parameters), num_required)}"
+        return lark_tag(f"[{name}(", "\n".join([start, *rules]), ")]")
 
     def _read(self) -> Steps[None]:
         while True:
@@ -70,7 +72,7 @@ class PythonicParser(ToolCallParser):
         yield from reader.expect(before)
         yield from reader.skip_space()
         name = yield from read_while(reader, _NAME)
-        if not self._is_offered(name) or (yield from reader.peek()) != "(":
+        if name not in self._schemas or (yield from reader.peek()) != "(":
             raise MalformedError("name")
         try:
             text = yield from read_parentheses(reader)
@@ -109,7 +111,7 @@ def _is_argument_name(name: str) -> bool:
 
 
 def _list_of(num_arguments: int, num_required: int) -> str:
-    """Return the grammar of arguments a0, a1, ... separated by commas; the first are required."""
+    """Return the rule of arguments a0, a1, ... separated by commas; the first are required."""
     optional = [f'(", " a{index})?' for index in range(num_required, num_arguments)]
     if num_required:
         return ' ", " '.join(f"a{index}" for index in range(num_required)) + " " + " ".join(optional)

@@ -4,16 +4,24 @@
 
 One line break at either end of a value belongs to the tags. Values have no type: those declared as strings by the
 tool's schema are taken verbatim (and streamed), others are read as one of the types that it
-allows (`declared.py`).
+allows (`values.py`).
 """
 
 import json
 import re
 from collections.abc import Mapping
 
-from octavo.server.openai.parsers.declared import json_value, parameter_schema
-from octavo.server.openai.parsers.reader import MalformedError, Steps, copy_until, read_while
-from octavo.server.openai.parsers.tool_calls import Parameter, Schemas, ToolCallParser, parameters_of, quoted
+from octavo.server.openai.parsers.base import MalformedError, Steps, copy_until, read_while
+from octavo.server.openai.parsers.tool_calls import (
+    Parameter,
+    Schemas,
+    ToolCallParser,
+    json_rule,
+    lark_tag,
+    parameters_of,
+    quoted,
+)
+from octavo.server.openai.parsers.values import json_value, parameter_schema
 from octavo.structured_output import StructuralTag
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -31,36 +39,29 @@ class Qwen3CoderParser(ToolCallParser):
 
     @classmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
-        """See `ToolCallParser.tag`. Strings have no quotes, so patterns and lengths cannot be enforced."""
+        """Strings have no quotes, so patterns and lengths cannot be enforced."""
         parameters = parameters_of(schema)
         if parameters is None or not all(_is_tellable(parameter) for parameter in parameters):
             return None
-        rules = [f"p{index}: {_grammar(parameter)}" for index, parameter in enumerate(parameters)]
+        rules = [f"p{index}: {_rule(parameter)}" for index, parameter in enumerate(parameters)]
         uses = [f"p{index}{'' if parameter.is_required else '?'}" for index, parameter in enumerate(parameters)]
         text = "text[lazy]: /(.|\\n)*/ " + quoted(f"\n{_PARAMETER_END}\n")
-        grammar = "\n".join([f"start: {' '.join(uses)} {quoted(_FUNCTION_END)}", *rules, text])
-        begin = f"{BEGIN}\n{_FUNCTION}{name}>\n"
-        return StructuralTag(begin=begin, grammar=grammar, end=f"\n{END}", trigger=BEGIN)
+        rules = [f"start: {' '.join(uses)} {quoted(_FUNCTION_END)}", *rules, text]
+        return lark_tag(f"{BEGIN}\n{_FUNCTION}{name}>\n", "\n".join(rules), f"\n{END}", trigger=BEGIN)
 
     @classmethod
     def loose_tags(cls, schemas: Schemas) -> list[StructuralTag]:
-        """See `ToolCallParser.loose_tags`. Models write parameters in an order of their own."""
-        grammar = "start: body\nbody[lazy]: /(.|\\n)*/ " + quoted(_FUNCTION_END)
-        return [
-            StructuralTag(begin=f"{BEGIN}\n{_FUNCTION}{name}>\n", grammar=grammar, end=f"\n{END}", trigger=BEGIN)
-            for name in schemas
-        ]
+        """Models write parameters in an order of their own."""
+        rules = "start: body\nbody[lazy]: /(.|\\n)*/ " + quoted(_FUNCTION_END)
+        return [lark_tag(f"{BEGIN}\n{_FUNCTION}{name}>\n", rules, f"\n{END}", trigger=BEGIN) for name in schemas]
 
     def _read(self) -> Steps[None]:
-        while (yield from copy_until(self._reader, (BEGIN,), self._content)):
-            if not (yield from self._attempt(self._read_call())):
-                self._pass_over(BEGIN)
-        self._close_text()
+        yield from self._read_marked_calls(self._read_call, BEGIN)
 
     def _read_call(self) -> Steps[None]:
         yield from self._reader.expect_next(BEGIN)
         name = yield from self._read_tag(_FUNCTION)
-        if not self._is_offered(name):
+        if name not in self._schemas:
             raise MalformedError("name")
         self._start(name)
         self._arguments("{")
@@ -127,11 +128,11 @@ def _is_tellable(parameter: Parameter) -> bool:
     return has_plain_name and not (parameter.is_string and parameter.strings is None)
 
 
-def _grammar(parameter: Parameter) -> str:
-    """Return the grammar of one parameter with its tags."""
+def _rule(parameter: Parameter) -> str:
+    """Return the expression of one parameter with its tags."""
     begin, end = quoted(f"{_PARAMETER}{parameter.name}>\n"), quoted(f"\n{_PARAMETER_END}\n")
     if not parameter.is_string:
-        return f"{begin} {parameter.json_grammar} {end}"
+        return f"{begin} {json_rule(parameter.schema)} {end}"
     if not parameter.strings:
         return f"{begin} text"
     return f"{begin} ({' | '.join(map(quoted, parameter.strings))}) {end}"

@@ -12,8 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from octavo.server.openai.parsers.base import ToolCallArguments, ToolCallStart
-from octavo.server.openai.parsers.reader import GeneratorParser, MalformedError, Steps, open_tail
+from octavo.server.openai.parsers.base import (
+    GeneratorParser,
+    MalformedError,
+    Steps,
+    ToolCallArguments,
+    ToolCallStart,
+    copy_until,
+    open_tail,
+)
 from octavo.structured.schema import compiler_schema
 from octavo.structured_output import StructuralTag
 
@@ -27,13 +34,17 @@ Schemas: TypeAlias = Mapping[str, Mapping[str, object]]  # the tools of a reques
 
 
 def new_call_id() -> str:
-    """Return a unique id."""
     return f"call_{secrets.token_hex(12)}"
 
 
 def json_tag(begin: str, schema: Mapping[str, object], end: str, *, trigger: str) -> StructuralTag:
     """Constrain a call whose arguments are one JSON object, empty for tools without parameters."""
     return StructuralTag(begin=begin, json_schema=schema or _NO_ARGUMENTS, end=end, trigger=trigger)
+
+
+def lark_tag(begin: str, rules: str, end: str = "", *, trigger: str | None = None) -> StructuralTag:
+    """Constrain a call whose arguments follow a grammar, given as `rules` in Lark's notation."""
+    return StructuralTag(begin=begin, grammar=rules, end=end, trigger=trigger)
 
 
 class ToolCallParser(GeneratorParser):
@@ -55,8 +66,7 @@ class ToolCallParser(GeneratorParser):
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
         """Constrain a call of `name` to arguments that match `schema`; None if the format cannot express that.
 
-        Raises:
-            InvalidParameterError: the schema is too large, too deep or no JSON.
+        Raises InvalidParameterError: the schema is too large, too deep or no JSON.
         """
 
     @classmethod
@@ -72,9 +82,6 @@ class ToolCallParser(GeneratorParser):
         self._reader.unmark()
         self._deltas.append(ToolCallStart(self._num_calls, call_id or self._new_id(), name))
         self._num_calls += 1
-
-    def _is_offered(self, name: str) -> bool:
-        return name in self._schemas
 
     def _arguments(self, text: str) -> None:
         if text:
@@ -96,6 +103,13 @@ class ToolCallParser(GeneratorParser):
             return False
         self._reader.unmark()
         return True
+
+    def _read_marked_calls(self, read_call: Callable[[], Steps[None]], begin: str) -> Steps[None]:
+        """Read text with calls that begin with a marker."""
+        while (yield from copy_until(self._reader, (begin,), self._content)):
+            if not (yield from self._attempt(read_call())):
+                self._pass_over(begin)
+        self._close_text()
 
     def _pass_over(self, *markers: str) -> None:
         """Emit a marker that did not open a call, and the white space before it, as content."""
@@ -141,11 +155,6 @@ class Parameter:
             values = [self.schema["const"]]
         return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else None
 
-    @property
-    def json_grammar(self) -> str:
-        """Grammar of its value as JSON."""
-        return f"%json {compiler_schema(json.dumps(self.schema))}"
-
 
 def parameters_of(schema: Mapping[str, object]) -> list[Parameter] | None:
     """Return the parameters of a tool, required ones first; None if they depend on one another."""
@@ -166,6 +175,11 @@ def parameters_of(schema: Mapping[str, object]) -> list[Parameter] | None:
     return sorted(parameters, key=lambda parameter: not parameter.is_required)
 
 
+def json_rule(schema: Mapping[str, object]) -> str:
+    """Return the expression in Lark for JSON that matches a schema."""
+    return f"%json {compiler_schema(json.dumps(schema))}"
+
+
 def quoted(text: str) -> str:
-    """Return text as a literal of a grammar."""
+    """Return text as a literal in Lark."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

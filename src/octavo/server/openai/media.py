@@ -1,7 +1,8 @@
-"""Fetches media by URL for requests, safe against server-side request forgery.
+"""Images and videos of requests: read from `data:` URLs, or fetched by URL if the server allows it.
 
-A host is resolved once; all of its addresses must be public, and the connection goes to one of them, so DNS rebinding
-has no effect. Redirects are checked again. Size, time and type are limited.
+Fetching is safe against server-side request forgery: a host is resolved once; all of its addresses must be public, and
+the connection goes to one of them, so DNS rebinding has no effect. Redirects are checked again. Size, time and type are
+limited.
 """
 
 import contextlib
@@ -11,11 +12,20 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Self
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from octavo.errors import InvalidParameterError
+from octavo.multimodal.media import DETAILS, VideoFile
+from octavo.multimodal.pictures import PictureFile, PictureLimits, is_data_url, read_data_url
+from octavo.server.args import ServerArgs
+from octavo.server.errors import bad_request
+from octavo.server.openai.chat_prompt import is_media, parts_of
+from octavo.server.openai.protocol import ChatMessage, ContentPart, ImageUrl, VideoUrl
 
 _MAX_REDIRECTS = 3
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -29,6 +39,8 @@ VIDEO_TYPES = ("video/", "image/", *_UNTOLD)  # animations are images
 
 # Gateways translate these to IPv4 addresses of their choice: NAT64, 6to4, Teredo.
 _TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")))
+
+_REMOTE = ("http://", "https://")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -53,11 +65,7 @@ class RemoteMedia:
     is_allowed: Callable[[Address], bool] = is_public
 
     def fetch(self, url: str, name: str) -> bytes:
-        """Return the content at a URL.
-
-        Raises:
-            InvalidParameterError: names the part of the request, and why the URL is not read.
-        """
+        """Return the content at a URL. Raises InvalidParameterError: names the part of the request, and why not."""
         deadline_s, where = time.monotonic() + self.timeout_s, url
         try:
             for _ in range(_MAX_REDIRECTS + 1):
@@ -124,6 +132,90 @@ class RemoteMedia:
         if response.length:
             raise http.client.IncompleteRead(bytes(body), response.length)
         return bytes(body)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaReader:
+    """Reads the images and videos of requests for a model that takes them."""
+
+    most: Mapping[str, int]  # parts of one request, by type
+    images: PictureLimits
+    videos: PictureLimits  # of a file, and of its frames
+    remote_images: RemoteMedia | None  # None: only what is in the request itself
+    remote_videos: RemoteMedia | None
+    fetched: Mapping[str, bytes] = field(default_factory=dict)  # by place in the request; see `remote_parts`
+
+    @classmethod
+    def of(cls, args: ServerArgs) -> Self:
+        """Return the reader that the server's options describe."""
+        images = PictureLimits(max_bytes=args.max_image_bytes, max_pixels=args.max_image_pixels)
+        videos = PictureLimits(max_bytes=args.max_video_bytes, max_pixels=args.max_image_pixels)
+        remote_images, remote_videos = (
+            RemoteMedia(timeout_s=args.media_timeout_s, max_bytes=limits.max_bytes, types=types)
+            for limits, types in ((images, IMAGE_TYPES), (videos, VIDEO_TYPES))
+        )
+        return cls(
+            most={"image_url": args.max_images, "video_url": args.max_videos},
+            images=images,
+            videos=videos,
+            remote_images=remote_images if args.allow_remote_media else None,
+            remote_videos=remote_videos if args.allow_remote_media else None,
+        )
+
+    def check_number(self, messages: Sequence[ChatMessage]) -> None:
+        """Check how many images and videos a request has, before any of them is read. Raises ApiError, 400."""
+        counts = Counter(part.type for message in messages for part in parts_of(message))
+        for kind, most in self.most.items():
+            if counts[kind] > most:
+                names = kind.removesuffix("_url") + "s"
+                raise bad_request(
+                    f"{counts[kind]} {names}: at most {most} per request.", "messages", f"too_many_{names}"
+                )
+
+    def remote_parts(self, messages: Sequence[ChatMessage]) -> Iterator[tuple[str, Callable[[], bytes]]]:
+        """Yield the place of each part that is elsewhere, and a call that fetches it: many may wait at once.
+
+        Raises ApiError, 400: too many parts.
+        """
+        self.check_number(messages)
+        for at, message in enumerate(messages):
+            for index, part in enumerate(parts_of(message)):
+                remote = self.remote_videos if part.type == "video_url" else self.remote_images
+                given = part.image_url if part.type == "image_url" else part.video_url
+                url = given if given is None or isinstance(given, str) else given.url
+                if is_media(part) and remote is not None and url is not None and url.startswith(_REMOTE):
+                    path = f"messages[{at}].content[{index}].{part.type}"
+                    yield path, partial(remote.fetch, url, path)
+
+    def read(self, part: ContentPart, path: str) -> Mapping[str, object]:
+        """Return a part with the file of its image or video, which is decoded later, one after the other.
+
+        Raises ApiError, 400, InvalidParameterError: no URL, an unknown level of detail, or it cannot be had from there.
+        """
+        path = f"{path}.{part.type}"
+        given = part.image_url if part.type == "image_url" else part.video_url
+        if given is None:
+            raise bad_request(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
+        if part.type == "image_url":
+            image = given if isinstance(given, ImageUrl) else ImageUrl(url=str(given))
+            if image.detail not in DETAILS:
+                known = ", ".join(each for each in DETAILS if each is not None)
+                raise bad_request(f"Unknown detail {image.detail!r}: one of {known}.", f"{path}.detail")
+            file = PictureFile(data=self._bytes_at(image.url, path, self.images), name=path, limits=self.images)
+            return {"type": "image", "image": file, "detail": image.detail}
+        video = given if isinstance(given, VideoUrl) else VideoUrl(url=str(given))
+        frames = VideoFile(data=self._bytes_at(video.url, path, self.videos), limits=self.videos)
+        return {"type": "video", "video": frames, "fps": video.fps, "num_frames": video.num_frames}
+
+    def _bytes_at(self, url: str, path: str, limits: PictureLimits) -> bytes:
+        if path in self.fetched:
+            return self.fetched[path]
+        if is_data_url(url):
+            return read_data_url(url, path, limits.max_bytes)
+        if not url.startswith(_REMOTE):
+            raise InvalidParameterError(path, url[:60], "a data: URL is expected, such as data:image/png;base64,...")
+        limit = "this server reads nothing from elsewhere (--allow-remote-media); send a data: URL"
+        raise InvalidParameterError(path, url[:60], limit)
 
 
 def _left(deadline_s: float) -> float:

@@ -4,18 +4,20 @@ A text such as `123` may be a number or a string, `None` a null or a name. `json
 schema allows, through references and unions; if it allows several, JSON before Python's spelling before plain text.
 """
 
+import ast
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from octavo.server.openai.parsers.python_literals import literal_value
-from octavo.server.openai.parsers.reader import MalformedError
+from octavo.server.openai.parsers.base import MalformedError
 
 Schema = Mapping[str, object]
 
 _TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 _UNIONS = ("anyOf", "oneOf")
 _MAX_DEPTH = 32  # of references and unions within one another
+_JSON_NAMES: dict[str, object] = {"true": True, "false": False, "null": None}
 _BOOLEANS = {"true": True, "false": False}
 _NAMES: Sequence[tuple[type, frozenset[str]]] = (
     (type(None), frozenset({"null"})),
@@ -154,3 +156,40 @@ def _referred(schema: Mapping[str, Any], root: Schema) -> list[object]:
             return []
         place = place[key]
     return [place]
+
+
+def literal_value(text: str) -> object:
+    """Return the value of a text such as `{'a': [True, None]}`.
+
+    Raises:
+        MalformedError: it is anything else, such as a name or a sum.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):  # models write unknown escapes
+            return value_of(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise MalformedError("value") from error
+
+
+def value_of(node: ast.expr) -> object:
+    """Return the value of a literal. Raises MalformedError for any other expression."""
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [value_of(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            names = [key_of(value_of(key) if key is not None else None) for key in keys]
+            return dict(zip(names, map(value_of, values), strict=True))
+        case ast.Name(id=name) if name in _JSON_NAMES:
+            return _JSON_NAMES[name]
+    raise MalformedError("value")
+
+
+def key_of(name: object) -> str:
+    """Return the name of a key. Raises MalformedError for what is no text."""
+    if not isinstance(name, str):
+        raise MalformedError("key")
+    return name

@@ -1,0 +1,311 @@
+"""Formats whose calls are JSON, `{"name": "f", "arguments": {...}}`: Hermes, Llama 3; and how streaming JSON is read.
+
+Lenient where models are careless and it is harmless (a line break inside a string, which is escaped), strict where an
+error must not swallow what follows: brackets match, and outside strings only characters of JSON syntax are allowed.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+
+from octavo.server.openai.parsers.base import Emit, MalformedError, Steps, TextReader, copy_rest, copy_until, read_while
+from octavo.server.openai.parsers.tool_calls import ToolCallParser, json_tag
+from octavo.structured_output import StructuralTag
+
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_CALL_KEYS = (*_ARGUMENT_KEYS, "name", "id", "type")
+_IN_STRING = re.compile(r'["\\]')
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_OUTSIDE = re.compile(r'["{}\[\]]|[^\s\w:,.+\-]')
+_SCALAR = re.compile(r"[\w.+\-]*")
+_CLOSING = {"{": "}", "[": "]"}
+
+
+class JsonCallParser(ToolCallParser):
+    """The base of formats that write a call as one JSON object."""
+
+    def _read_json_call(self, *ends: str, is_strict: bool = False) -> Steps[None]:
+        """Read the object that begins here; its arguments are emitted as they come, malformed ones up to `ends`.
+
+        `is_strict`: without a tag, missing arguments or other keys before them make it plain JSON. Raises
+        MalformedError: it is not a call, or was cut before its arguments.
+        """
+        reader, name, arguments = self._reader, None, None
+        yield from reader.expect("{")
+        try:
+            while True:
+                key = yield from _read_key(reader)
+                if is_strict and (name is None or arguments is None) and key not in _CALL_KEYS:
+                    raise MalformedError(key)
+                yield from _read_colon(reader)
+                if key == "name":
+                    name = yield from self._read_name()
+                elif key not in _ARGUMENT_KEYS:
+                    yield from read_json_text(reader)
+                elif name is not None and (yield from reader.peek()) == "{":
+                    yield from self._stream_arguments(name, ends)
+                    return
+                else:
+                    arguments = yield from read_json_text(reader)
+                if not (yield from _has_more_keys(reader)):
+                    break
+        except MalformedError:
+            if name is not None and reader.broke_off:  # that is all that is known of the call
+                self._start(name)
+            raise
+        if name is None:
+            raise MalformedError("name")
+        text = _arguments_text(arguments, is_strict)
+        self._start(name)
+        self._arguments(text)
+
+    def _stream_arguments(self, name: str, ends: tuple[str, ...]) -> Steps[None]:
+        reader = self._reader
+        self._start(name)
+        if not (yield from copy_json(reader, self._arguments)):
+            if ends:
+                yield from copy_until(reader, ends, self._arguments)
+            else:
+                yield from copy_rest(reader, self._arguments)
+            return
+        reader.mark()
+        try:
+            while (yield from _has_more_keys(reader)):
+                yield from _read_key(reader)
+                yield from _read_colon(reader)
+                yield from read_json_text(reader)
+        except MalformedError:  # the call is complete; a malformed end stays in the text
+            reader.drop_cut_markup() if reader.broke_off else reader.rewind()
+        reader.unmark()
+
+    def _read_name(self) -> Steps[str]:
+        name = yield from read_string(self._reader)
+        if not name or not name.isprintable() or name not in self._schemas:
+            raise MalformedError("name")
+        return name
+
+
+class HermesParser(JsonCallParser):
+    """Calls of Hermes and Qwen models in tags, `<tool_call>...</tool_call>`, of which the end tag is optional."""
+
+    BEGIN, END = "<tool_call>", "</tool_call>"
+    markers = (BEGIN, END)
+    separator = "\n"
+
+    @classmethod
+    def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
+        begin = f'{cls.BEGIN}\n{{"name": {json.dumps(name)}, "arguments": '
+        return json_tag(begin, schema, f"}}\n{cls.END}", trigger=cls.BEGIN)
+
+    def _read(self) -> Steps[None]:
+        yield from self._read_marked_calls(self._read_call, self.BEGIN)
+
+    def _read_call(self) -> Steps[None]:
+        yield from self._reader.expect_next(self.BEGIN)
+        yield from self._reader.skip_space()
+        yield from self._read_json_call(self.END)
+        yield from self._attempt(self._reader.expect_next(self.END))
+
+
+class Llama3JsonParser(JsonCallParser):
+    """Calls of Llama 3.1 and later at the beginning of the text or after a tag, several joined by `;`.
+
+    The name of the arguments is `parameters`. There are no tags, or at most `<|python_tag|>` before the calls, or
+    `<|python_start|>` and `<|python_end|>` in Llama 4. So an answer is a call only if it begins as one and names a tool
+    of the request: other JSON may be what the user asked for.
+    """
+
+    BEGINS, END = ("<|python_tag|>", "<|python_start|>"), "<|python_end|>"
+    markers = (*BEGINS, END)
+    separator = "; "
+    marks_names = False
+
+    @classmethod
+    def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
+        """Without a tag, only the whole beginning distinguishes a call from other JSON."""
+        begin = f'{{"name": {json.dumps(name)}, "parameters": '
+        return json_tag(begin, schema, "}", trigger=begin)
+
+    def _read(self) -> Steps[None]:
+        is_call = yield from self._attempt(self._read_call())
+        if not is_call and (yield from copy_until(self._reader, self.BEGINS, self._content)):
+            is_call = yield from self._attempt(self._read_call())
+        while is_call:
+            is_call = yield from self._attempt(self._read_next_call())
+        if self._num_calls:
+            yield from self._attempt(self._reader.expect_next(self.END))
+        self._drop_cut_marker()
+        yield from copy_until(self._reader, (), self._content)
+        self._close_text()
+
+    def _read_next_call(self) -> Steps[None]:
+        yield from self._reader.skip_space()
+        yield from self._reader.takes(";")
+        yield from self._read_call()
+
+    def _read_call(self) -> Steps[None]:
+        reader = self._reader
+        yield from reader.skip_space()
+        for tag in self.BEGINS:
+            yield from reader.takes(tag)
+        yield from reader.skip_space()
+        yield from self._read_json_call(is_strict=True)
+
+
+def _read_key(reader: TextReader) -> Steps[str]:
+    yield from reader.skip_space()
+    return (yield from read_string(reader))
+
+
+def _read_colon(reader: TextReader) -> Steps[None]:
+    yield from reader.expect_next(":")
+    yield from reader.skip_space()
+
+
+def _has_more_keys(reader: TextReader) -> Steps[bool]:
+    yield from reader.skip_space()
+    if (yield from reader.takes(",")):
+        return True
+    yield from reader.expect("}")
+    return False
+
+
+def _arguments_text(arguments: str | None, are_needed: bool) -> str:
+    """Return the arguments as a JSON object: some models write it as a string, or omit it."""
+    if arguments is None or arguments == "null":
+        if are_needed:
+            raise MalformedError("arguments")
+        return "{}"
+    try:
+        text = json.loads(arguments, strict=False) if arguments.startswith('"') else arguments
+        if not isinstance(json.loads(text, strict=False), dict):
+            raise MalformedError("arguments")
+        text.encode()  # a lone surrogate cannot be sent
+    except (ValueError, RecursionError) as error:
+        raise MalformedError("arguments") from error
+    return JsonScanner().read(str(text))[1] if _CONTROL.search(text) else str(text)
+
+
+class JsonScanner:
+    """Scans one object, array or string: `complete` at its end, `broken` at what cannot be JSON."""
+
+    __slots__ = ("_awaited", "_escaped", "_in_string", "broken", "complete")
+
+    def __init__(self) -> None:
+        self._awaited: list[str] = []  # brackets still open
+        self._in_string = False
+        self._escaped = False
+        self.complete = False
+        self.broken = False
+
+    def read(self, text: str) -> tuple[int, str]:
+        """Return how many characters of `text`, the next piece, belong to the value, and them as valid JSON."""
+        if _CONTROL.search(text) is None:  # nearly always
+            size = self._scan(text, 0, len(text))
+            return size, text[:size]
+        pieces: list[str] = []
+        position = 0
+        for found in _CONTROL.finditer(text):
+            end = self._scan(text, position, found.start())
+            pieces.append(text[position:end])
+            position = end
+            if end < found.start() or self.complete or self.broken:
+                return position, "".join(pieces)
+            spelled = self._control(found[0])
+            if spelled is None:
+                self.broken = True
+                return position, "".join(pieces)
+            pieces.append(spelled)
+            position += 1
+        end = self._scan(text, position, len(text))
+        return end, "".join([*pieces, text[position:end]])
+
+    def _control(self, character: str) -> str | None:
+        """Return a control character as JSON spells it; None outside strings, unless it is white space."""
+        if not self._in_string:
+            return character if character in "\t\n\r" else " " if character.isspace() else None
+        spelling = json.dumps(character)[1:-1]
+        if self._escaped:  # the backslash is there already
+            self._escaped = False
+            return spelling[1:]
+        return spelling
+
+    def _scan(self, text: str, position: int, end: int) -> int:
+        """Return where the value ends, at most `end`; before it there are no characters for `_control`."""
+        while position < end:
+            if self._escaped:
+                self._escaped = False
+                position += 1
+                continue
+            found = (_IN_STRING if self._in_string else _OUTSIDE).search(text, position, end)
+            if found is None:
+                return end
+            self._step(found[0])
+            if self.broken:
+                return found.start()
+            position = found.end()
+            if self.complete:
+                return position
+        return position
+
+    def _step(self, character: str) -> None:
+        if self._in_string:
+            self._escaped = character == "\\"
+            self._in_string = self._escaped
+        elif character == '"':
+            self._in_string = True
+        elif character in _CLOSING:
+            self._awaited.append(_CLOSING[character])
+        elif self._awaited and character == self._awaited[-1]:
+            self._awaited.pop()
+        else:
+            self.broken = True
+        self.complete = not (self._awaited or self._in_string or self.broken)
+
+
+def copy_json(reader: TextReader, emit: Emit) -> Steps[bool]:
+    """Emit the object, array or string that begins here, with raw control characters escaped.
+
+    Returns whether it was complete; if not, the malformed part or the end of the text comes next.
+    """
+    scanner = JsonScanner()
+    while True:
+        text = reader.rest
+        size, written = scanner.read(text)
+        reader.skip(size)
+        emit(written)
+        if scanner.complete or scanner.broken or reader.has_run_out():
+            return scanner.complete
+        yield
+
+
+def read_json_text(reader: TextReader) -> Steps[str]:
+    """Return the text of the value of any type that begins here.
+
+    Raises:
+        MalformedError: when there is none, or it does not end.
+    """
+    pieces: list[str] = []
+    if (yield from reader.peek()) in ('"', "{", "["):
+        if not (yield from copy_json(reader, pieces.append)):
+            raise MalformedError("value")
+        return "".join(pieces)
+    scalar = yield from read_while(reader, _SCALAR)
+    if not scalar:
+        raise MalformedError("value")
+    return scalar
+
+
+def read_string(reader: TextReader) -> Steps[str]:
+    """Return the value of the JSON string that begins here.
+
+    Raises:
+        MalformedError: when there is no valid one.
+    """
+    if (yield from reader.peek()) != '"':
+        raise MalformedError("string")
+    text = yield from read_json_text(reader)
+    try:
+        return str(json.loads(text, strict=False))
+    except ValueError as error:
+        raise MalformedError("string") from error

@@ -1,0 +1,267 @@
+"""Parsers around that of a format: reasoning, special tokens, a limit of calls, stop strings in its content."""
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from octavo.engine.stop_strings import StopStringMatcher
+from octavo.server.openai.parsers.base import (
+    Content,
+    Delta,
+    GeneratorParser,
+    OutputParser,
+    Reasoning,
+    Steps,
+    ToolCallArguments,
+    ToolCallStart,
+    copy_until,
+)
+
+
+class Chain:
+    """`second` parses what `first` leaves as content: reasoning first, then tool calls."""
+
+    def __init__(self, first: OutputParser, second: OutputParser) -> None:
+        self._first, self._second = first, second
+
+    def push(self, text: str) -> Sequence[Delta]:
+        return self._pass_on(self._first.push(text))
+
+    def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
+        return [*self._pass_on(self._first.finish(is_cut=is_cut)), *self._second.finish(is_cut=is_cut)]
+
+    @property
+    def num_held(self) -> int:
+        return self._first.num_held + self._second.num_held
+
+    def _pass_on(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
+        result: list[Delta] = []
+        for delta in deltas:
+            if isinstance(delta, Content):
+                result.extend(self._second.push(delta.text))
+            else:
+                result.append(delta)
+        return result
+
+
+class CallLimit:
+    """Drops calls of `parser` beyond the first `max_calls`."""
+
+    def __init__(self, parser: OutputParser, max_calls: int) -> None:
+        self._parser, self._max_calls = parser, max_calls
+
+    def push(self, text: str) -> Sequence[Delta]:
+        return self._within(self._parser.push(text))
+
+    def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
+        return self._within(self._parser.finish(is_cut=is_cut))
+
+    @property
+    def num_held(self) -> int:
+        return self._parser.num_held
+
+    def _within(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
+        return [delta for delta in deltas if not self._is_beyond(delta)]
+
+    def _is_beyond(self, delta: Delta) -> bool:
+        return isinstance(delta, (ToolCallStart, ToolCallArguments)) and delta.index >= self._max_calls
+
+
+class SpecialTokenFilter:
+    """Drops the special tokens in `hidden`, of which there may be thousands, from text.
+
+    Usually the detokenizer does that. But the markers of calls or reasoning may be special tokens (`[TOOL_CALLS]`,
+    `<|python_tag|>`): then the engine emits all special tokens, and this filter, before the parsers, drops those that
+    are not markers. Of overlapping matches the first wins, of those with the same start the longest.
+    """
+
+    def __init__(self, hidden: Collection[str]) -> None:
+        self._first_characters = frozenset(token[0] for token in hidden)
+        self._prefixes = frozenset(token[:size] for token in hidden for size in range(1, len(token) + 1))
+        self._longest = max(map(len, hidden), default=0)
+        self._hidden = re.compile("|".join(map(re.escape, sorted(hidden, key=len, reverse=True))) or r"\Z.")
+        self._held = ""
+
+    def push(self, text: str) -> Sequence[Delta]:
+        if not self._held and self._first_characters.isdisjoint(text):  # nearly always
+            return [Content(text)] if text else []
+        return self._filtered(self._held + text, is_last=False)
+
+    def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
+        return self._filtered(self._held, is_last=True)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
+    def _filtered(self, text: str, is_last: bool) -> Sequence[Delta]:
+        num_open = 0 if is_last else self._open_tail(text)
+        shown: list[str] = []
+        position = 0
+        while (found := self._hidden.search(text, position)) and found.start() < len(text) - num_open:
+            shown.append(text[position : found.start()])
+            position = found.end()
+        shown_end = max(position, len(text) - num_open)
+        shown.append(text[position:shown_end])
+        self._held = text[shown_end:]
+        joined = "".join(shown)
+        return [Content(joined)] if joined else []
+
+    def _open_tail(self, text: str) -> int:
+        """Return how much of the end of `text` may become a token, or a longer one."""
+        sizes = range(min(self._longest, len(text)), 0, -1)
+        return next((size for size in sizes if text[-size:] in self._prefixes), 0)
+
+
+class ReasoningParser(GeneratorParser):
+    """Separates a model's reasoning, between two tags at the beginning of its answer, from the answer itself.
+
+    White space around a tag belongs to the tag. Many chat templates put the opening tag into the prompt: then the
+    answer starts inside reasoning. So does one that continues an unfinished thought. Reasoning comes once, first: later
+    tags are text.
+    """
+
+    def __init__(self, begin: str, end: str, *, starts_inside: bool, is_continued: bool = False) -> None:
+        super().__init__()
+        self._is_continued = is_continued  # the prompt ends within the reasoning, whose white space goes on
+        self._begin, self._end, self._starts_inside = begin, end, starts_inside
+        self.has_reasoning: bool | None = None  # None until known
+        self._is_over = False  # the rest is the answer
+
+    def push(self, text: str) -> Sequence[Delta]:
+        if self._is_over:
+            return [Content(text)] if text else []
+        return super().push(text)
+
+    def _read(self) -> Steps[None]:
+        reader = self._reader
+        if self._starts_inside and self._is_continued:
+            self.has_reasoning = True
+            yield from self._copy_reasoning()
+        else:
+            yield from self._read_beginning()
+        self._is_over = True
+        self._content(reader.rest)
+        reader.skip(len(reader.rest))
+
+    def _read_beginning(self) -> Steps[None]:
+        reader = self._reader
+        reader.mark()
+        yield from reader.skip_space()
+        begins = yield from reader.takes(self._begin)  # some models repeat the tag that the prompt ended in
+        self.has_reasoning = begins or self._starts_inside
+        if self.has_reasoning:
+            reader.unmark()
+            yield from reader.skip_space()
+            yield from self._copy_reasoning()
+        else:
+            reader.rewind()
+
+    def _copy_reasoning(self) -> Steps[None]:
+        reader = self._reader
+        if not (yield from copy_until(reader, (self._end,), self._reasoning)):
+            self._reasoning(reader.rest)
+            reader.skip(len(reader.rest))
+            return
+        yield from reader.expect_next(self._end)
+        yield from reader.skip_space()
+
+    def _reasoning(self, text: str) -> None:
+        if text:
+            self._deltas.append(Reasoning(text))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReasoningFormat:
+    """How one family of models marks its reasoning."""
+
+    begin: str
+    end: str
+    always_starts_inside: bool = False  # with or without an opening tag
+
+    def starts_inside(self, prompt: str) -> bool | None:
+        """Return whether the answer to `prompt` starts inside reasoning; None if the prompt has closed it already."""
+        ending = prompt.rstrip()
+        if ending.endswith(self.end):
+            return None
+        return self.always_starts_inside or ending.endswith(self.begin)
+
+    def continues_inside(self, text: str) -> bool | None:
+        """Return whether an answer that begins with `text` goes on inside reasoning; None if it has closed it already.
+
+        False: it has not begun any.
+        """
+        if self.end in text:
+            return None
+        return text.lstrip().startswith(self.begin)
+
+    def parser(self, *, starts_inside: bool, is_continued: bool = False) -> ReasoningParser:
+        """Return the parser of one answer, or of the rest of one that the prompt begins."""
+        return ReasoningParser(self.begin, self.end, starts_inside=starts_inside, is_continued=is_continued)
+
+
+class ContentStops:
+    """Finds stop strings in the content of an answer, with a parser of its own; a `StopFinder` of the engine.
+
+    Reasoning, and the markup and arguments of calls, are not searched. The engine's frontend asks after every token, so
+    an answer ends at the same token whether it is streamed or whole.
+
+    It passes on text as the model wrote it, to be parsed again, but keeps back what the parser has not read yet and
+    what may still become a stop string. A stop string does not reach across a call.
+    """
+
+    def __init__(self, parser: OutputParser, stop: Sequence[str], include_in_output: bool) -> None:
+        self._parser = parser
+        self._include = include_in_output
+        self._matcher = StopStringMatcher(stop, include_in_output=False)
+        self._text = ""  # not passed on yet
+        self._num_open = 0  # characters at the end of the content so far that may begin a stop string
+
+    def skip(self, delta: str) -> str:
+        """Add text that cannot end the answer, as it has too few tokens; return what may be shown."""
+        self._text += delta
+        self._parser.push(delta)
+        return self._release(len(self._text) - self._parser.num_held)
+
+    def push(self, delta: str) -> tuple[str, str | None]:
+        """Add text; return what may be shown, and the stop string that ends the answer, if any."""
+        shown = ""
+        for character in delta:  # so that the place of the content in the text is known, however it was cut
+            self._text += character
+            text, stop = self._search(self._parser.push(character))
+            shown += text
+            if stop is not None:
+                return shown, stop
+        return shown, None
+
+    def finish(self, *, is_cut: bool, may_stop: bool) -> tuple[str, str | None]:
+        """Return the rest, which may hold a stop string that the parser had not read; the model has ended."""
+        shown, stop = self._search(self._parser.finish(is_cut=is_cut)) if may_stop else ("", None)
+        return (shown, stop) if stop is not None else (shown + self._release(len(self._text)), None)
+
+    def _search(self, deltas: Sequence[Delta]) -> tuple[str, str | None]:
+        for delta in deltas:
+            if not isinstance(delta, Content):
+                self._matcher.flush()
+                self._num_open = 0
+                continue
+            shown, stop = self._matcher.push(delta.text)
+            if stop is not None:
+                after = self._num_open + len(delta.text) - len(shown) - len(stop)
+                start = self._place_of(stop, len(self._text) - self._parser.num_held - after - len(stop))
+                return self._release(start + len(stop) if self._include else start), stop
+            self._num_open += len(delta.text) - len(shown)
+        num_kept = self._parser.num_held + (0 if self._include else self._num_open)
+        return self._release(len(self._text) - num_kept), None
+
+    def _place_of(self, stop: str, expected: int) -> int:
+        """Return where the stop string starts; a special token that the parser drops may shift it."""
+        start = max(0, expected)
+        if self._text.startswith(stop, start):
+            return start
+        found = self._text.find(stop)
+        return start if found < 0 else found
+
+    def _release(self, size: int) -> str:
+        shown, self._text = self._text[:size], self._text[size:]
+        return shown
