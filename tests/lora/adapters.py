@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from octavo.contracts.engine import AdapterRef
-from octavo.lora.adapter_config import read_adapter_config
-from octavo.lora.folder import content_hash
+from octavo.lora.files import content_hash, read_adapter_config
 
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ATTENTION = ["q_proj", "v_proj"]

@@ -17,7 +17,7 @@ from tests.models.test_exactness import TOLERANCE, random_tokens, reference_logi
 from octavo.contracts.engine import AdapterRef
 from octavo.contracts.schedule import SlotFill
 from octavo.errors import AdapterError, InsufficientMemoryError, UserError
-from octavo.lora.folder import content_hash
+from octavo.lora.files import content_hash
 from octavo.lora.pool import AdapterPool
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

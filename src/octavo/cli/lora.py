@@ -14,9 +14,14 @@ from octavo.cli.report import print_table
 from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_adapter, resolve_model
 from octavo.loader.index import stored_tensors
-from octavo.lora.adapter_config import AdapterConfig, read_adapter_config
-from octavo.lora.folder import SAFETENSORS_FILE, content_hash, weights_file
-from octavo.lora.names import AdapterTensorName
+from octavo.lora.files import (
+    SAFETENSORS_FILE,
+    AdapterConfig,
+    content_hash,
+    parse_tensor_name,
+    read_adapter_config,
+    weights_file,
+)
 
 app = typer.Typer(**TYPER_SETTINGS)
 
@@ -67,7 +72,7 @@ def facts(folder: Path, config: AdapterConfig) -> dict[str, str]:
         told["replaces"] = ", ".join(config.modules_to_save)
     if file.name == SAFETENSORS_FILE:
         stored = list(stored_tensors(folder))
-        modules = {AdapterTensorName.of(each.name).module for each in stored}
+        modules = {parse_tensor_name(each.name)[0] for each in stored}
         kinds = Counter(module.rpartition(".")[2] for module in modules)
         told["modules"] = ", ".join(f"{count} {name}" for name, count in sorted(kinds.items()))
         told["weights"] = f"{sum(prod(each.shape) for each in stored):,} in {len(stored)} tensors"

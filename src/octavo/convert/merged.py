@@ -13,11 +13,8 @@ from octavo.config.engine import LoadConfig, LoadFormat
 from octavo.config.model import ModelConfig
 from octavo.convert.source import Checkpoint
 from octavo.errors import InvalidParameterError
-from octavo.lora.adapter_config import AdapterConfig, read_adapter_config
-from octavo.lora.base_weights import BaseWeights
-from octavo.lora.found import FoundTensors
-from octavo.lora.read import AdapterReader, adapter_tensors
-from octavo.lora.targets import AdapterTargets
+from octavo.lora.files import AdapterConfig, read_adapter_config
+from octavo.lora.read import AdapterReader, AdapterTargets, AdapterTensors
 from octavo.models.weights import renamed, spelt_as_in_table
 from octavo.worker.parameters import empty_model
 
@@ -28,11 +25,9 @@ def check_adapter(config: ModelConfig, folder: Path, load_format: LoadFormat = "
     Raises:
         AdapterError, CheckpointError: names the setting or the tensor that does not fit.
     """
-    model = empty_model(config)
-    base = BaseWeights(model, LoadConfig(load_format=load_format, seed=0))
-    AdapterReader(
-        AdapterTargets(model, experts=True), base, read_adapter_config(folder).largest_rank, torch.float32
-    ).read(folder)
+    model, load = empty_model(config), LoadConfig(load_format=load_format, seed=0)
+    max_rank = read_adapter_config(folder).largest_rank
+    AdapterReader(model, AdapterTargets(model, experts=True), load, max_rank, torch.float32).read(folder)
 
 
 _WEIGHT = ".weight"
@@ -44,7 +39,7 @@ class MergedCheckpoint(Checkpoint):
     """The base model's tensors, changed by an adapter."""
 
     config: AdapterConfig
-    found: FoundTensors
+    found: AdapterTensors
     modules: Mapping[str, str]  # the adapter's names by those in the model's table
     unties_head: bool  # the base model's head is its embedding, and only one of them is changed
 
@@ -94,9 +89,7 @@ def merge_lora(checkpoint: Checkpoint, folder: Path) -> MergedCheckpoint:
         limit = f"for dense weights; these are quantized (quant_method {method})"
         raise InvalidParameterError("merge_lora", str(folder), limit)
     check_adapter(checkpoint.model, folder, checkpoint.load_format)
-    config, found, model = read_adapter_config(folder), FoundTensors(str(folder)), empty_model(checkpoint.model)
-    for name, tensor in adapter_tensors(folder):
-        found.add(name, tensor)
+    config, found, model = read_adapter_config(folder), AdapterTensors(folder), empty_model(checkpoint.model)
     modules = {renamed(model, module): module for module in found.by_module}
     touched = {_EMBEDDING, _HEAD} & modules.keys()
     unties_head = checkpoint.model.tie_word_embeddings and bool(touched)

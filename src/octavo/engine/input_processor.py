@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import AdapterRef, EngineCoreRequest
-from octavo.engine.adapter_files import AdapterFiles
 from octavo.engine.stop_finder import StopFinder
 from octavo.errors import InvalidParameterError
 from octavo.inputs import TokensPrompt, parse_prompt
+from octavo.lora.files import AdapterFiles
 from octavo.lora_request import LoRARequest
 from octavo.multimodal.messages import has_images
 from octavo.multimodal.processor import MultiModalProcessor

@@ -13,11 +13,8 @@ from octavo.errors import AdapterError, InsufficientMemoryError, UnsupportedMode
 from octavo.kernels.types import LoraAdapters
 from octavo.layers.linear import MergedLinear
 from octavo.layers.vocabulary import Embedding, LogitsHead
-from octavo.lora.base_weights import BaseWeights
-from octavo.lora.folder import content_hash
-from octavo.lora.rank_adapter import LayerAdapter, RankAdapter
-from octavo.lora.read import AdapterReader
-from octavo.lora.targets import AdapterTargets
+from octavo.lora.files import content_hash
+from octavo.lora.read import AdapterReader, AdapterTargets, LayerAdapter, RankAdapter
 from octavo.models.interfaces import CausalLM
 
 
@@ -56,7 +53,7 @@ class AdapterPool:
         context, self._layers = self._context, _pooled(targets)
         self._embeddings = {path: layer for path, layer in targets.layers.items() if isinstance(layer, Embedding)}
         self._heads = {path: layer for path, layer in targets.layers.items() if isinstance(layer, LogitsHead)}
-        self._reader = AdapterReader(targets, BaseWeights(model, load), max_rank, context.dtype)
+        self._reader = AdapterReader(model, targets, load, max_rank, context.dtype)
         self._host: dict[str, RankAdapter] = {}  # by content hash
         for layer in self._layers.values():
             layer.adapters = context.kernels.empty_lora(
@@ -116,7 +113,7 @@ def _pooled(targets: AdapterTargets) -> dict[str, MergedLinear]:
 
 def _put(slots: LoraAdapters, slot: int, adapter: LayerAdapter | None) -> None:
     """Overwrite a slot; None: its tokens get the layer's own output."""
-    rank = 0 if adapter is None else adapter.rank
+    rank = 0 if adapter is None else adapter.up.shape[0]
     if adapter is not None:
         by_part = slots.down[slot].view(len(slots.parts), slots.max_rank, -1)  # [P, R, K]
         by_part[:, :rank] = adapter.down

@@ -1,31 +1,232 @@
-"""Reads an adapter's files for one rank of a model, and checks every tensor against it.
+"""Reads an adapter's files for one rank of a model: checks every tensor, scales, merges and shards like its layers.
 
-Legend: r = rank of the adapter of one module, V = vocabulary, D = hidden size.
+Legend: r = rank of the adapter in one layer, V = vocabulary, D = hidden size, P = parts of a merged linear, K = its
+inputs and N its outputs on this rank.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 
+from octavo.config.engine import LoadConfig
 from octavo.errors import AdapterError
+from octavo.kernels.types import PackedLinear
+from octavo.layers.context import BuildContext
 from octavo.layers.linear import MergedLinear
-from octavo.layers.vocabulary import Embedding, EmbeddingAdapter, LogitsHead
+from octavo.layers.moe import LinearElsewhere
+from octavo.layers.quant.packing import pack_dense
+from octavo.layers.vocabulary import Embedding, EmbeddingAdapter, LogitsAdapter, LogitsHead
+from octavo.loader.registry import get_model_loader
 from octavo.loader.safetensors import read_file
 from octavo.loader.torch_pt import read_state_dict
-from octavo.lora.adapter_config import AdapterConfig, read_adapter_config
-from octavo.lora.base_weights import BaseWeights
-from octavo.lora.folder import SAFETENSORS_FILE, weights_file
-from octavo.lora.found import FoundTensors
-from octavo.lora.rank_adapter import HeadAdapter, LayerAdapter, LowRank, RankAdapter
-from octavo.lora.targets import AdapterTargets, Target
+from octavo.lora.files import SAFETENSORS_FILE, TensorKind, parse_tensor_name, read_adapter_config, weights_file
+from octavo.models.interfaces import CausalLM
+from octavo.models.weights import OtherStages, find_part, numbers_in, renamed, spelt_as_in_table
+
+_FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+_VOCABULARY = ("embedding", "logits_head")
+
+AdaptedLayer = MergedLinear | Embedding
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A module of the checkpoint in the model: one part of a layer."""
+
+    path: str  # of the layer, within the model
+    layer: AdaptedLayer
+    part: str  # a key of `MergedLinear.parts`
+
+
+class AdapterTargets:
+    """The modules of one rank that adapters can change, by their names in the checkpoint; `experts`: theirs, too."""
+
+    def __init__(self, model: CausalLM, *, experts: bool = False) -> None:
+        self._model, self._elsewhere, self._has_experts = model, OtherStages(model), experts
+        self._by_module = dict(_targets(model, model.adapted_layers | (model.adapted_experts if experts else set())))
+
+    @property
+    def layers(self) -> dict[str, AdaptedLayer]:
+        """The layers, by their paths in the model."""
+        return {target.path: target.layer for target in self._by_module.values() if target is not None}
+
+    def find(self, module: str) -> Target | None:
+        """Return the place of a module; None: it is on another rank.
+
+        Raises:
+            AdapterError: the model has no such module, or none that adapters can change.
+        """
+        name = renamed(self._model, module)
+        if name in self._by_module:
+            return self._by_module[name]
+        if f"{name}.weight" in self._elsewhere:
+            return None
+        if not self._has_experts and name in dict(_targets(self._model, self._model.adapted_experts)):
+            raise AdapterError(f"{module} is part of an expert: set lora_experts to serve adapters of experts")
+        known = ", ".join(sorted({module.rpartition(".")[2] for module in self._by_module}))
+        architecture = self._model.config.architecture
+        raise AdapterError(f"{module} is no module of {architecture} that adapters can change; known: {known}")
+
+
+def _targets(model: CausalLM, paths: Set[str]) -> Iterator[tuple[str, Target | None]]:
+    """Yield the modules of the layers at these paths; None: a module is on another rank."""
+    for template, target in model.weight_names.items():
+        path_template, _, part = target.partition(":")
+        if path_template not in paths or target in model.parts_on_other_ranks:
+            continue
+        for numbers in numbers_in(template, model.stage.layers, model.num_experts):
+            path = path_template.format(**numbers)
+            layer = find_part(model, path)
+            if isinstance(layer, LinearElsewhere):
+                yield template.format(**numbers), None
+            elif isinstance(layer, Embedding) or (isinstance(layer, MergedLinear) and part in layer.parts):
+                yield template.format(**numbers), Target(path, layer, part)
+
+
+class AdapterTensors:
+    """The tensors of an adapter's file. Modules have the names of the base model's checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the file in an adapter's folder.
+
+        Raises:
+            CheckpointError: it is truncated or malformed, or asks for code to be run.
+            AdapterError: there is none, or the name or dtype of a tensor is not that of an adapter's.
+        """
+        path = weights_file(folder)
+        self._path = str(path)
+        self.by_module: dict[str, dict[TensorKind, torch.Tensor]] = defaultdict(dict)
+        self._names: dict[tuple[str, TensorKind], str] = {}
+        is_plain = path.name == SAFETENSORS_FILE
+        for name, tensor in read_file(path, elsewhere=()) if is_plain else read_state_dict(path).items():
+            self._add(name, tensor)
+
+    def _add(self, name: str, tensor: torch.Tensor) -> None:
+        try:
+            module, kind = parse_tensor_name(name)
+        except AdapterError as error:
+            raise AdapterError(f"{self._path}: {error}") from None
+        if kind in self.by_module[module]:
+            raise AdapterError(f"{self._path}: tensor {name!r} is given twice")
+        if tensor.dtype not in _FLOAT_DTYPES:
+            raise AdapterError(f"{self._path}: tensor {name!r}: {tensor.dtype} cannot be an adapter's weights")
+        self.by_module[module][kind], self._names[module, kind] = tensor, name
+
+    def has(self, module: str, *kinds: TensorKind) -> bool:
+        """Return whether a module has a tensor of any of these kinds."""
+        return not self.by_module[module].keys().isdisjoint(kinds)
+
+    def tensor(self, module: str, kind: TensorKind, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return a module's tensor of this kind.
+
+        Raises:
+            AdapterError: it is missing, of another shape, or has values that are not finite.
+        """
+        tensor = self.by_module[module].get(kind)
+        if tensor is None:
+            raise self.error(module, f"{kind} of {list(shape)} that belongs to it is missing")
+        if tuple(tensor.shape) != shape:
+            raise self.error(module, f"shape {list(shape)} is expected, found {list(tensor.shape)}", kind)
+        if not tensor.isfinite().all():
+            raise self.error(module, "has values that are not finite, so that its tokens would all be errors", kind)
+        return tensor
+
+    def allow(self, module: str, kinds: Set[TensorKind], what: str) -> None:
+        """Raise AdapterError unless a module has tensors of these kinds only; `what` it is goes into the message."""
+        for kind in self.by_module[module]:
+            if kind not in kinds:
+                raise self.error(module, f"{kind} does not belong to {what}; known: {', '.join(sorted(kinds))}", kind)
+
+    def error(self, module: str, why: str, kind: TensorKind | None = None) -> AdapterError:
+        """Return an error about a module's tensor, by default the first."""
+        of_kind = next(iter(self.by_module[module])) if kind is None else kind
+        return AdapterError(f"{self._path}: tensor {self._names[module, of_kind]!r}: {why}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LowRank:
+    """An adapter of one module, as in the file: it adds scale * up @ down @ x to the module's output for x."""
+
+    down: torch.Tensor  # [r, all inputs]
+    up: torch.Tensor  # [all outputs, r]
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return self.down.shape[0]
+
+    def scaled_up(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return [r, all outputs], with the scale."""
+        return (self.up.float() * self.scale).T.to(dtype).contiguous()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerAdapter:
+    """An adapter of one layer of a rank. Parts of lower ranks are padded with zeros."""
+
+    down: torch.Tensor  # [P, r, K]
+    up: torch.Tensor  # [r, N], scaled
+
+    @classmethod
+    def shard(cls, layer: MergedLinear, parts: Mapping[str, LowRank], dtype: torch.dtype) -> Self:
+        """Take this rank's shard of the adapters of a layer's `parts`; parts without one stay as they are."""
+        rank = max(part.rank for part in parts.values())
+        outputs = [share.size for share in layer.parts.values()]
+        down = torch.zeros(len(outputs), rank, layer.inputs.size, dtype=dtype)
+        up = torch.zeros(rank, sum(outputs), dtype=dtype)
+        of_outputs = up.split_with_sizes(outputs, dim=1)
+        for index, (name, share) in enumerate(layer.parts.items()):
+            if (part := parts.get(name)) is not None:
+                down[index, : part.rank] = part.down[:, layer.inputs.start : layer.inputs.stop]
+                of_outputs[index][: part.rank] = part.scaled_up(dtype)[:, share.start : share.stop]
+        return cls(down=down, up=up)
+
+
+@dataclass(kw_only=True, slots=True)
+class HeadAdapter:
+    """An adapter of a logits head; see `LogitsAdapter`. Its weight is packed once, between steps."""
+
+    weight: torch.Tensor | None = None  # [N, K]
+    down: torch.Tensor | None = None
+    up: torch.Tensor | None = None
+    _packed: PackedLinear | None = None
+
+    def on_device(self, context: BuildContext) -> LogitsAdapter:
+        """Return what the layer computes with."""
+        if self.weight is not None:
+            weight = self.weight.to(context.device)
+            self._packed, self.weight = pack_dense(context.kernels, weight, None, "logits", None), None
+        down, up = (None if tensor is None else tensor.to(context.device) for tensor in (self.down, self.up))
+        return LogitsAdapter(weight=self._packed, down=down, up=up)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankAdapter:
+    """A rank's part of an adapter, on the host, by the layers' paths in the model; other layers are unchanged."""
+
+    layers: Mapping[str, LayerAdapter]
+    embeddings: Mapping[str, EmbeddingAdapter]
+    heads: Mapping[str, HeadAdapter]
+
+    @property
+    def vocabulary_bytes(self) -> int:
+        """The size of its changes of embeddings and logits heads."""
+        parts = [(each.table, each.down, each.up) for each in self.embeddings.values()]
+        parts += [(each.weight, each.down, each.up) for each in self.heads.values()]
+        return sum(tensor.nbytes for part in parts for tensor in part if tensor is not None)
 
 
 class AdapterReader:
-    """Reads adapters of ranks up to `max_rank` for the layers of one rank, which compute in `dtype`."""
+    """Reads adapters of ranks up to `max_rank` for the layers of one rank of a model, which compute in `dtype`."""
 
-    def __init__(self, targets: AdapterTargets, base: BaseWeights, max_rank: int, dtype: torch.dtype) -> None:
-        self._targets, self._base, self._max_rank, self._dtype = targets, base, max_rank, dtype
+    def __init__(
+        self, model: CausalLM, targets: AdapterTargets, load: LoadConfig, max_rank: int, dtype: torch.dtype
+    ) -> None:
+        self._model, self._targets, self._load, self._max_rank, self._dtype = model, targets, load, max_rank, dtype
 
     def read(self, folder: Path) -> RankAdapter:
         """Read the adapter in a folder.
@@ -35,52 +236,45 @@ class AdapterReader:
             AdapterError: an adapter of a kind that is not supported, or one that does not fit the model; names the
                 setting or the tensor.
         """
-        reading = _Reading(self._base, self._max_rank, self._dtype, folder)
+        reading = _Reading(self._model, self._load, self._max_rank, self._dtype, folder)
         for module in reading.found.by_module:
-            if (target := self._find(reading.found, module)) is not None:
-                reading.take(module, target)
-        return reading.result()
-
-    def _find(self, found: FoundTensors, module: str) -> Target | None:
-        try:
-            return self._targets.find(module)
-        except AdapterError as error:
-            raise found.error(module, str(error)) from None
+            try:
+                target = self._targets.find(module)
+            except AdapterError as error:
+                raise reading.found.error(module, str(error)) from None
+            if target is not None:
+                reading.take_module(module, target)
+        linears = reading.linears.items()
+        return RankAdapter(
+            layers={path: LayerAdapter.shard(layer, parts, self._dtype) for path, (layer, parts) in linears},
+            embeddings=reading.embeddings,
+            heads=reading.heads,
+        )
 
 
 class _Reading:
     """One adapter being read."""
 
-    def __init__(self, base: BaseWeights, max_rank: int, dtype: torch.dtype, folder: Path) -> None:
-        self._base, self._max_rank, self._dtype = base, max_rank, dtype
-        self._config: AdapterConfig = read_adapter_config(folder)
-        self.found = FoundTensors(str(weights_file(folder)))
-        for name, tensor in adapter_tensors(folder):
-            self.found.add(name, tensor)
-        self._linears: dict[str, tuple[MergedLinear, dict[str, LowRank]]] = {}  # by path, then part
-        self._embeddings: dict[str, EmbeddingAdapter] = {}
-        self._heads: dict[str, HeadAdapter] = {}
+    def __init__(self, model: CausalLM, load: LoadConfig, max_rank: int, dtype: torch.dtype, folder: Path) -> None:
+        self._model, self._load, self._max_rank, self._dtype = model, load, max_rank, dtype
+        self._config = read_adapter_config(folder)
+        self.found = AdapterTensors(folder)
+        self.linears: dict[str, tuple[MergedLinear, dict[str, LowRank]]] = {}  # by path, then part
+        self.embeddings: dict[str, EmbeddingAdapter] = {}
+        self.heads: dict[str, HeadAdapter] = {}
 
-    def take(self, module: str, target: Target) -> None:
+    def take_module(self, module: str, target: Target) -> None:
         """Check a module's tensors, and keep this rank's part."""
         match target.layer:
             case Embedding() as layer:
-                self._embeddings[target.path] = self._embedding(module, layer)
+                self.embeddings[target.path] = self._embedding(module, layer)
             case LogitsHead() as layer:
-                self._heads[target.path] = self._head(module, layer)
+                self.heads[target.path] = self._head(module, layer)
             case layer:
                 what = "a linear layer: only embeddings and logits heads can be replaced (modules_to_save)"
-                self.found.allow(module, frozenset({"down", "up"}), what)
-                _, parts = self._linears.setdefault(target.path, (layer, {}))
+                self.found.allow(module, {"down", "up"}, what)
+                _, parts = self.linears.setdefault(target.path, (layer, {}))
                 parts[target.part] = self._low_rank(module, layer, target.part)
-
-    def result(self) -> RankAdapter:
-        """Return the adapter."""
-        return RankAdapter(
-            layers={path: LayerAdapter.of(layer, parts, self._dtype) for path, (layer, parts) in self._linears.items()},
-            embeddings=self._embeddings,
-            heads=self._heads,
-        )
 
     def _rank(self, module: str) -> int:
         rank = self._config.rank_of(module)
@@ -91,23 +285,21 @@ class _Reading:
     def _low_rank(self, module: str, layer: MergedLinear, part: str) -> LowRank:
         rank, outputs = self._rank(module), layer.parts[part]
         down = self.found.tensor(module, "down", (rank, layer.inputs.total))
-        up = self.found.tensor(module, "up", (outputs.total, rank))
-        return self._checked(module, LowRank(down=down, up=up, scale=self._config.scale_of(module)))
+        return self._checked(module, down, self.found.tensor(module, "up", (outputs.total, rank)))
 
     def _embedding(self, module: str, layer: Embedding) -> EmbeddingAdapter:
-        self.found.allow(module, frozenset({"embedding_down", "embedding_up", "weight", "base_weight"}), "an embedding")
+        self.found.allow(module, {"embedding_down", "embedding_up", "weight", "base_weight"}, "an embedding")
         (size, width), ids, rank = (layer.ids.total, layer.hidden_size), layer.ids, self._rank(module)
         table = self._replacement(module, (size, width), ids.start, ids.stop)
         if not self.found.has(module, "embedding_down", "embedding_up"):
             return EmbeddingAdapter(table=table)
         down = self.found.tensor(module, "embedding_down", (rank, size))
-        up = self.found.tensor(module, "embedding_up", (width, rank))
-        low = self._checked(module, LowRank(down=down, up=up, scale=self._config.scale_of(module)))
+        low = self._checked(module, down, self.found.tensor(module, "embedding_up", (width, rank)))
         of_ids = low.down[:, ids.start : ids.stop].T.to(self._dtype, copy=True).contiguous()
         return EmbeddingAdapter(table=table, down=of_ids, up=low.scaled_up(self._dtype))
 
     def _head(self, module: str, layer: LogitsHead) -> HeadAdapter:
-        self.found.allow(module, frozenset({"down", "up", "weight", "base_weight"}), "a logits head")
+        self.found.allow(module, {"down", "up", "weight", "base_weight"}, "a logits head")
         outputs, inputs = layer.parts[""], layer.inputs.total
         weight = self._replacement(module, (outputs.total, inputs), outputs.start, outputs.stop)
         if not self.found.has(module, "down", "up"):
@@ -120,24 +312,27 @@ class _Reading:
         """Return this rank's rows of a weight that replaces the base model's; None: there is none."""
         if self.found.has(module, "base_weight"):
             saved = self.found.tensor(module, "base_weight", shape)
-            if not self._base.has(module, saved):
+            if not self._is_base(module, saved):
                 why = "differs from the base model's: the adapter was trained on another one; merge it with that one"
                 raise self.found.error(module, why, "base_weight")
         if not self.found.has(module, "weight"):
             return None
         return self.found.tensor(module, "weight", shape)[start:stop].to(self._dtype, copy=True)
 
-    def _checked(self, module: str, low: LowRank) -> LowRank:
+    def _is_base(self, module: str, saved: torch.Tensor) -> bool:
+        """Read the checkpoint once more: does its embedding or logits head equal `saved` in the model's dtype?"""
+        names = {f"{renamed(self._model, module)}.weight"}
+        if self._model.config.tie_word_embeddings:
+            names |= {f"{name}.weight" for name, of in self._model.weight_names.items() if of in _VOCABULARY}
+        dtype = self._model.context.dtype
+        for name, tensor in spelt_as_in_table(self._model, get_model_loader(self._load).tensors(self._model)):
+            if name in names:
+                return tensor.shape == saved.shape and torch.equal(tensor.to(dtype), saved.to(dtype))
+        return False
+
+    def _checked(self, module: str, down: torch.Tensor, up: torch.Tensor) -> LowRank:
         """Check that what was finite in the file still is in the model's dtype."""
+        low = LowRank(down=down, up=up, scale=self._config.scale_of(module))
         if not (low.down.to(self._dtype).isfinite().all() and low.scaled_up(self._dtype).isfinite().all()):
             raise self.found.error(module, f"its values exceed the range of {self._dtype}")
         return low
-
-
-def adapter_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield name and value of every tensor in an adapter's file. Raises CheckpointError, AdapterError."""
-    path = weights_file(folder)
-    if path.name == SAFETENSORS_FILE:
-        yield from read_file(path, elsewhere=())
-    else:
-        yield from read_state_dict(path).items()

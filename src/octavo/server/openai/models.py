@@ -15,8 +15,7 @@ from octavo.contracts.engine import AdapterRef
 from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.errors import InvalidParameterError, UserError, named_error
-from octavo.lora.adapter_config import CONFIG_FILE
-from octavo.lora.folder import WEIGHTS_FILES
+from octavo.lora.files import CONFIG_FILE, WEIGHTS_FILES
 from octavo.lora_request import LoRARequest
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError, bad_request

@@ -8,11 +8,10 @@ import pytest
 
 from octavo import LoRARequest
 from octavo.config.engine import LoraConfig
-from octavo.engine import adapter_files
-from octavo.engine.adapter_files import AdapterFiles
 from octavo.engine.front import one_per_prompt
 from octavo.errors import AdapterError, CheckpointError, InvalidParameterError
-from octavo.lora.folder import content_hash
+from octavo.lora import files as adapter_files
+from octavo.lora.files import AdapterFiles, content_hash
 
 
 def write_adapter(folder: Path, *, rank: int = 4, weights: bytes = b"weights") -> Path:

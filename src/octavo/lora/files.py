@@ -1,20 +1,31 @@
-"""Reads an adapter's `adapter_config.json`, as PEFT writes it, without torch.
+"""An adapter's folder in PEFT's format, read without torch: its settings, the names of its tensors, and its identity.
 
 An adapter is read as it was trained or rejected: a setting that changes the result and that is not supported is an
 error that names the file, the key and the value.
 """
 
+import hashlib
 import math
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+from octavo.config.engine import LoraConfig
+from octavo.config.hub import resolve_adapter
 from octavo.config.json_fields import JsonFields
-from octavo.errors import AdapterError
+from octavo.contracts.engine import AdapterRef
+from octavo.errors import AdapterError, InvalidParameterError
+from octavo.lora_request import LoRARequest
 
 CONFIG_FILE = "adapter_config.json"
+SAFETENSORS_FILE = "adapter_model.safetensors"
+WEIGHTS_FILES = (SAFETENSORS_FILE, "adapter_model.bin")
+
+_MAX_KNOWN = 4096  # adapters
 
 # Keys that change the result if set (neither null, false nor empty), and what they ask for.
 _REFUSED_KEYS = {
@@ -42,17 +53,8 @@ _IGNORED_KEYS = frozenset(
 )
 _USED_KEYS = frozenset(
     {
-        *(
-            "alpha_pattern",
-            "bias",
-            "init_lora_weights",
-            "lora_alpha",
-            "modules_to_save",
-            "peft_type",
-            "r",
-            "rank_pattern",
-        ),
-        "use_rslora",
+        *("alpha_pattern", "bias", "init_lora_weights", "lora_alpha", "modules_to_save", "peft_type", "r"),
+        *("rank_pattern", "use_rslora"),
     }
 )
 # Initializations that leave the base model as it is. The others subtract the adapter's start from the base's weights.
@@ -61,7 +63,29 @@ _PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 _EXPRESSION = re.compile(r"[\w.\-\\^$|()\[\]*+]{1,512}")
 _MAX_REPETITIONS, _MAX_REPETITIONS_OF_ONE = 64, 2
 
+TensorKind = Literal["down", "up", "embedding_down", "embedding_up", "weight", "base_weight"]
+
+# "base_model.model." is PEFT's; what follows a "lora_A" may be the name of the adapter in a raw state dict.
+_TENSOR_NAME = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>.+?)\."
+    r"(?:(?P<lora>lora_(?:embedding_)?[AB])(?:\.(?!weight$|bias$)[^.]+)?(?:\.weight)?"
+    r"|(?P<base>base_layer\.weight)"
+    r"|(?:modules_to_save\.(?:[^.]+\.)?)?weight)"
+)
+_KINDS: dict[str, TensorKind] = {
+    "lora_A": "down",
+    "lora_B": "up",
+    "lora_embedding_A": "embedding_down",
+    "lora_embedding_B": "embedding_up",
+}
+_REFUSED_TENSORS = {
+    "lora_magnitude_vector": "DoRA is not supported",
+    "trainable_tokens_": "single trained rows of the embedding are not supported",
+    ".bias": "trained biases are not supported",
+}
+
 _Value = TypeVar("_Value")
+_Version = tuple[tuple[int, int, int], ...]  # inode, size and time of change of each file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,3 +181,114 @@ def _of_pattern(pattern: Mapping[str, _Value], module: str, default: _Value) -> 
     """Return the value of the first expression that matches the end of a module's name."""
     found = (value for expression, value in pattern.items() if re.match(rf"(.*\.)?({expression})$", module))
     return next(found, default)
+
+
+def parse_tensor_name(name: str) -> tuple[str, TensorKind]:
+    """Return the module of a tensor, named as in the base model's checkpoint without ".weight", and the tensor's kind.
+
+    "down" and "up" are a module's A and B, "weight" replaces its own. Those of a lookup are "embedding_down" [r, V] and
+    "embedding_up" [D, r]: r = rank, V = vocabulary, D = hidden size. A "base_weight" is the base model's, which PEFT
+    saves next to adapters of embeddings and logits heads.
+
+    Raises:
+        AdapterError: it belongs to no kind of adapter that is supported.
+    """
+    for part, why in _REFUSED_TENSORS.items():
+        if part in name:
+            raise AdapterError(f"tensor {name!r}: {why}")
+    found = _TENSOR_NAME.fullmatch(name)
+    if found is None:
+        raise AdapterError(f"tensor {name!r} is not the weight of an adapter")
+    if (lora := found["lora"]) is not None:
+        return found["module"], _KINDS[lora]
+    return found["module"], "base_weight" if found["base"] else "weight"
+
+
+def weights_file(folder: Path) -> Path:
+    """Return the file with the adapter's tensors.
+
+    Raises:
+        AdapterError: there is none.
+    """
+    for name in WEIGHTS_FILES:
+        if (folder / name).is_file():
+            return folder / name
+    raise AdapterError(f"{folder}: none of {', '.join(WEIGHTS_FILES)}; is it the folder of an adapter?")
+
+
+def content_hash(folder: Path) -> str:
+    """Return the SHA-256 of the adapter's settings and weights: equal for copies under any name.
+
+    Raises:
+        AdapterError: one of the files is missing or cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in (folder / CONFIG_FILE, weights_file(folder)):
+        try:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise AdapterError(f"{path}: cannot be read: {error.strerror}") from error
+    return digest.hexdigest()
+
+
+class AdapterFiles:
+    """Reads and hashes adapters; what has not changed is not read again. Callable from any thread."""
+
+    def __init__(self, config: LoraConfig) -> None:
+        self._config = config
+        self._known: OrderedDict[Path, tuple[_Version, AdapterRef]] = OrderedDict()  # most recently used last
+        self._folders: dict[str, Path] = {}  # by name, where that is no path
+        self._lock = threading.Lock()
+
+    def read(self, request: LoRARequest) -> AdapterRef:
+        """Return the adapter of a request. Takes as long as reading its files once.
+
+        Raises:
+            AdapterError, CheckpointError: no adapter that is supported.
+            InvalidParameterError: its rank exceeds `max_lora_rank`.
+        """
+        try:
+            folder = self._folder(request.path)
+            version = _version(folder)
+        except (OSError, ValueError) as error:  # no path at all: too long, or with a null
+            raise AdapterError(f"{request.path[:200]!r} cannot be read: {str(error)[:200]}") from error
+        with self._lock:
+            known = self._known.get(folder)
+        if known is None or known[0] != version:
+            known = version, self._read(request.name, folder)
+        with self._lock:
+            self._known[folder] = known
+            self._known.move_to_end(folder)
+            while len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
+        ref = known[1]
+        return AdapterRef(name=request.name, path=ref.path, content_hash=ref.content_hash, rank=ref.rank)
+
+    def _folder(self, path: str) -> Path:
+        """Return where an adapter is; one of the Hub is looked up once."""
+        if (known := self._folders.get(path)) is not None:
+            return known
+        folder = resolve_adapter(path).absolute()
+        if folder != Path(path).absolute():
+            self._folders[path] = folder
+        return folder
+
+    def _read(self, name: str, folder: Path) -> AdapterRef:
+        rank, limit = read_adapter_config(folder).largest_rank, self._config.max_lora_rank
+        if rank > limit:
+            raise InvalidParameterError(
+                "lora_request", name, f"rank {rank} exceeds max_lora_rank={limit} of this engine"
+            )
+        return AdapterRef(name=name, path=str(folder), content_hash=content_hash(folder), rank=rank)
+
+
+def _version(folder: Path) -> _Version:
+    """Return what changes when one of an adapter's files does.
+
+    Raises:
+        AdapterError: there is no adapter.
+    """
+    paths = folder / CONFIG_FILE, weights_file(folder)
+    stats = [path.stat() for path in paths if path.exists()]  # a missing one is reported where it is read
+    return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
