@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from octavo.device.collector import without_garbage_collection
+from octavo.device.process import without_garbage_collection
 
 
 @pytest.fixture(autouse=True)

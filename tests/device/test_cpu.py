@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from octavo.device import cores, cpu
+from octavo.device import cgroups, cpu
 from octavo.device.base import DeviceMemory
 
 GIB = 2**30
@@ -63,7 +63,7 @@ def test_the_tightest_group_on_the_path_counts(tmp_path: Path) -> None:
     )
     root = machine(tmp_path, "1:name=systemd:/other\n0::/a.slice/b c/own:1\n", V2.format(root="/"), groups)
     assert cpu.cgroup_memory(root) == DeviceMemory(total_bytes=2 * GIB, free_bytes=5)
-    assert cores.usable_cores(root) == 1
+    assert cgroups.usable_cores(root) == 1
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_version_one_of_control_groups(tmp_path: Path, monkeypatch: pytest.Monke
     own = "9:memory:/x\n4:cpu,cpuacct:/y/z\n2:cpuset:/q\n0::/unified\n"
     root = machine(tmp_path, own, V1.format(root="/"), groups)
     assert cpu.cgroup_memory(root) == DeviceMemory(total_bytes=2 * GIB, free_bytes=3 * GIB // 2)
-    assert cores.usable_cores(root) == 3
+    assert cgroups.usable_cores(root) == 3
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_the_tightest_limit_counts(
 )
 def test_a_share_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, expected: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert cores.usable_cores(tmp_path) == 8
+    assert cgroups.usable_cores(tmp_path) == 8
     root = machine(tmp_path, "0::/\n", V2.format(root="/"), {"cpu.max": f"{quota} 100000\n"})
-    assert cores.usable_cores(root) == expected
+    assert cgroups.usable_cores(root) == expected
 
 
 def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,5 +149,5 @@ def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_this_machine() -> None:
     memory = cpu.CpuKind().memory()
     assert 0 < memory.free_bytes <= memory.total_bytes
-    assert cores.usable_cores() >= 1
+    assert cgroups.usable_cores() >= 1
     assert cpu.cpu_name()

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from octavo.device.host_memory import keep_freed_memory
+from octavo.device.process import keep_freed_memory
 
 # glibc counts the blocks that it maps apart; such a block goes back to the system when it is freed.
 _COUNT_MAPPED = """
 import ctypes, sys
-from octavo.device.host_memory import keep_freed_memory
+from octavo.device.process import keep_freed_memory
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks r4 r5 r6 r7 r8 r9".split()]
 libc = ctypes.CDLL(None)

@@ -11,7 +11,7 @@ from tests.models.tiny import TINY_MODELS
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
 from octavo.device.cpu import CpuKind
-from octavo.device.cuda import CudaKind
+from octavo.device.gpu import CudaKind
 from octavo.device.manager import DeviceManager
 from octavo.errors import DeviceUnavailableError, InvalidParameterError, UnknownOptionError
 from octavo.kernels.native import NativeKernels

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from octavo.device.threads import limit_spinning
+from octavo.device.process import limit_spinning
 
 SETTINGS = ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"]
 

@@ -8,8 +8,8 @@ import torch
 from tests.end_to_end.conftest import one_checker  # noqa: F401 - for all tests here
 from tests.worker.fixed_attention import FixedAttention
 
+from octavo.device.base import DeviceQueue
 from octavo.device.cpu import CpuKind
-from octavo.device.device_queue import DeviceQueue
 from octavo.device.manager import DeviceManager
 from octavo.layers.table_in_file import TableInFile
 

@@ -25,8 +25,8 @@ from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.config.args import EngineArgs
 from octavo.contracts.engine import FinishedRequest
 from octavo.contracts.schedule import SchedulerOutput
+from octavo.device.base import DeviceQueue
 from octavo.device.cpu import CpuKind
-from octavo.device.device_queue import DeviceQueue
 from octavo.engine import inproc_client
 from octavo.engine.core import EngineCore
 from octavo.errors import EngineDeadError

@@ -10,7 +10,7 @@ import typer
 from octavo.cli.options import TYPER_SETTINGS
 from octavo.config.engine import LoadFormat
 from octavo.config.hub import resolve_adapter
-from octavo.device.threads import limit_spinning
+from octavo.device.process import limit_spinning
 from octavo.errors import InvalidParameterError
 
 if TYPE_CHECKING:

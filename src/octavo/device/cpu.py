@@ -1,16 +1,13 @@
 """The CPU as a device: cores, instruction sets, and memory within the limits of system and container."""
 
 import platform
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import torch
 
-from octavo.device.base import DeviceMemory
-from octavo.device.cgroups import ROOT, Cgroup, cgroups
-from octavo.device.cores import usable_cores
-from octavo.device.device_queue import DeviceQueue
+from octavo.device.base import DeviceKind, DeviceMemory
+from octavo.device.cgroups import ROOT, Cgroup, cgroups, usable_cores
 
 # By version: limits (above `memory.high` the kernel slows a group down until it stands still), usage, pages to reclaim.
 _MEMORY_FILES = {
@@ -24,8 +21,8 @@ _TELLING_FLAGS = (
 )  # fmt: skip
 
 
-class CpuKind:
-    """See `DeviceKind`."""
+class CpuKind(DeviceKind):
+    """The CPU. A step is done when the call returns; an estimate stands for its peak memory."""
 
     name = "cpu"
     ranks_share_memory = True
@@ -47,17 +44,6 @@ class CpuKind:
         if limit is not None:
             total, free = min(total, limit.total_bytes), min(free, limit.free_bytes)
         return DeviceMemory(total_bytes=total, free_bytes=free)
-
-    def synchronize(self) -> None:
-        """No-op: nothing is ever queued."""
-
-    def queue(self) -> DeviceQueue | None:
-        """Return None: CPU steps are done when they return."""
-        return None
-
-    def peak_bytes(self, run: Callable[[], None]) -> int | None:
-        """Return None: an estimate is used."""
-        return None
 
     def supports(self, dtype: torch.dtype) -> bool:
         return dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -91,7 +77,8 @@ def _memory_of(group: Cgroup) -> DeviceMemory | None:
     if not limits or used is None:
         return None
     # Inactive file pages count as used, but the kernel reclaims them when memory is needed.
-    used -= _read_stat(group, cache_key)
+    stats = (line.split() for line in group.text("memory.stat").splitlines())
+    used -= next((int(words[1]) for words in stats if words[0] == cache_key), 0)
     return DeviceMemory(total_bytes=min(limits), free_bytes=max(0, min(limits) - used))
 
 
@@ -111,9 +98,3 @@ def _cpuinfo(key: str) -> list[str]:
         return []
     lines = (line.partition(":") for line in path.read_text().splitlines())
     return [value.strip() for name, _, value in lines if name.strip() == key]
-
-
-def _read_stat(group: Cgroup, key: str) -> int:
-    """Return the number after `key` in the "key number" lines of memory.stat; 0 if it is missing."""
-    lines = (line.split() for line in group.text("memory.stat").splitlines())
-    return next((int(words[1]) for words in lines if words[0] == key), 0)

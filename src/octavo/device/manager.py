@@ -1,7 +1,6 @@
 """`DeviceManager`: selects a rank's device and the kernels for it."""
 
 import logging
-from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -12,8 +11,7 @@ from octavo.attention.base import AttentionBackend
 from octavo.attention.selector import select_attention
 from octavo.config.engine import KVCacheDType
 from octavo.config.model import DType
-from octavo.device.base import DeviceKind, DeviceMemory
-from octavo.device.device_queue import DeviceQueue
+from octavo.device.base import DeviceKind
 from octavo.errors import DeviceUnavailableError, InvalidParameterError, UnknownOptionError
 from octavo.kernels.dispatch import DENSE_ONLY, has_kernels, select_kernels
 from octavo.kernels.quantization import WeightFormat
@@ -25,9 +23,9 @@ logger = logging.getLogger(__name__)
 
 # In order of preference for "auto".
 _KINDS = {
-    "cuda": ("octavo.device.cuda", "CudaKind"),
-    "xpu": ("octavo.device.xpu", "XpuKind"),
-    "mps": ("octavo.device.mps", "MpsKind"),
+    "cuda": ("octavo.device.gpu", "CudaKind"),
+    "xpu": ("octavo.device.gpu", "XpuKind"),
+    "mps": ("octavo.device.gpu", "MpsKind"),
     "cpu": ("octavo.device.cpu", "CpuKind"),
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -56,6 +54,11 @@ class DeviceManager:
                 raise InvalidParameterError("threads", threads, f"only for CPUs, and the device is {kind}")
             torch.set_num_threads(threads)
         self.device = torch.device(kind)
+        # What its kind says of the device and does with it; see `DeviceKind`.
+        self.default_memory_utilization = self._kind.default_memory_utilization
+        self.ranks_share_memory = self._kind.ranks_share_memory
+        self.memory, self.peak_bytes = self._kind.memory, self._kind.peak_bytes
+        self.synchronize, self.queue = self._kind.synchronize, self._kind.queue
 
     @staticmethod
     def detect_device() -> str:
@@ -64,16 +67,6 @@ class DeviceManager:
         missed = list(_KINDS)[: list(_KINDS).index(found)]
         logger.info("device: %s%s", found, f" (no {', '.join(missed)} here)" if missed else "")
         return found
-
-    @property
-    def default_memory_utilization(self) -> float:
-        """The default fraction of the device's memory that Octavo uses."""
-        return self._kind.default_memory_utilization
-
-    @property
-    def ranks_share_memory(self) -> bool:
-        """Whether ranks of one host use the same memory."""
-        return self._kind.ranks_share_memory
 
     def resolve_dtype(self, dtype: str, checkpoint_dtype: DType, *, is_quantized: bool = False) -> torch.dtype:
         """Return the dtype of weights and activations; "auto" is the checkpoint's own, or bfloat16 if that `is_slow`.
@@ -95,22 +88,6 @@ class DeviceManager:
         """
         has = partial(has_kernels, self.device, is_quantized=is_quantized)
         return self._kind.supports(torch.bfloat16) and has(torch.bfloat16) and not has(_DTYPES[dtype])
-
-    def memory(self) -> DeviceMemory:
-        """Read total and free memory."""
-        return self._kind.memory()
-
-    def synchronize(self) -> None:
-        """Wait until all queued work is done."""
-        self._kind.synchronize()
-
-    def queue(self) -> DeviceQueue | None:
-        """Return a queue for asynchronous work; None if calls return only when their work is done."""
-        return self._kind.queue()
-
-    def peak_bytes(self, run: Callable[[], None]) -> int | None:
-        """Call `run` and return its peak memory usage; None, without a call, if the device does not track it."""
-        return self._kind.peak_bytes(run)
 
     def kernels(
         self,

@@ -1,12 +1,23 @@
-"""`make_groups`: connects a rank to the others and builds its groups."""
+"""`make_groups`: connects a rank to the others and builds its groups.
 
+Over torch's stores and communication backends, without its default process group. They are imported from where
+torch.distributed gets them; torch builds without distributed support lack that module.
+"""
+
+from datetime import timedelta
 from typing import Any
 
 import torch
 
 from octavo.config.parallel import RankPlace
+from octavo.distributed.collectives import SharedMemoryGroup, TorchGroup, make_collective
 from octavo.distributed.groups import Group, ParallelGroups, SingleRank
 from octavo.distributed.rendezvous import Rendezvous
+
+# For all ranks to arrive: they may have to import torch first, on a busy machine.
+_MEETING_TIMEOUT = timedelta(minutes=2)
+# For one collective. A rank may wait while another computes; dead ranks are detected by the executor.
+_TIMEOUT = timedelta(minutes=30)
 
 
 def make_groups(place: RankPlace, rendezvous: Rendezvous, device: torch.device) -> ParallelGroups:
@@ -25,21 +36,18 @@ class _Meeting:
     """The rendezvous of several ranks. A single rank needs no torch.distributed and never comes here."""
 
     def __init__(self, place: RankPlace, rendezvous: Rendezvous, device: torch.device) -> None:
-        from octavo.distributed import torch_backends
+        from torch._C import _distributed_c10d as c10d
 
+        self._c10d: Any = c10d
         self._place, self._rendezvous, self._device = place, rendezvous, device
-        self._connect = torch_backends.nccl if device.type == "cuda" else torch_backends.gloo
-        self._store = torch_backends.open_store(rendezvous, place.rank, place.tp_size * place.pp_size)
+        self._store = self._open_store()
 
     def tensor_group(self) -> Group:
         """Group the ranks of one stage: over shared memory if they share a host and the C++ kernels are available."""
-        from octavo.distributed.shared_memory import SharedMemoryGroup, make_collective
-        from octavo.distributed.torch_group import TorchGroup
-
         place, memory_fd = self._place, self._rendezvous.memory_fd
         if place.tp_size == 1:
             return SingleRank()
-        backend = self._backend(f"tensor-{place.pp_rank}", place.tp_rank, place.tp_size)
+        backend = self._connect(f"tensor-{place.pp_rank}", place.tp_rank, place.tp_size)
         if memory_fd is not None and self._device.type == "cpu":
             collective = make_collective(memory_fd, place.pp_rank, place.pp_size, place.tp_rank, place.tp_size)
             if collective is not None:
@@ -48,12 +56,38 @@ class _Meeting:
 
     def stages_group(self) -> Group:
         """Group the ranks that hold the same shard in every stage."""
-        from octavo.distributed.torch_group import TorchGroup
-
         place = self._place
         if place.pp_size == 1:
             return SingleRank()
-        return TorchGroup(self._backend(f"stages-{place.tp_rank}", place.pp_rank, place.pp_size), self._device)
+        return TorchGroup(self._connect(f"stages-{place.tp_rank}", place.pp_rank, place.pp_size), self._device)
 
-    def _backend(self, name: str, rank: int, size: int) -> Any:
-        return self._connect(self._store, name, rank, size, self._rendezvous)
+    def _open_store(self) -> Any:
+        """Open the key-value store for the rendezvous."""
+        rendezvous, world_size = self._rendezvous, self._place.tp_size * self._place.pp_size
+        if rendezvous.store_fd is not None:
+            store = self._c10d.FileStore(f"/proc/self/fd/{rendezvous.store_fd}", world_size)
+            store.set_timeout(_MEETING_TIMEOUT)
+            return store
+        assert rendezvous.store_address is not None, "several ranks need a store"
+        host, _, port = rendezvous.store_address.rpartition(":")
+        return self._c10d.TCPStore(
+            host,
+            int(port),
+            world_size,
+            is_master=self._place.rank == 0,
+            timeout=_MEETING_TIMEOUT,
+            master_listen_fd=rendezvous.listen_fd,
+        )
+
+    def _connect(self, name: str, rank: int, size: int) -> Any:
+        """Connect CUDA devices by NCCL, which chooses the transport, CPUs by Gloo over TCP."""
+        store = self._c10d.PrefixStore(name, self._store)
+        if self._device.type == "cuda":
+            options = self._c10d.ProcessGroupNCCL.Options()
+            options._timeout = _TIMEOUT
+            return self._c10d.ProcessGroupNCCL(store, rank, size, options)
+        gloo = self._c10d.ProcessGroupGloo
+        options = gloo._Options()  # what torch.distributed itself calls
+        options._devices = [gloo.create_device(hostname=self._rendezvous.host)]
+        options._timeout = _TIMEOUT
+        return gloo(store, rank, size, options)

@@ -26,7 +26,7 @@ from octavo.contracts.engine import (
     ToCore,
 )
 from octavo.contracts.frames import FrameDecoder
-from octavo.device.collector import freeze_loaded_objects, without_garbage_collection
+from octavo.device.process import freeze_loaded_objects, without_garbage_collection
 from octavo.engine.child_core import CoreSockets
 from octavo.engine.core import EngineCore
 from octavo.errors import EngineDeadError, EngineError, OctavoError, UserError

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from octavo.config.args import DEFAULT_MODEL, EngineArgs, for_streaming
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import AdapterRef
-from octavo.device.collector import without_garbage_collection
+from octavo.device.process import without_garbage_collection
 from octavo.engine.core_client import EngineCoreClient, make_client
 from octavo.engine.draft_tokenizer import check_draft_tokenizer
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest

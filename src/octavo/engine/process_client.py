@@ -32,7 +32,7 @@ from octavo.contracts.engine import (
     ToCore,
 )
 from octavo.contracts.frames import encode_frames
-from octavo.device.cores import usable_cores
+from octavo.device.cgroups import usable_cores
 from octavo.engine.child_core import ChildCore
 from octavo.errors import EngineDeadError, OctavoError, anew
 from octavo.scheduler.block_hash import chain_hashes, request_root

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
-from octavo.device.threads import limit_spinning
+from octavo.device.process import limit_spinning
 from octavo.errors import InvalidParameterError
 
 

@@ -13,7 +13,7 @@ import msgspec
 from octavo.child_python import child_command, child_environment
 from octavo.config.engine import EngineConfig
 from octavo.contracts.frames import plain
-from octavo.device.cores import usable_cores
+from octavo.device.cgroups import usable_cores
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.distributed.shm_broadcast import RingWriter
 from octavo.errors import DeviceUnavailableError

@@ -18,7 +18,7 @@ import msgspec
 
 from octavo._version import __version__
 from octavo.config.args import EngineArgs
-from octavo.device.collector import freeze_loaded_objects
+from octavo.device.process import freeze_loaded_objects
 from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.metrics.collect import EngineMetrics
 from octavo.server.args import ServerArgs

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, Literal, Self, cast, get_args
 
-from octavo.device.device_queue import DeviceQueue
+from octavo.device.base import DeviceQueue
 from octavo.loader.packed_cache import cache_folder
 
 logger = logging.getLogger(__name__)

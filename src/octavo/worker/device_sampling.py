@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from octavo.contracts.engine import TokenLogprobs
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
-from octavo.device.device_queue import DeviceQueue
+from octavo.device.base import DeviceQueue
 from octavo.sampling.device_draw import SamplingMetadata, draw_on_device
 from octavo.sampling.device_logits_processors import (
     Arrays,

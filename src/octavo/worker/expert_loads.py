@@ -7,7 +7,7 @@ from typing import Self
 import torch
 
 from octavo.contracts.engine import ExpertLoad
-from octavo.device.device_queue import DeviceQueue
+from octavo.device.base import DeviceQueue
 from octavo.layers.moe import MixtureOfExperts
 from octavo.models.interfaces import CausalLM
 

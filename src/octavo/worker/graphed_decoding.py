@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from octavo.attention.metadata import ForwardBatch, GroupSlots, LayerCache
 from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import SchedulerOutput
-from octavo.device.device_queue import DeviceQueue
+from octavo.device.base import DeviceQueue
 from octavo.models.interfaces import CausalLM
 from octavo.sampling.device_logits_processors import Context
 from octavo.sampling.device_logprobs import RATING_SIZE

@@ -16,7 +16,7 @@ import torch
 
 from octavo.attention.metadata import LayerCache
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
-from octavo.device.device_queue import DeviceQueue
+from octavo.device.base import DeviceQueue
 from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
 from octavo.worker.decode_graphs import ARGMAX

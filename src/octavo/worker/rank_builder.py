@@ -13,9 +13,9 @@ from octavo.attention.metadata import LayerCache, LayerKVCache
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
 from octavo.contracts.kv_cache import KVCacheSpec
-from octavo.device.device_queue import DeviceQueue
-from octavo.device.host_memory import give_back_freed_memory, keep_freed_memory
+from octavo.device.base import DeviceQueue
 from octavo.device.manager import DeviceManager
+from octavo.device.process import give_back_freed_memory, keep_freed_memory
 from octavo.distributed.connect import make_groups
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import InvalidParameterError

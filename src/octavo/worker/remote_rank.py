@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from octavo.device.threads import limit_spinning
+from octavo.device.process import limit_spinning
 from octavo.worker.rank_loop import RankLoop, RankSetup
 
 TOKEN_BYTES = 32

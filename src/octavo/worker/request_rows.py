@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from octavo.contracts.engine import ExtraInputs
 from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import NO_SLOT, CachedRequestData, Int32Array, NewRequestData, SchedulerOutput
-from octavo.device.device_queue import DeviceQueue
+from octavo.device.base import DeviceQueue
 from octavo.sampling.rows import SamplingRows
 from octavo.worker.extra_inputs import ExtraRows
 

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from octavo.device.threads import limit_spinning
+from octavo.device.process import limit_spinning
 from octavo.distributed.shm_broadcast import ReaderEnd, RingReader
 from octavo.worker.rank_loop import RankLoop, RankSetup
 
