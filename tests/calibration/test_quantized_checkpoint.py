@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from benchmarks.quality import Subject, compare, log_probabilities
 from benchmarks.quality_texts import demo_answers
 from safetensors.torch import load_file
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 
 from octavo import LLM, SamplingParams
 from octavo.calibration.quantize import BitsPlan, passages_of, quantize, read_text
-from octavo.cli.convert import app
+from octavo.cli import checkpoints
 from octavo.config.hub import resolve_model
 from octavo.convert.run import TargetOptions, convert
 from octavo.convert.source import Checkpoint
@@ -30,6 +31,9 @@ from octavo.kernels.quantization import get_quantization
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.octavo import FORMS
 from octavo.tokenizer.tokenizer import Tokenizer
+
+app = typer.Typer()
+app.command()(checkpoints.convert)
 
 TOKENS = [5, 9, 33, 60, 4]
 PASSAGES = [[number * 7 % 50 for number in range(start, start + 40)] for start in range(4)]

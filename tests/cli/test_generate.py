@@ -183,15 +183,15 @@ async def test_interrupting_returns_what_each_prompt_has() -> None:
     task = asyncio.create_task(follow_all([short("a"), endless("b", started)]))
     await started.wait()
     task.cancel()
-    progress = await task
-    assert progress.was_interrupted
-    assert {index: each.text for index, each in progress.outputs.items()} == {0: "one", 1: "so far"}
+    outputs, was_interrupted = await task
+    assert was_interrupted
+    assert {index: each.text for index, each in outputs.items()} == {0: "one", 1: "so far"}
 
 
 async def test_following_to_the_end_shows_every_step() -> None:
     seen: list[str] = []
-    progress = await follow_all([short("a")], lambda each: seen.append(each.text))
-    assert not progress.was_interrupted
+    _, was_interrupted = await follow_all([short("a")], lambda each: seen.append(each.text))
+    assert not was_interrupted
     assert seen == ["o", "on", "one"]
 
 

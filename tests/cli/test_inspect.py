@@ -7,16 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from tests.gguf.files import convert
 from tests.models.tiny import TINY_MODELS
 from typer.testing import CliRunner
 
-from octavo.cli.inspect import app
+from octavo.cli import checkpoints
 from octavo.convert.run import TargetOptions
 from octavo.convert.run import convert as write_checkpoint
 from octavo.convert.source import Checkpoint
 from octavo.errors import CheckpointError
 from octavo.loader.index import stored_tensors
+
+app = typer.Typer()
+app.command()(checkpoints.inspect)
 
 
 @pytest.fixture(scope="module")

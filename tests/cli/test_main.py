@@ -81,7 +81,7 @@ def test_errors_become_one_line_and_an_exit_code(
 def test_streams_that_the_caller_has_closed() -> None:
     child = "import sys; sys.exit(None in (sys.stdin, sys.stdout, sys.stderr))"
     program = (
-        "import subprocess, sys; from octavo.cli.streams import prepare_streams; prepare_streams()\n"
+        "import subprocess, sys; from octavo.cli.terminal import prepare_streams; prepare_streams()\n"
         "assert not sys.stdin.isatty() and sys.stdin.read() == ''\n"
         "print('nobody reads this', file=sys.stderr); print('nor this', flush=True)\n"
         f"sys.exit(subprocess.run([sys.executable, '-c', {child!r}]).returncode)"

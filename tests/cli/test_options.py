@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from octavo.cli import chat
+from octavo.cli import main
 from octavo.cli.options import (
     SAMPLING_HELP,
     TYPER_SETTINGS,
@@ -100,7 +100,7 @@ def test_a_mistake_is_named_with_what_would_be_right(arguments: list[str], hint:
 
 @pytest.mark.parametrize("flag", ["--n", "--logprobs"])
 def test_chat_has_no_flag_whose_effect_it_could_not_show(flag: str) -> None:
-    assert CliRunner().invoke(chat.app, [flag, "2"]).exit_code == 2
+    assert CliRunner().invoke(main.app, ["chat", flag, "2"]).exit_code == 2
 
 
 def serve(*arguments: str) -> tuple[int, dict[str, Any], str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from safetensors.torch import load_file
 from tests.breadth import pick
 from tests.gguf.files import convert as write_gguf
@@ -15,11 +16,14 @@ from tests.models.tiny import TINY_MODELS
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from octavo.cli.convert import app
-from octavo.cli.inspect import app as inspect_app
+from octavo.cli import checkpoints
 from octavo.convert.run import TargetOptions, convert
 from octavo.convert.source import Checkpoint
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
+
+app, inspect_app = typer.Typer(), typer.Typer()
+app.command()(checkpoints.convert)
+inspect_app.command()(checkpoints.inspect)
 
 TOKENS = [5, 9, 33, 60, 4]
 FAMILIES = ["llama", "mixtral", "qwen2-moe", "qwen3-tied-gqa-8"]

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+import typer
 from tests.breadth import pick
 from tests.end_to_end.conftest import GetCheckpoint
 from tests.multimodal.conftest import OpenLLM
@@ -11,9 +12,12 @@ from tests.multimodal.tiny import PLACE, picture
 from typer.testing import CliRunner
 
 from octavo import LLM, SamplingParams
-from octavo.cli.inspect import app
+from octavo.cli import checkpoints
 from octavo.errors import InvalidParameterError, PromptTooLongError
 from octavo.multimodal.messages import Source
+
+app = typer.Typer()
+app.command()(checkpoints.inspect)
 
 IMAGE = {"type": "image", "image": picture(8, 8)}
 

@@ -1,36 +1,41 @@
 """`octavo bench throughput|latency`: offline speed of a model, with random prompts and outputs of fixed length.
 
-With `--num-images`, each prompt is a message with that many random pictures before its text.
+Prompts are never the same twice, so that no cache ever hits. With `--num-images`, each is a message with that many
+random pictures before its text; `--num-adapters` random LoRA adapters are used in turn. Speed at given lengths does not
+depend on the generated text, so dummy weights will do: `octavo bench latency --model FOLDER --load-format dummy`.
 
-`octavo bench serve`, which measures a server from outside, is in `octavo.cli.load`.
-
-Speed at given lengths does not depend on the generated text, so dummy weights will do: `octavo bench latency --model
-FOLDER --load-format dummy`.
+`octavo bench serve`, which measures a server from outside, is in `octavo.cli.load_test`.
 """
 
+import json as json_codec
+import random
+import re
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.cli.bench_adapters import adapter_options, random_adapters
-from octavo.cli.bench_prompts import Prompts, RandomPictures, RandomPrompts, Run
-from octavo.cli.load.command import serve
+from octavo.cli.load_test import serve
 from octavo.cli.options import TYPER_SETTINGS, EngineOptions, with_derived_flags
-from octavo.cli.report import Report, print_reports, spread
-from octavo.contracts.engine import SpecDecodeStats
-from octavo.errors import RequestError
+from octavo.cli.terminal import Report, print_reports, spread
+from octavo.errors import InvalidParameterError, RequestError
 
 if TYPE_CHECKING:
+    from octavo.config.model import ModelConfig
+    from octavo.inputs import TokensPrompt
     from octavo.llm import LLM
+    from octavo.lora_request import LoRARequest
     from octavo.outputs import RequestOutput
     from octavo.sampling_params import SamplingParams
 
 WARM_UP_TOKENS = 2  # per prompt, before throughput is measured: the first run allocates memory that later ones reuse
+_SEED = 0
 
-app = typer.Typer(**{**TYPER_SETTINGS, "no_args_is_help": True})
+bench = typer.Typer(**{**TYPER_SETTINGS, "no_args_is_help": True})
 
 InputLen = Annotated[int, typer.Option("--input-len", help="tokens per prompt", min=1)]
 OutputLen = Annotated[int, typer.Option("--output-len", help="tokens to generate per prompt", min=1)]
@@ -47,15 +52,15 @@ AdapterRank = Annotated[int, typer.Option("--adapter-rank", help="their rank", m
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
-@app.callback()
-def bench() -> None:
+@bench.callback()
+def _bench() -> None:
     """Measure throughput or latency with random prompts, or benchmark a server."""
 
 
-app.command()(serve)
+bench.command()(serve)
 
 
-@app.command()
+@bench.command()
 @with_derived_flags
 def throughput(
     num_prompts: Annotated[int, typer.Option("--num-prompts", help="requests, all submitted at once", min=1)] = 64,
@@ -70,12 +75,9 @@ def throughput(
     engine: EngineOptions,
 ) -> None:
     """Tokens per second, and images, when many requests are submitted at once."""
-    with _prompts(engine, input_len, num_images, image_size, num_adapters, adapter_rank) as prompts:
-        _timed(prompts.take(num_prompts), min(output_len, WARM_UP_TOKENS))
-        before, drafts_before = step_times(prompts.llm), drafts_by_position(prompts.llm)
-        outputs, elapsed_s = _timed(prompts.take(num_prompts), output_len)
-        share = compute_share(before, step_times(prompts.llm))
-        by_position = draft_acceptance(drafts_before, drafts_by_position(prompts.llm))
+    with _open(engine, input_len, num_images, image_size, num_adapters, adapter_rank) as runner:
+        runner.run(num_prompts, min(output_len, WARM_UP_TOKENS))
+        outputs, (elapsed_s,), measured = runner.measure(num_prompts, output_len, num_runs=1)
     num_output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     num_tokens = num_output_tokens + sum(len(output.prompt_token_ids) for output in outputs)
     report: Report = {
@@ -87,16 +89,12 @@ def throughput(
         "requests_per_s": num_prompts / elapsed_s,
         "output_tokens_per_s": num_output_tokens / elapsed_s,
         "total_tokens_per_s": num_tokens / elapsed_s,
-        **_images(prompts, num_prompts / elapsed_s),
-        **request_times(outputs),
-        **share,
-        **drafts(outputs),
-        **by_position,
+        **measured,
     }
     print_reports([report], as_json=json)
 
 
-@app.command()
+@bench.command()
 @with_derived_flags
 def latency(
     batch_size: Annotated[
@@ -116,47 +114,139 @@ def latency(
     engine: EngineOptions,
 ) -> None:
     """Seconds that a batch takes from the first prompt token to the last output token."""
-    with _prompts(engine, input_len, num_images, image_size, num_adapters, adapter_rank) as prompts:
-        reports = [_latency(prompts, size, output_len, num_iters, num_warmup) for size in batch_size or [1]]
+    reports: list[Report] = []
+    with _open(engine, input_len, num_images, image_size, num_adapters, adapter_rank) as runner:
+        for size in batch_size or [1]:
+            for _ in range(num_warmup):
+                runner.run(size, output_len)
+            _, elapsed_s, measured = runner.measure(size, output_len, num_runs=num_iters)
+            reports.append(
+                {
+                    "batch_size": size,
+                    "input_len": input_len,
+                    "output_len": output_len,
+                    "num_iters": num_iters,
+                    **({"num_adapters": num_adapters} if num_adapters else {}),
+                    **spread("latency_ms", [seconds * 1e3 for seconds in elapsed_s]),
+                    "output_tokens_per_s": size * output_len * num_iters / sum(elapsed_s),
+                    **measured,
+                }
+            )
     print_reports(reports, as_json=json)
 
 
-def _latency(prompts: Prompts, size: int, output_len: int, num_iters: int, num_warmup: int) -> Report:
-    for _ in range(num_warmup):
-        _timed(prompts.take(size), output_len)
-    before, drafts_before = step_times(prompts.llm), drafts_by_position(prompts.llm)
-    runs = [_timed(prompts.take(size), output_len) for _ in range(num_iters)]
-    outputs = [output for batch, _ in runs for output in batch]
-    elapsed_s = [seconds for _, seconds in runs]
-    return {
-        "batch_size": size,
-        "input_len": prompts.length,
-        "output_len": output_len,
-        "num_iters": num_iters,
-        **({"num_adapters": len(prompts.adapters)} if prompts.adapters else {}),
-        **spread("latency_ms", [seconds * 1e3 for seconds in elapsed_s]),
-        "output_tokens_per_s": size * output_len * num_iters / sum(elapsed_s),
-        **_images(prompts, size * num_iters / sum(elapsed_s)),
-        **request_times(outputs),
-        **compute_share(before, step_times(prompts.llm)),
-        **drafts(outputs),
-        **draft_acceptance(drafts_before, drafts_by_position(prompts.llm)),
-    }
+@contextmanager
+def _open(
+    engine: EngineOptions, input_len: int, num_images: int, image_size: str, num_adapters: int, adapter_rank: int
+) -> "Iterator[BenchRunner]":
+    from octavo import LLM
+
+    options: dict[str, Any] = engine
+    if num_adapters:
+        options = {"enable_lora": True, "max_loras": num_adapters, "max_lora_rank": adapter_rank, **engine}
+    llm = LLM(**options)
+    with tempfile.TemporaryDirectory(prefix="octavo-adapters-") as folder:
+        adapters = _random_adapters(llm.engine.front.config.model, num_adapters, adapter_rank, Path(folder))
+        yield BenchRunner(llm, input_len, num_images, image_size, adapters)
 
 
-def step_times(llm: "LLM") -> tuple[float, float]:
-    """Return the seconds of all steps so far, and of these the seconds in native calls."""
-    stats = llm.engine.front.outputs.metrics.stats
-    return (0.0, 0.0) if stats is None else (stats.step_s_total, stats.compute_s_total)
+class BenchRunner:
+    """Runs batches of random prompts of `length` tokens, or messages of about that, and reports what they took."""
 
+    def __init__(
+        self, llm: "LLM", length: int, num_images: int, image_size: str, adapters: "Sequence[LoRARequest]"
+    ) -> None:
+        """Raises InvalidParameterError: `image_size` is not like "448x448"."""
+        self._llm, self._length, self._num_images, self._adapters = llm, length, num_images, adapters
+        self._tokenizer = llm.get_tokenizer()
+        num_ids = min(self._tokenizer.vocab_size, llm.engine.front.config.model.vocab_size)
+        self._ids = [id_ for id_ in range(num_ids) if id_ not in self._tokenizer.special_token_ids]
+        self._random = random.Random(_SEED)
+        if num_images:
+            import numpy as np
 
-def compute_share(before: tuple[float, float], after: tuple[float, float]) -> Report:
-    """Return the share of steps in native calls between two `step_times`; nothing where calls are not timed.
+            found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", image_size)
+            self._width, self._height = map(int, found.groups()) if found else (0, 0)
+            if not self._width * self._height:
+                raise InvalidParameterError("image_size", image_size, "a width and a height in pixels, such as 448x448")
+            self._pixels = np.random.default_rng(_SEED)
 
-    The rest is the host's: scheduling, laying out inputs, detokenizing.
-    """
-    step_s, compute_s = (end - start for start, end in zip(before, after, strict=True))
-    return {"compute_share": compute_s / step_s} if step_s else {}
+    def run(self, count: int, output_len: int) -> "tuple[list[RequestOutput], float]":
+        """Run that many prompts as one batch; return the outputs and the seconds.
+
+        Raises:
+            RequestError: an output ended early.
+        """
+        from octavo.sampling_params import SamplingParams
+
+        params = SamplingParams(temperature=0.0, max_tokens=output_len, min_tokens=output_len, ignore_eos=True)
+        run_batch = self._batch(count)
+        started_s = time.perf_counter()
+        outputs = run_batch(params)
+        elapsed_s = time.perf_counter() - started_s
+        for output in outputs:
+            if len(output.outputs[0].token_ids) != output_len:
+                why = output.outputs[0].error or output.outputs[0].finish_reason
+                raise RequestError(f"{output.request_id} ended early: {why}")
+        return outputs, elapsed_s
+
+    def measure(
+        self, count: int, output_len: int, *, num_runs: int
+    ) -> "tuple[list[RequestOutput], list[float], Report]":
+        """Run batches; return all outputs, the seconds of each run, and a report about images, times and drafts."""
+        times_before, drafts_before = self._step_times(), self._drafts_by_position()
+        runs = [self.run(count, output_len) for _ in range(num_runs)]
+        outputs, elapsed_s = [output for batch, _ in runs for output in batch], [seconds for _, seconds in runs]
+        step_s, compute_s = (end - start for start, end in zip(times_before, self._step_times(), strict=True))
+        report: Report = {}
+        if self._num_images:
+            per_s = self._num_images * count * num_runs / sum(elapsed_s)
+            report = {"num_images": self._num_images, "images_per_s": per_s}
+        report |= request_times(outputs)
+        if step_s:  # the rest is the host's: scheduling, laying out inputs, detokenizing
+            report["compute_share"] = compute_s / step_s
+        report |= _draft_report(outputs)
+        for position, (verified, accepted) in enumerate(self._drafts_by_position()):
+            old_verified, old_accepted = drafts_before[position] if drafts_before else (0, 0)
+            if verified > old_verified:
+                share = (accepted - old_accepted) / (verified - old_verified)
+                report[f"draft_acceptance_at_{position}"] = share
+        return outputs, elapsed_s, report
+
+    def _batch(self, count: int) -> "Callable[[SamplingParams], list[RequestOutput]]":
+        """Make that many prompts; return a function that runs them as one batch."""
+        llm, adapters = self._llm, self._adapters
+        loras = [adapters[at % len(adapters)] if adapters else None for at in range(count)]
+        if self._num_images:
+            requests = [{"messages": [{"role": "user", "content": self._content()}]} for _ in range(count)]
+            return lambda params: llm.generate_multimodal(requests, params, use_tqdm=False, lora_request=loras)
+        prompts: list[TokensPrompt] = [{"prompt_token_ids": self._tokens()} for _ in range(count)]
+        return lambda params: llm.generate(prompts, params, use_tqdm=False, lora_request=loras)
+
+    def _tokens(self) -> list[int]:
+        return self._random.choices(self._ids, k=self._length)
+
+    def _content(self) -> list[dict[str, object]]:
+        size = (self._height, self._width, 3)
+        parts: list[dict[str, object]] = [
+            {"type": "image", "image": self._pixels.integers(0, 256, size, "uint8")} for _ in range(self._num_images)
+        ]
+        return [*parts, {"type": "text", "text": self._tokenizer.decode(self._tokens())}]
+
+    def _step_times(self) -> tuple[float, float]:
+        """Return the seconds of all steps so far, and of these the seconds in native calls; 0 where not timed."""
+        stats = self._llm.engine.front.outputs.metrics.stats
+        return (0.0, 0.0) if stats is None else (stats.step_s_total, stats.compute_s_total)
+
+    def _drafts_by_position(self) -> list[tuple[int, int]]:
+        """Return the drafts verified and accepted so far, by position in the draft; nothing without a drafter."""
+        from octavo.contracts.engine import SpecDecodeStats
+
+        parts = list(self._llm.engine.front.outputs.metrics.spec_decode_by_replica.values())
+        if not parts:
+            return []
+        total = SpecDecodeStats.sum(parts)
+        return list(zip(total.proposed, total.accepted, strict=True))
 
 
 def request_times(outputs: "Sequence[RequestOutput]") -> Report:
@@ -166,7 +256,7 @@ def request_times(outputs: "Sequence[RequestOutput]") -> Report:
     for output in outputs:
         metrics = output.metrics
         if metrics.first_token_time_s is None or metrics.finished_time_s is None:
-            continue  # no tokens; _timed has already raised
+            continue  # no tokens; `run` has already raised
         first_ms.append((metrics.first_token_time_s - metrics.arrival_time_s) * 1e3)
         num_later = len(output.outputs[0].token_ids) - 1
         if num_later:
@@ -174,7 +264,7 @@ def request_times(outputs: "Sequence[RequestOutput]") -> Report:
     return spread("time_to_first_token_ms", first_ms) | spread("time_per_output_token_ms", per_token_ms)
 
 
-def drafts(outputs: "Sequence[RequestOutput]") -> Report:
+def _draft_report(outputs: "Sequence[RequestOutput]") -> Report:
     """Return how many drafts were verified, the share of them that was accepted, and the tokens that a request got in
     a step because of them; nothing if there were none."""
     num_drafts = sum(output.metrics.num_drafts for output in outputs)
@@ -189,63 +279,49 @@ def drafts(outputs: "Sequence[RequestOutput]") -> Report:
     }
 
 
-def drafts_by_position(llm: "LLM") -> list[tuple[int, int]]:
-    """Return the drafts verified and accepted so far, by position in the draft; nothing without a drafter."""
-    parts = list(llm.engine.front.outputs.metrics.spec_decode_by_replica.values())
-    if not parts:
+def _random_adapters(config: "ModelConfig", count: int, rank: int, folder: Path) -> "list[LoRARequest]":
+    """Write adapters for all linears of a model's layers, or for attention alone where there are experts.
+
+    They share one file of weights and differ in alpha, so that each is an adapter of its own to the engine.
+    """
+    if not count:
         return []
-    total = SpecDecodeStats.sum(parts)
-    return list(zip(total.proposed, total.accepted, strict=True))
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    from octavo.lora_request import LoRARequest
+
+    values, tensors = np.random.default_rng(_SEED), {}
+    for layer in range(config.num_layers):
+        for module, (outputs, inputs) in _linears(config).items():
+            for kind, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
+                name = f"base_model.model.model.layers.{layer}.{module}.lora_{kind}.weight"
+                tensors[name] = 1e-3 * values.standard_normal(shape, dtype=np.float32)
+    weights = folder / "weights.safetensors"
+    save_file(tensors, weights)
+    adapters = []
+    for number in range(1, count + 1):
+        own = folder / f"adapter-{number}"
+        own.mkdir()
+        (own / "adapter_model.safetensors").symlink_to(weights)
+        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank + number / 1024}
+        (own / "adapter_config.json").write_text(json_codec.dumps(settings))
+        adapters.append(LoRARequest(own.name, number, own))
+    return adapters
 
 
-def draft_acceptance(before: "Sequence[tuple[int, int]]", after: "Sequence[tuple[int, int]]") -> Report:
-    """Return the share of accepted drafts between two `drafts_by_position`, of each position that had any."""
-    report: Report = {}
-    for position, (verified, accepted) in enumerate(after):
-        old_verified, old_accepted = before[position] if before else (0, 0)
-        if verified > old_verified:
-            report[f"draft_acceptance_at_{position}"] = (accepted - old_accepted) / (verified - old_verified)
-    return report
-
-
-def _open(engine: dict[str, Any]) -> "LLM":
-    from octavo import LLM
-
-    return LLM(**engine)
-
-
-@contextmanager
-def _prompts(
-    engine: EngineOptions, input_len: int, num_images: int, image_size: str, num_adapters: int, adapter_rank: int
-) -> Iterator[Prompts]:
-    llm = _open(adapter_options(num_adapters, adapter_rank, engine))
-    with random_adapters(llm.engine.front.config.model, num_adapters, adapter_rank) as adapters:
-        if num_images:
-            yield RandomPictures(llm, input_len, num_images, image_size, adapters)
-        else:
-            yield RandomPrompts(llm, input_len, adapters)
-
-
-def _images(prompts: Prompts, requests_per_s: float) -> Report:
-    """Return the report's entries about images: none if there are no images."""
-    if not isinstance(prompts, RandomPictures):
-        return {}
-    return {"num_images": prompts.num_images, "images_per_s": prompts.num_images * requests_per_s}
-
-
-def _timed(run: Run, output_len: int) -> "tuple[list[RequestOutput], float]":
-    params = _params(output_len)
-    started_s = time.perf_counter()
-    outputs = run(params)
-    elapsed_s = time.perf_counter() - started_s
-    for output in outputs:
-        if len(output.outputs[0].token_ids) != output_len:
-            why = output.outputs[0].error or output.outputs[0].finish_reason
-            raise RequestError(f"{output.request_id} ended early: {why}")
-    return outputs, elapsed_s
-
-
-def _params(output_len: int) -> "SamplingParams":
-    from octavo.sampling_params import SamplingParams
-
-    return SamplingParams(temperature=0.0, max_tokens=output_len, min_tokens=output_len, ignore_eos=True)
+def _linears(config: "ModelConfig") -> dict[str, tuple[int, int]]:
+    """Return outputs and inputs of a layer's linears."""
+    width, of_heads = config.hidden_size, config.num_heads * config.head_dim
+    of_kv = config.num_kv_heads * config.head_dim
+    attention = {
+        "self_attn.q_proj": (of_heads, width),
+        "self_attn.k_proj": (of_kv, width),
+        "self_attn.v_proj": (of_kv, width),
+        "self_attn.o_proj": (width, of_heads),
+    }
+    if config.moe is not None:
+        return attention
+    inner = config.intermediate_size
+    gates = {"mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width), "mlp.down_proj": (width, inner)}
+    return attention | gates

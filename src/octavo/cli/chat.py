@@ -1,25 +1,33 @@
 """`octavo chat`: a conversation in the terminal, with a local model or a server. Ctrl-C stops a response."""
 
 import asyncio
+import base64
+import mimetypes
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.cli.chat_models import ChatModel, local_model, remote_model
-from octavo.cli.chat_text import ResponsePrinter
-from octavo.cli.images import image_part
-from octavo.cli.options import TYPER_SETTINGS, AnswerOptions, EngineOptions, with_derived_flags
-from octavo.cli.streams import decoded
+from octavo.cli.options import AnswerOptions, EngineOptions, with_derived_flags
+from octavo.cli.terminal import decoded
 from octavo.errors import EngineDeadError, InvalidParameterError, OctavoError, nearest_hint
 
-app = typer.Typer(**TYPER_SETTINGS)
+if TYPE_CHECKING:
+    from octavo.async_llm import AsyncLLM
+    from octavo.config.engine import EngineConfig
+    from octavo.sampling_params import SamplingParams
+
+Messages = Sequence[Mapping[str, object]]
+ChatModel = Callable[[Messages], AsyncIterator[tuple[str, bool]]]  # pieces of text, and whether they are reasoning
+# llama.cpp's. Without any, small models answer from the whole vocabulary; the API keeps to what requests say.
+TERMINAL_SAMPLING = MappingProxyType({"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05})
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
-@app.command()
 @with_derived_flags
 def chat(
     system: Annotated[str | None, typer.Option("--system", help="system prompt", metavar="<str>")] = None,
@@ -41,8 +49,8 @@ def chat(
     SamplingParams.from_options(sampling)  # report mistakes before loading the weights
     if url is None and api_key is not None:
         raise InvalidParameterError("api_key", "...", "has no effect without --url")
-    model = local_model(engine, sampling) if url is None else remote_model(url, api_key, engine, sampling)
-    parts = [image_part(path) for path in image or []]
+    model = _local_model(engine, sampling) if url is None else _remote_model(url, api_key, engine, sampling)
+    parts = [_image_part(path) for path in image or []]
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
@@ -51,51 +59,82 @@ def chat(
             runner.run(stack.aclose())
 
 
-class Conversation:
-    """The messages so far, always ready to send: an optional system message, then alternating turns."""
+@asynccontextmanager
+async def _local_model(engine: EngineOptions, sampling: AnswerOptions) -> AsyncIterator[ChatModel]:
+    from octavo import AsyncLLM
 
-    def __init__(self, system: str | None) -> None:
-        self._system = system
-        self._turns: list[dict[str, object]] = []
+    async with AsyncLLM(**engine) as llm:
+        engine_config = (await llm.engine()).front.config
+        params = chat_params(llm.get_default_sampling_params(), engine_config, sampling)
+        yield lambda messages: stream_local(llm, params, messages)
 
-    @property
-    def messages(self) -> list[Mapping[str, object]]:
-        opening = [] if self._system is None else [{"role": "system", "content": self._system}]
-        return [*opening, *self._turns]
 
-    def ask(self, text: str, images: Sequence[Mapping[str, object]] = ()) -> None:
-        """Add a question, with images before its text."""
-        content = [*images, {"type": "text", "text": text}] if images else text
-        self._turns.append({"role": "user", "content": content})
+@asynccontextmanager
+async def _remote_model(
+    url: str, api_key: str | None, engine: EngineOptions, sampling: AnswerOptions
+) -> AsyncIterator[ChatModel]:
+    """A model on a server, whose engine is already configured."""
+    from octavo.cli.client import HttpClient
 
-    def answer(self, text: str) -> None:
-        """Add the response. If it is empty, remove the question instead, so that turns still alternate."""
-        if text:
-            self._turns.append({"role": "assistant", "content": text})
-        else:
-            self._turns.pop()
+    for name in engine:
+        if name != "model_name":
+            raise InvalidParameterError(name, engine[name], "has no effect with --url: it is set on the server")
+    async with HttpClient(url, api_key=api_key) as client:
+        model = await client.find_model(engine.get("model_name"))
+        yield lambda messages: client.stream_chat(model, messages, sampling)
 
-    def reset(self) -> None:
-        self._turns.clear()
 
-    def set_system(self, text: str) -> None:
-        self._system = text or None
-        self._turns.clear()
+def chat_params(defaults: "SamplingParams", config: "EngineConfig", sampling: AnswerOptions) -> "SamplingParams":
+    """Return the parameters of answers: what was given, else the checkpoint's, else those of chats in a terminal."""
+    names_none = config.use_generation_config and not config.model.generation.names_sampling
+    added = {name: value for name, value in TERMINAL_SAMPLING.items() if names_none and name not in sampling}
+    if added and sampling.get("temperature") != 0:
+        listed = ", ".join(f"{name} {value}" for name, value in added.items())
+        print(f"The model names no sampling parameters, so the chat starts from {listed}.", file=sys.stderr)
+    return defaults.replace(**{"max_tokens": None, **added, **sampling})
+
+
+async def stream_local(
+    llm: "AsyncLLM", params: "SamplingParams", messages: Messages
+) -> AsyncIterator[tuple[str, bool]]:
+    """Yield what each output adds to the previous one."""
+    num_shown = 0
+    async for output in llm.chat_stream(messages, params):
+        yield output.text[num_shown:], False
+        num_shown = len(output.text)
+
+
+def _image_part(path: Path) -> dict[str, object]:
+    """Return the content part of an image file. Its contents are checked by the engine or the server.
+
+    Raises:
+        InvalidParameterError: it cannot be read.
+    """
+    try:
+        data = path.expanduser().read_bytes()
+    except OSError as error:
+        raise InvalidParameterError("image", str(path), f"cannot be read: {error.strerror}") from error
+    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{base64.b64encode(data).decode()}"}}
 
 
 class ChatSession:
-    """Reads and handles one line at a time, until the end of input or `/exit`."""
+    """Reads and handles one line at a time, until the end of input or `/exit`.
+
+    The turns alternate and are always ready to send: a question whose response is empty leaves none.
+    """
 
     def __init__(
         self,
-        answer: ChatModel,
+        model: ChatModel,
         runner: asyncio.Runner,
         system: str | None,
         images: Sequence[Mapping[str, object]] = (),
     ) -> None:
-        self._ask_model = answer
+        self._model = model
         self._runner = runner
-        self._conversation = Conversation(system)
+        self._system_prompt = system
+        self._turns: list[dict[str, object]] = []
         self._images = list(images)  # for the next message
         self._is_over = False
         self._num_lines = 0  # read so far
@@ -132,11 +171,12 @@ class ChatSession:
 
     def _answer(self, line: str) -> None:
         """Send a message and stream the response; Ctrl-C keeps what was shown."""
-        self._conversation.ask(line, self._images)
+        content = [*self._images, {"type": "text", "text": line}] if self._images else line
         self._images = []
-        printer = ResponsePrinter()
+        self._turns.append({"role": "user", "content": content})
+        shown: list[str] = []
         try:
-            self._runner.run(self._listen(printer))
+            self._runner.run(self._show_response(shown))
         except KeyboardInterrupt:
             print(" [stopped]", end="")
         except EngineDeadError:
@@ -144,11 +184,22 @@ class ChatSession:
         except OctavoError as error:
             _note(str(error))
         print(flush=True)
-        self._conversation.answer(printer.text)
+        if text := "".join(shown):
+            self._turns.append({"role": "assistant", "content": text})
+        else:
+            self._turns.pop()
 
-    async def _listen(self, printer: ResponsePrinter) -> None:
-        async for piece in self._ask_model(self._conversation.messages):
-            printer.show(piece)
+    async def _show_response(self, shown: list[str]) -> None:
+        """Stream a response, with dimmed reasoning; collect the rest, as models do not get their reasoning back."""
+        opening = [] if self._system_prompt is None else [{"role": "system", "content": self._system_prompt}]
+        can_dim, was_reasoning = sys.stdout.isatty(), False
+        async for text, is_reasoning in self._model([*opening, *self._turns]):
+            if was_reasoning and not is_reasoning:
+                print("\n")
+            was_reasoning = is_reasoning
+            if not is_reasoning:
+                shown.append(text)
+            print(f"{_DIM}{text}{_PLAIN}" if is_reasoning and can_dim else text, end="", flush=True)
 
     def _help(self, _rest: str) -> None:
         for name, (_, text) in self._commands.items():
@@ -156,18 +207,19 @@ class ChatSession:
 
     def _image(self, rest: str) -> None:
         try:
-            self._images.append(image_part(Path(rest)))
+            self._images.append(_image_part(Path(rest)))
         except InvalidParameterError as error:
             _note(str(error))
         else:
             _note(f"{len(self._images)} to send with the next message")
 
     def _reset(self, _rest: str) -> None:
-        self._conversation.reset()
+        self._turns.clear()
         _note("conversation cleared")
 
     def _system(self, rest: str) -> None:
-        self._conversation.set_system(rest)
+        self._system_prompt = rest or None
+        self._turns.clear()
         _note("new conversation started")
 
     def _exit(self, _rest: str) -> None:

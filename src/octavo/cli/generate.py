@@ -2,25 +2,22 @@
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.cli.options import TYPER_SETTINGS, EngineOptions, SamplingOptions, with_derived_flags
-from octavo.cli.show import TextStream, print_json, print_labeled, print_summary
-from octavo.cli.streams import decoded
+from octavo.cli.options import EngineOptions, SamplingOptions, with_derived_flags
+from octavo.cli.terminal import decoded, print_json_line
 from octavo.errors import InvalidParameterError, RequestError
 
 if TYPE_CHECKING:
     from octavo.outputs import RequestOutput
 
 EXIT_INTERRUPTED = 130
-DEFAULT_MAX_TOKENS = 256
-
-app = typer.Typer(**TYPER_SETTINGS)
 
 Prompts = Annotated[
     list[str] | None, typer.Option("--prompt", "-p", help="text to complete (repeatable)", metavar="<str>")
@@ -31,15 +28,6 @@ Files = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """The result at the end or at Ctrl-C: the latest output of each prompt that has any."""
-
-    outputs: "dict[int, RequestOutput]"  # by index of the prompt, in order
-    was_interrupted: bool
-
-
-@app.command()
 @with_derived_flags
 def generate(
     prompt: Prompts = None,
@@ -60,23 +48,28 @@ def generate(
     from octavo.structured_output import StructuredOutput
 
     prompts = collect_prompts(prompt or [], file or [], by_line=lines)
-    sampling.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
+    sampling.setdefault("max_tokens", 256)
     if json_schema is not None:
         sampling["structured_output"] = StructuredOutput(json_schema=_read(json_schema))
     SamplingParams.from_options(sampling)  # report mistakes before loading the weights
     streams_text = len(prompts) == 1 and sampling.get("n", 1) == 1 and not json
-    progress = asyncio.run(_generate(prompts, chat, sampling, engine, TextStream() if streams_text else None))
-    outputs = [replace(output, prompt=prompts[index]) for index, output in progress.outputs.items()]
+    latest, was_interrupted = asyncio.run(
+        _generate(prompts, chat, sampling, engine, _text_printer() if streams_text else None)
+    )
+    outputs = [replace(output, prompt=prompts[index]) for index, output in latest.items()]
     if json:
-        print_json(outputs)
+        import msgspec
+
+        for output in outputs:
+            print_json_line(msgspec.json.encode(output).decode())
     elif streams_text:
         print()
     else:
-        print_labeled(outputs)
+        _print_labeled(outputs)
     if outputs and sys.stderr.isatty():
-        print_summary(outputs)
+        _print_summary(outputs)
     raise_first_error(outputs)
-    if progress.was_interrupted:
+    if was_interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
@@ -113,7 +106,7 @@ async def _generate(
     sampling: SamplingOptions,
     engine: EngineOptions,
     watch: "Callable[[RequestOutput], None] | None",
-) -> Progress:
+) -> "tuple[dict[int, RequestOutput], bool]":
     from octavo import AsyncLLM
 
     async with AsyncLLM(**engine) as llm:
@@ -127,8 +120,11 @@ async def _generate(
 
 async def follow_all(
     streams: "Sequence[AsyncIterator[RequestOutput]]", watch: "Callable[[RequestOutput], None] | None" = None
-) -> Progress:
-    """Consume all streams concurrently. Ctrl-C cancels this task: requests are aborted, partial outputs returned."""
+) -> "tuple[dict[int, RequestOutput], bool]":
+    """Consume all streams concurrently; return the latest output of each prompt that has any, by index, in order.
+
+    Ctrl-C cancels this task: requests are aborted, partial outputs returned, and that it happened.
+    """
     latest: dict[int, RequestOutput] = {}
 
     async def follow(index: int, stream: "AsyncIterator[RequestOutput]") -> None:
@@ -142,7 +138,7 @@ async def follow_all(
         await asyncio.gather(*(follow(index, stream) for index, stream in enumerate(streams)))
     except asyncio.CancelledError:
         was_interrupted = True
-    return Progress(outputs=dict(sorted(latest.items())), was_interrupted=was_interrupted)
+    return dict(sorted(latest.items())), was_interrupted
 
 
 def raise_first_error(outputs: "Sequence[RequestOutput]") -> None:
@@ -151,3 +147,39 @@ def raise_first_error(outputs: "Sequence[RequestOutput]") -> None:
         for sample in output.outputs:
             if sample.finish_reason == "error":
                 raise RequestError(f"prompt {output.prompt!r}: {sample.error}")
+
+
+def _text_printer() -> "Callable[[RequestOutput], None]":
+    """Return a function that streams the text of one request."""
+    num_shown = 0
+
+    def show(output: "RequestOutput") -> None:
+        nonlocal num_shown
+        sys.stdout.write(output.text[num_shown:])
+        sys.stdout.flush()
+        num_shown = len(output.text)
+
+    return show
+
+
+def _print_labeled(outputs: "Sequence[RequestOutput]") -> None:
+    """Print several texts, each under its prompt; unstyled into a pipe."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for number, output in enumerate(outputs, start=1):
+        for sample in output.outputs:
+            name = f"{number}.{sample.index + 1}" if len(output.outputs) > 1 else str(number)
+            console.print(Text(f"[{name}] {output.prompt}", style="bold cyan"))
+            console.print(Text(sample.text), end="\n\n")
+
+
+def _print_summary(outputs: "Sequence[RequestOutput]") -> None:
+    """Print the number of tokens and the speed, not counting load time."""
+    num_tokens = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
+    starts_s = [output.metrics.arrival_time_s for output in outputs]
+    ends_s = [output.metrics.finished_time_s or time.time() for output in outputs]
+    elapsed_s = max(ends_s) - min(starts_s)
+    rate = num_tokens / elapsed_s
+    print(f"{len(outputs)} prompts, {num_tokens} tokens, {elapsed_s:.2f} s, {rate:.0f} tokens/s", file=sys.stderr)

@@ -8,6 +8,7 @@ import logging
 import sys
 import traceback
 from importlib import import_module
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -15,10 +16,17 @@ from typer.core import TyperGroup
 
 from octavo._version import __version__
 from octavo.cli.options import TYPER_SETTINGS
-from octavo.cli.streams import prepare_streams
+from octavo.cli.terminal import prepare_streams
 from octavo.errors import UserError
 
-COMMANDS = ("serve", "generate", "chat", "bench", "inspect", "convert", "lora", "env")
+# By command: the module with a function, or a group of commands, of that name.
+COMMANDS = MappingProxyType(
+    {
+        **{name: name for name in ("serve", "generate", "chat", "bench")},
+        **dict.fromkeys(("inspect", "convert", "lora"), "checkpoints"),
+        "env": "env",
+    }
+)
 EXIT_ENGINE_ERROR = 1
 EXIT_USER_ERROR = 2
 
@@ -32,7 +40,12 @@ class LazyCommands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        return typer.main.get_command(import_module(f"octavo.cli.{cmd_name}").app)
+        command = getattr(import_module(f"octavo.cli.{COMMANDS[cmd_name]}"), cmd_name)
+        if not isinstance(command, typer.Typer):
+            group = typer.Typer(**TYPER_SETTINGS)
+            group.command()(command)
+            command = group
+        return typer.main.get_command(command)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in COMMANDS:  # load all commands, as typer suggests the closest one
@@ -45,8 +58,8 @@ class LazyCommands(TyperGroup):
         except (typer.Exit, typer.Abort, BrokenPipeError):  # handled by typer
             raise
         except Exception as error:
-            if _is_typer_error(error):
-                raise
+            if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+                raise  # a usage error for typer to show, whose class differs between typer versions
             if ctx.params["debug"]:
                 traceback.print_exc()
             _report(error)
@@ -74,11 +87,6 @@ def octavo(
     logging.basicConfig(level=logging.INFO if verbose or debug else logging.WARNING, format="%(levelname)s %(message)s")
 
 
-def _is_typer_error(error: Exception) -> bool:
-    """Return whether this is a usage error for typer to show. Its class differs between typer versions."""
-    return hasattr(error, "format_message") and hasattr(error, "exit_code")
-
-
 def _report(error: Exception) -> None:
     text = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:  # a full disk, say
@@ -90,7 +98,6 @@ def _report(error: Exception) -> None:
 
 
 def main() -> None:
-    """Run the program."""
     prepare_streams()
     app(prog_name="octavo")
 

@@ -7,21 +7,16 @@ from typing import Annotated
 
 import typer
 
-from octavo.cli.options import TYPER_SETTINGS, EngineOptions, ServerOptions, with_derived_flags
+from octavo.cli.options import EngineOptions, ServerOptions, with_derived_flags
 from octavo.errors import InvalidParameterError
 
-app = typer.Typer(**TYPER_SETTINGS)
 
-Config = Annotated[
-    Path | None, typer.Option("--config", help="YAML file with options: `max-num-seqs: 64`", metavar="<path>")
-]
-
-
-@app.command()
 @with_derived_flags
 def serve(
     model: Annotated[str | None, typer.Argument(help="the model; same as --model", show_default=False)] = None,
-    config: Config = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="YAML file with options: `max-num-seqs: 64`", metavar="<path>")
+    ] = None,
     show_settings: Annotated[
         bool, typer.Option("--show-settings", help="print all options as YAML with their sources, and exit")
     ] = False,
@@ -50,8 +45,4 @@ def serve(
     if settings.server.log_format == "json":  # standard error must contain nothing but JSON lines
         run_server(settings)
     else:
-        run_server(settings, _announce)
-
-
-def _announce(text: str) -> None:
-    print(f"octavo: {text}", file=sys.stderr, flush=True)
+        run_server(settings, lambda text: print(f"octavo: {text}", file=sys.stderr, flush=True))

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.cli.remote.sse import EventReader
+from octavo.cli.client import EventReader
 
 STREAM = (
     b': ping\n\ndata: {"a": 1}\n\ndata:first\r\ndata: second\r\n\r\n'

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.scripted_server import Answer, Body, ScriptedServer, event, tokens
 from typer.testing import CliRunner
 
-from octavo.cli.load.plot import draw_cdfs
+from octavo.cli.load_report import draw_run
 from octavo.cli.main import app
 
 
@@ -144,4 +144,4 @@ def test_a_mistake_is_the_users(server: ScriptedServer, flags: tuple[str, ...], 
 
 
 def test_a_picture_without_values_is_a_picture() -> None:
-    assert ElementTree.fromstring(draw_cdfs("a < b", {"nothing": []})).findall(".//{*}polyline") == []
+    assert ElementTree.fromstring(draw_run("a < b", [])).findall(".//{*}polyline") == []

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from octavo.cli.load.workload import PlannedRequest, Span, WorkloadSpec, plan_requests
+from octavo.cli.load_test import PlannedRequest, Span, Workload
 from octavo.errors import InvalidParameterError
 
-SPEC = WorkloadSpec(
+SPEC = Workload(
     endpoint="completions", model="m", num_prompts=200, input_len=Span(3, 9), output_len=Span(5, 5), prefix_len=4,
     num_prefixes=2, token_ids=Span(10, 12), rate=50.0, temperature=0.0, seed=1,
 )  # fmt: skip
@@ -21,12 +21,12 @@ def bodies(planned: list[PlannedRequest]) -> list[dict[str, Any]]:
 
 
 def test_one_seed_one_workload() -> None:
-    assert plan_requests(SPEC) == plan_requests(SPEC)
-    assert plan_requests(SPEC) != plan_requests(replace(SPEC, seed=2))
+    assert SPEC.plan() == SPEC.plan()
+    assert SPEC.plan() != replace(SPEC, seed=2).plan()
 
 
 def test_prompts_share_prefixes_in_turn() -> None:
-    prompts = [body["prompt"] for body in bodies(plan_requests(SPEC))]
+    prompts = [body["prompt"] for body in bodies(SPEC.plan())]
     assert {len(prompt) for prompt in prompts} == set(range(7, 14))
     assert {token for prompt in prompts for token in prompt} == {10, 11, 12}
     for first, third in zip(prompts, prompts[2:], strict=False):
@@ -35,7 +35,7 @@ def test_prompts_share_prefixes_in_turn() -> None:
 
 
 def test_lengths_are_asked_for_exactly() -> None:
-    planned = plan_requests(SPEC)
+    planned = SPEC.plan()
     for body, request in zip(bodies(planned), planned, strict=True):
         assert (body["max_tokens"], body["min_tokens"], body["ignore_eos"]) == (5, 5, True)
         assert body["stream_options"] == {"include_usage": True}
@@ -43,7 +43,7 @@ def test_lengths_are_asked_for_exactly() -> None:
 
 
 def test_times_are_a_poisson_process_of_that_rate() -> None:
-    times_s = [request.send_at_s for request in plan_requests(replace(SPEC, num_prompts=5000))]
+    times_s = [request.send_at_s for request in replace(SPEC, num_prompts=5000).plan()]
     gaps_s = [later - earlier for earlier, later in pairwise(times_s)]
     mean_s = sum(gaps_s) / len(gaps_s)
     assert mean_s == pytest.approx(1 / 50, rel=0.05)
@@ -51,11 +51,11 @@ def test_times_are_a_poisson_process_of_that_rate() -> None:
 
 
 def test_without_a_rate_all_are_there_at_once() -> None:
-    assert {request.send_at_s for request in plan_requests(replace(SPEC, rate=None))} == {0.0}
+    assert {request.send_at_s for request in replace(SPEC, rate=None).plan()} == {0.0}
 
 
 def test_chat_sends_a_message_of_words() -> None:
-    [message] = bodies(plan_requests(replace(SPEC, endpoint="chat")))[0]["messages"]
+    [message] = bodies(replace(SPEC, endpoint="chat").plan())[0]["messages"]
     assert message["role"] == "user"
     assert 7 <= len(message["content"].split()) <= 13
 

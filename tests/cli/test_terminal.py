@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.cli.report import percentile, print_reports, spread
+from octavo.cli.terminal import percentile, print_reports, spread
 
 
 @given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20), rank=st.sampled_from([0, 50, 90, 99, 100]))

@@ -10,8 +10,7 @@ from contextlib import nullcontext, suppress
 import pytest
 from tests.cli.scripted_server import Answer, Body, HangUpError, ScriptedServer, event, tokens
 
-from octavo.cli.remote import http
-from octavo.cli.remote.http import HttpClient
+from octavo.cli.client import HttpClient
 from octavo.errors import InvalidParameterError, RequestError
 
 BODY = json.dumps({"max_tokens": 3}).encode()
@@ -45,7 +44,7 @@ async def test_requests_at_once_have_connections_of_their_own(server: ScriptedSe
 async def test_a_connection_that_was_idle_for_long_is_not_used_again(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "MAX_IDLE_S", 0.0)
+    monkeypatch.setattr("octavo.cli.client.MAX_IDLE_S", 0.0)
     async with HttpClient(server.url) as client:
         await client.get("/v1/models")
         await client.get("/v1/models")

@@ -3,7 +3,7 @@
 import pytest
 from tests.cli.scripted_server import event, said, tokens
 
-from octavo.cli.load.recorder import RequestRecord
+from octavo.cli.load_report import RequestRecord
 
 
 def recorded(*pieces: bytes) -> RequestRecord:
@@ -29,7 +29,7 @@ def test_reasoning_and_tool_calls_are_output() -> None:
 
 def test_usage_is_kept() -> None:
     record = recorded(*tokens(3, prompt_tokens=11))
-    assert (record.num_output_tokens, record.num_prompt_tokens) == (3, 11)
+    assert (record.usage.completion_tokens, record.usage.prompt_tokens) == (3, 11)
     assert len(record.arrivals_s) == 3
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from octavo.cli.load.recorder import RequestRecord
-from octavo.cli.load.summary import Slo, summarize
-from octavo.cli.remote.wire import Usage
+from octavo.cli.client import Usage
+from octavo.cli.load_report import RequestRecord, Slo, summarize
 from octavo.errors import InvalidParameterError
 
 

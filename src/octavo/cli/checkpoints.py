@@ -1,0 +1,281 @@
+"""`octavo inspect`, `convert` and `lora inspect`: what is in checkpoints and adapters, checkpoints in other formats."""
+
+import json as json_codec
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from octavo.cli.options import TYPER_SETTINGS
+from octavo.cli.terminal import print_facts, print_table
+from octavo.config.engine import LoadFormat
+from octavo.config.hf import read_model_config
+from octavo.config.hub import resolve_adapter, resolve_model
+from octavo.config.model import ModelConfig
+from octavo.device.process import limit_spinning
+from octavo.errors import CheckpointError, InvalidParameterError
+from octavo.loader.index import StoredTensor, stored_tensors
+from octavo.lora.files import (
+    SAFETENSORS_FILE,
+    AdapterConfig,
+    content_hash,
+    parse_tensor_name,
+    read_adapter_config,
+    weights_file,
+)
+
+if TYPE_CHECKING:
+    from octavo.convert.source import Checkpoint
+
+_SOURCE = "checkpoint folder, GGUF file, Hub id, `smollm2`, `demo` or `demo-vl`"
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+lora = typer.Typer(**TYPER_SETTINGS)
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(help=_SOURCE)],
+    dtype: Annotated[str, typer.Option("--dtype", help="what memory is computed for", metavar="<str>")] = "auto",
+    tensors: Annotated[bool, typer.Option("--tensors", help="list every tensor")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Architecture, tensors, tokenizer, chat template and memory of a checkpoint, without loading it."""
+    path = resolve_model(model)
+    config = read_model_config(path, model=model, dtype=dtype)
+    stored = list(stored_tensors(path))
+    facts = _model_facts(path, config, stored)
+    if dtype == "auto" and config.dtype == "float16":  # to ask this machine's device would take torch
+        facts["dtype"] = "float16; computed in bfloat16 on CPUs that have no kernels for float16"
+    if json and tensors:
+        listed = [[each.name, list(each.shape), each.type, each.num_bytes] for each in stored]
+        print(json_codec.dumps({**facts, "tensors": listed}))
+        return
+    print_facts(facts, as_json=json)
+    if tensors:
+        print_table(
+            {each.name: ["x".join(map(str, each.shape)), each.type, _size_text(each.num_bytes)] for each in stored}
+        )
+
+
+def _model_facts(path: Path, config: ModelConfig, stored: list[StoredTensor]) -> dict[str, str]:
+    heads = f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} KV heads"
+    experts = f", {config.moe.num_experts} experts, {config.moe.top_k} per token" if config.moe else ""
+    num_weights, num_bytes = sum(prod(each.shape) for each in stored), _BYTES[config.dtype]
+    kv_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * num_bytes
+    on_disk = f"{num_weights / 1e6:,.1f} M, {_size_text(sum(each.num_bytes for each in stored))} on disk"
+    return {
+        "model": str(path),
+        "architecture": f"{config.architecture}: {config.num_layers} layers of {config.hidden_size}, {heads}{experts}",
+        "context": f"{config.max_model_len:,} tokens, {_size_text(kv_bytes)} of KV cache each",
+        **_image_facts(config),
+        "vocabulary": f"{config.vocab_size:,} tokens",
+        "logits head": "the embedding (tied)" if config.tie_word_embeddings else "its own",
+        "chat template": _chat_template(path),
+        "tensors": ", ".join(_types_of(stored)),
+        "weights": f"{on_disk}; {_computed(config, stored, num_weights * num_bytes)}",
+    }
+
+
+def _image_facts(config: ModelConfig) -> dict[str, str]:
+    vision = config.vision
+    if vision is None:
+        return {}
+    side, size = vision.patch_size * vision.spatial_merge_size, vision.image_size
+    tokens = f"a token for each {side} x {side} pixels"
+    if vision.fixed_grid is not None:
+        tokens = f"{vision.num_tokens(vision.fixed_grid)} tokens for {size} x {size} pixels"
+    tower = f"{vision.num_layers} layers of {vision.hidden_size}, {vision.num_heads} heads"
+    return {"images": f"{tower}; {tokens}"}
+
+
+def _computed(config: ModelConfig, stored: list[StoredTensor], dense_bytes: int) -> str:
+    """Describe the form in which the weights are computed, and its size; `dense_bytes` is their size as floats."""
+    as_floats = f"in {config.dtype} {_size_text(dense_bytes)} in memory"
+    if config.quantization is None:
+        return as_floats
+    if config.quantization.method != "gguf":
+        size = _size_text(sum(each.num_bytes for each in stored))
+        return f"quantized: {config.quantization.method}, {size} in memory where there are kernels for it"
+    has_head = any(each.name == "output.weight" for each in stored)
+    held = [each for each in stored if not has_head or each.name != "token_embd.weight"]  # rows are read from the file
+    of_float, floats = _BYTES[config.dtype], ("F32", "F16", "BF16")
+    num_bytes = sum(prod(each.shape) * of_float if each.type in floats else each.num_bytes for each in held)
+    return f"computed in these blocks on a CPU, {_size_text(num_bytes)} in memory; elsewhere {as_floats}"
+
+
+def _types_of(stored: list[StoredTensor]) -> Iterator[str]:
+    counts, sizes = Counter(each.type for each in stored), Counter[str]()
+    for each in stored:
+        sizes[each.type] += each.num_bytes
+    for name, count in counts.most_common():
+        yield f"{count} {name} ({_size_text(sizes[name])})"
+
+
+def _chat_template(path: Path) -> str:
+    from octavo.tokenizer.tokenizer import Tokenizer
+
+    try:
+        template = Tokenizer.from_path(path).chat_template
+    except CheckpointError as error:
+        return f"unknown: {error}"
+    return "none" if template is None else f"{len(template.source):,} characters"
+
+
+def _size_text(num_bytes: int) -> str:
+    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.1f} {unit}"
+    return f"{num_bytes} B"
+
+
+def convert(
+    source: Annotated[str, typer.Argument(help=_SOURCE)],
+    out: Annotated[Path, typer.Argument(help="folder to create; for gguf, a file")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", help="format to write: safetensors, pt, gguf, tensorizer or sharded_state", metavar="<str>"
+        ),
+    ] = "safetensors",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype", help="dtype of the weights; auto: unchanged, bfloat16 for GGUF blocks", metavar="<str>"
+        ),
+    ] = "auto",
+    load_format: Annotated[
+        LoadFormat, typer.Option("--load-format", help="format of the source; auto: detect it")
+    ] = "auto",
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="branch, tag or commit of a Hub model", metavar="<str>")
+    ] = None,
+    max_shard_gib: Annotated[
+        float | None,
+        typer.Option(
+            "--max-shard-gib", help="maximum GiB of weights in one file; not for gguf and tensorizer [default: 2]"
+        ),
+    ] = None,
+    gguf_type: Annotated[
+        str | None,
+        typer.Option(
+            "--gguf-type", help="type of a GGUF file's matrices, such as Q8_0 [default: --dtype]", metavar="<str>"
+        ),
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int | None,
+        typer.Option("--tensor-parallel-size", help="number of ranks that a sharded_state is for [default: 1]"),
+    ] = None,
+    merge_lora: Annotated[
+        str | None, typer.Option("--merge-lora", help="LoRA adapter to merge into the weights", metavar="<str>")
+    ] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option("--quantize", help="int4: round linear layers to 4 bits, calibrated on a text", metavar="<str>"),
+    ] = None,
+    bits_for: Annotated[
+        str,
+        typer.Option("--bits-for", help="bits of single layers, such as down_proj=8,lm_head=8", metavar="<str>"),
+    ] = "",
+    calibration_text: Annotated[
+        Path | None, typer.Option("--calibration-text", help="text like the model's inputs; default: a bundled one")
+    ] = None,
+) -> None:
+    """Write a model as a checkpoint of another format: weights, settings, tokenizer and chat template."""
+    limit_spinning()  # before torch is imported: calibration has its own threads alongside torch's
+    from octavo.convert import run
+    from octavo.convert.source import Checkpoint
+
+    start_s = time.perf_counter()
+    options = run.TargetOptions(
+        max_shard_bytes=None if max_shard_gib is None else int(max_shard_gib * 2**30),
+        tensor_parallel_size=tensor_parallel_size,
+        gguf_type=gguf_type,
+    )
+    changes = _Changes(merge_lora, quantize, bits_for, calibration_text)
+    checkpoint = Checkpoint.open(source, revision=revision, load_format=load_format, dtype=dtype)
+    if merge_lora is not None or quantize is not None:
+        run.check(out, to)  # before a minute of work
+    checkpoint, notes = changes.applied_to(checkpoint)
+    num_bytes = run.convert(checkpoint, out, to, options)
+    print(f"{out}: {', '.join((to, *notes))}, {num_bytes / 1e6:,.1f} MB, {time.perf_counter() - start_s:.1f} s")
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """Changes of the weights during a conversion. An option of `quantize` without it is an error."""
+
+    merge_lora: str | None
+    quantize: str | None
+    bits_for: str
+    calibration_text: Path | None
+
+    def __post_init__(self) -> None:
+        given = {"bits_for": self.bits_for, "calibration_text": self.calibration_text and str(self.calibration_text)}
+        for name, value in given.items():
+            if value and self.quantize is None:
+                raise InvalidParameterError(name, value, "only with --quantize")
+
+    def applied_to(self, checkpoint: "Checkpoint") -> "tuple[Checkpoint, list[str]]":
+        """Return a checkpoint with these changes, and notes about them for the user."""
+        from octavo.calibration.quantize import quantized
+        from octavo.convert.merged import merge_lora
+
+        notes = []
+        if self.merge_lora is not None:
+            checkpoint = merge_lora(checkpoint, resolve_adapter(self.merge_lora))
+            notes.append(f"with {self.merge_lora} merged")
+        if self.quantize is not None:
+            checkpoint = quantized(checkpoint, self.quantize, self.bits_for, self.calibration_text)
+            notes.append(f"{checkpoint.bits_per_weight:.2f} bits per quantized weight")
+        return checkpoint, notes
+
+
+@lora.callback()
+def _lora() -> None:
+    """Tools for LoRA adapters."""
+
+
+@lora.command("inspect")
+def inspect_adapter(
+    adapter: Annotated[str, typer.Argument(help="folder of a PEFT adapter, or `demo-json`, the bundled one")],
+    model: Annotated[
+        str | None, typer.Option("--model", help="also check every tensor against this model", metavar="<str>")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Kind, ranks, modules, size and identity of an adapter; names the setting or tensor that is not supported."""
+    folder = resolve_adapter(adapter)
+    facts = _adapter_facts(folder, read_adapter_config(folder))
+    if model is not None:
+        from octavo.convert.merged import check_adapter
+
+        check_adapter(read_model_config(resolve_model(model), model=model), folder)
+        facts["fits"] = model
+    print_facts(facts, as_json=json)
+
+
+def _adapter_facts(folder: Path, config: AdapterConfig) -> dict[str, str]:
+    ranks = sorted({config.rank, *config.rank_pattern.values()})
+    kind = "LoRA, rank-stabilized" if config.uses_rslora else "LoRA"
+    file = weights_file(folder)
+    facts = {
+        "adapter": str(folder),
+        "kind": f"{kind}, rank {', '.join(map(str, ranks))}, alpha {config.alpha:g}",
+        "largest rank": str(config.largest_rank),
+        "on disk": f"{file.name}, {_size_text(file.stat().st_size)}",
+        "content hash": content_hash(folder),
+    }
+    if config.modules_to_save:
+        facts["replaces"] = ", ".join(config.modules_to_save)
+    if file.name == SAFETENSORS_FILE:
+        stored = list(stored_tensors(folder))
+        modules = {parse_tensor_name(each.name)[0] for each in stored}
+        kinds = Counter(module.rpartition(".")[2] for module in modules)
+        facts["modules"] = ", ".join(f"{count} {name}" for name, count in sorted(kinds.items()))
+        facts["weights"] = f"{sum(prod(each.shape) for each in stored):,} in {len(stored)} tensors"
+    return facts

@@ -1,1 +1,0 @@
-"""A client for OpenAI-compatible servers: HTTP, server-sent events, chat."""
