@@ -31,7 +31,7 @@ from octavo.distributed.rendezvous import Rendezvous
 from octavo.engine.core import EngineCore
 from octavo.executor.multiproc import MultiprocExecutor
 from octavo.models.interfaces import IntermediateTensors
-from octavo.scheduler.running_scheduler import RunningScheduler
+from octavo.scheduler.step_builder import RunningScheduler
 from octavo.testing import FakeRank, make_request, model_output_for
 from octavo.worker.stages import StageLinks
 
@@ -98,7 +98,7 @@ def run_cell(num_stages: int, num_requests: int, num_tokens: int, *, is_balanced
     try:
         if not is_balanced:
             scheduler = core.scheduler
-            vars(scheduler)["_running_scheduler"] = Unbalanced(scheduler.running, scheduler.blocks, num_stages)
+            vars(scheduler)["_running_scheduler"] = Unbalanced(scheduler.running, num_stages, is_speculative=False)
         for number in range(num_requests):
             core.add_request(make_request(f"r{number}", [number + 1], max_tokens=num_tokens + 40, ignore_eos=True))
         count_tokens(core, 10 * num_requests)

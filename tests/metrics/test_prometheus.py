@@ -39,7 +39,8 @@ def samples(exposition: Exposition) -> dict[tuple[str, tuple[tuple[str, str], ..
 
 def busy() -> tuple[HttpMetrics, EngineMetrics]:
     http, engine = HttpMetrics(), EngineMetrics(cache_info={"block_size": "16"})
-    engine.stats = SchedulerStats(num_waiting=3, num_deferred=1, num_blocks=5, step_s_total=2.0, compute_s_total=1.5)
+    held = {"grammar": 1}
+    engine.stats = SchedulerStats(num_waiting=3, deferred=held, num_blocks=5, step_s_total=2.0, compute_s_total=1.5)
     http.requests["GET", "/health", "2xx"] = 4
     http.responses.update({200: 3, 429: 1})
     http.rejections.update({"queue_full": 1})

@@ -9,7 +9,7 @@ from tests.scheduler.adapters import SlowLoads, adapter_of
 from octavo.contracts.engine import AdapterRef, EngineCoreRequest, FinishedRequest
 from octavo.engine.adapters import HostAdapters
 from octavo.sampling_params import RequestPriority
-from octavo.scheduler.adapter_slots import AdapterSlots
+from octavo.scheduler.adapter_gate import AdapterSlots
 from octavo.testing import FakeWorker, expected_tokens, make_request, make_scheduler, run_step
 
 MAX_LEN = 128

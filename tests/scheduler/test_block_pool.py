@@ -54,6 +54,25 @@ def test_requests_of_a_second_round_lie_in_one_piece_too() -> None:
             pool.release(request)
 
 
+def test_an_evicted_block_is_told_of_while_it_can_still_be_found() -> None:
+    evicted = list[tuple[int, bytes, int | None]]()
+
+    def on_evicted(block_id: int, block_hash: bytes) -> None:
+        evicted.append((block_id, block_hash, pool.find(block_hash)))
+
+    pool = BlockPool(2, on_evicted)
+    pool.allocate(2)
+    pool.set_hash(0, hash_of(0))
+    pool.set_hash(1, hash_of(1))
+    pool.release([0])
+    pool.release([1])
+    pool.forget_hashes([1])  # its contents are wrong: nobody wants them
+    assert not evicted
+    pool.allocate(2)
+    assert evicted == [(0, hash_of(0), 0)]
+    assert pool.find(hash_of(0)) is None
+
+
 def test_the_last_block_has_no_neighbor() -> None:
     pool = BlockPool(2)
     assert pool.allocate(1, after=1) == [0]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.scheduler.budget import split_budget
+from octavo.scheduler.step_builder import split_budget
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ import pytest
 
 from octavo.contracts.engine import FinishedRequest, SpecDecodeStats
 from octavo.contracts.schedule import Int32Array
-from octavo.scheduler.draft_planner import DraftPlanner
+from octavo.scheduler.draft_planner import DraftPlanner, GuessRates, StepCosts, VerifiedRates
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RunningRows
-from octavo.scheduler.step_costs import StepCosts
 from octavo.testing import FakeWorker, make_request, make_scheduler
 
 NUM_ROWS = 4
@@ -29,22 +28,27 @@ def free_up_to_16(num_tokens: int) -> float:
     return 1.0 if num_tokens <= 16 else num_tokens / 16
 
 
+def running_rows() -> RunningRows:
+    running = make_scheduler(max_num_seqs=NUM_ROWS, max_model_len=256).running
+    for index in range(NUM_ROWS):
+        request = Request(make_request(f"r{index}", [1, 2, 3], max_tokens=200), index, 256)
+        running.insert(request, [[]], num_cached_tokens=0, num_freed=[0], last_hash=b"")
+    return running
+
+
 class Rows:
     """Rows of requests whose next tokens a test chooses."""
 
     def __init__(self, seconds: Callable[[int], float]) -> None:
-        self.running, costs = RunningRows(NUM_ROWS, 256, 4), StepCosts()
-        for index in range(NUM_ROWS):
-            request = Request(make_request(f"r{index}", [1, 2, 3], max_tokens=200), index, 256)
-            self.running.add(request, [[]], num_cached_tokens=0, num_freed=[0], last_hash=b"")
+        self.running, costs = running_rows(), StepCosts()
         for num_tokens in range(1, 65):
             costs.record(num_tokens, seconds(num_tokens))
-        self.planner, self.rows = DraftPlanner(self.running, costs), self.running.active
+        self.planner, self.rows = DraftPlanner(GuessRates(self.running), costs), self.running.active
 
     def guess(self, tokens: Sequence[int], *, rights: Sequence[bool], times: int = 20) -> None:
         """Let each row propose `tokens`, and get one token that is as it guessed, or is not."""
         for _ in range(times):
-            self.planner.observe(self.rows.tolist(), [tokens] * NUM_ROWS)
+            self.planner.rates.observe(self.rows.tolist(), [tokens] * NUM_ROWS)
             for row, is_right in zip(self.rows.tolist(), rights, strict=True):
                 at = int(self.running.num_known[row])
                 self.running.tokens[row, at] = tokens[0] if is_right else tokens[0] + 1
@@ -75,9 +79,9 @@ def test_drafts_go_to_the_rows_that_accept_them() -> None:
 def test_a_row_is_judged_by_what_it_guessed_without_getting_drafts() -> None:
     rows = Rows(free_up_to_16)
     rows.guess([7, 8], rights=[False] * NUM_ROWS)
-    low = rows.planner.acceptance(rows.rows, 1)
+    low = rows.planner.rates.acceptance(rows.rows, 1)
     rows.guess([7, 8], rights=[True, False, False, False], times=8)
-    now = rows.planner.acceptance(rows.rows, 1)
+    now = rows.planner.rates.acceptance(rows.rows, 1)
     assert low.max() < 0.1
     assert now[0] > 0.5
     assert now[1:].max() < 0.1
@@ -88,23 +92,23 @@ def test_a_right_guess_makes_the_next_more_likely_where_rights_come_in_runs() ->
     rows = Rows(free_up_to_16)
     for _ in range(8):
         rows.guess([7, 8], rights=[True] * NUM_ROWS, times=6)
-        inside = rows.planner.acceptance(rows.rows, 4)
+        inside = rows.planner.rates.acceptance(rows.rows, 4)
         rows.guess([7, 8], rights=[False] * NUM_ROWS, times=6)
-    rows.planner.observe(rows.rows.tolist(), [()] * NUM_ROWS)
-    between = rows.planner.acceptance(rows.rows, 4)
+    rows.planner.rates.observe(rows.rows.tolist(), [()] * NUM_ROWS)
+    between = rows.planner.rates.acceptance(rows.rows, 4)
     assert inside[0, 0] > 0.7
     assert between[0, 0] < 0.3
     assert np.all(np.diff(inside) <= 0)
     rows.running.num_known[rows.rows] += 1
-    rows.planner.observe(rows.rows.tolist(), [()] * NUM_ROWS)  # to have nothing to propose is no reason to forget
-    assert rows.planner.acceptance(rows.rows, 4).tolist() == between.tolist()
+    rows.planner.rates.observe(rows.rows.tolist(), [()] * NUM_ROWS)  # to have nothing to propose is no reason to forget
+    assert rows.planner.rates.acceptance(rows.rows, 4).tolist() == between.tolist()
 
 
 def test_a_new_request_in_a_row_begins_anew() -> None:
     rows = Rows(flat)
     rows.guess([7, 8], rights=[True] * NUM_ROWS)
     rows.running.generation[rows.rows] += 1
-    rows.planner.observe(rows.rows.tolist(), [[7]] * NUM_ROWS)
+    rows.planner.rates.observe(rows.rows.tolist(), [[7]] * NUM_ROWS)
     assert not rows.plan().any()
 
 
@@ -187,3 +191,93 @@ def test_a_request_may_decline_drafts() -> None:
     assert reports["a"].num_drafts == 0 < reports["b"].num_drafts
     assert total is not None
     assert sum(total.proposed) == reports["b"].num_drafts
+
+
+class RankRows:
+    """Rows of a model whose steps take 1 s for up to 32 tokens, and of a draft model whose passes take `pass_s`."""
+
+    def __init__(self, pass_s: float, pass_sizes: Sequence[int] = range(65)) -> None:
+        self.running = running_rows()
+        costs, passes = StepCosts(), StepCosts(falls_to_zero=True)
+        for num_tokens in range(1, 65):
+            costs.record(num_tokens, max(1.0, num_tokens / 32))
+            if num_tokens in pass_sizes:
+                passes.record(num_tokens, pass_s)
+        self.planner, self.rows = DraftPlanner(VerifiedRates(self.running), costs, passes), self.running.active
+
+    def accept(self, *counts: int, of: int = 8, times: int = 12) -> None:
+        for _ in range(times):
+            for row, count in zip(self.rows.tolist(), counts, strict=True):
+                self.planner.rates.learn(row, of, count)
+
+    def plan(self) -> Int32Array:
+        self.planner.rates.observe(self.rows.tolist(), [[-1]] * NUM_ROWS)
+        return self.planner.plan(self.rows, LENGTHS, NUM_ROWS, NUM_ROWS)
+
+
+def test_drafts_that_cost_nothing_are_drawn_for_rows_that_accept_them() -> None:
+    rows = RankRows(pass_s=1e-6)
+    rows.plan()
+    rows.accept(8, 8, 8, 8)
+    assert rows.plan().tolist() == [7] * NUM_ROWS  # 28 more tokens are free
+    rows.accept(8, 0, 8, 0, times=60)
+    assert rows.plan().tolist() == [8, 6, 8, 6]
+
+
+def test_a_dear_draft_model_draws_few_and_a_very_dear_one_none() -> None:
+    def planned(pass_s: float) -> int:
+        rows = RankRows(pass_s)
+        rows.plan()
+        rows.accept(3, 3, 3, 3)  # three of four are right
+        return int(rows.plan().sum())
+
+    counts = [planned(pass_s) for pass_s in (0.01, 0.1, 0.3, 1.0)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[2] > counts[3] == 0
+
+
+def test_a_new_request_begins_with_the_mean() -> None:
+    rows = RankRows(pass_s=0.1)
+    first = rows.plan()
+    rows.accept(0, 0, 0, 0, times=200)
+    rows.running.generation[rows.rows[0]] += 1
+    assert not rows.plan().any()
+    assert rows.planner.rates.acceptance(rows.rows, 1)[:, 0][0] < 0.2
+    assert first.any()
+
+
+def test_what_was_given_up_is_tried_again_row_by_row_at_growing_intervals() -> None:
+    rows = RankRows(pass_s=0.1)
+    rows.plan()
+    rows.accept(0, 0, 0, 0, times=200)
+    plans = [rows.plan().tolist() for _ in range(130)]
+    assert max(sum(count > 0 for count in plan) for plan in plans) == 1
+    for row in range(NUM_ROWS):
+        trials = [at for at, plan in enumerate(plans) if plan[row]]
+        assert len(trials) == 3
+        assert trials[2] - trials[1] == 2 * (trials[1] - trials[0])
+    rows.accept(8, 0, 0, 0, times=30)
+    assert rows.plan()[0] > 2
+
+
+def test_nothing_is_tried_where_it_could_not_pay() -> None:
+    rows = RankRows(pass_s=3.0)
+    rows.plan()
+    rows.accept(0, 0, 0, 0)
+    assert not any(rows.plan().any() for _ in range(100))
+
+
+def test_short_passes_are_tried_although_only_a_prompt_was_measured() -> None:
+    assert RankRows(pass_s=3.0, pass_sizes=[64]).plan().any()
+    assert not RankRows(pass_s=3.0, pass_sizes=[1, 64]).plan().any()
+
+
+@pytest.mark.parametrize("num_drafts", [1, 4])
+def test_only_the_first_wrong_draft_is_judged(num_drafts: int) -> None:
+    """The later ones followed a wrong token."""
+    rows = RankRows(pass_s=0.1)
+    rows.plan()
+    before = rows.planner.rates.acceptance(rows.rows, 1)[:, 0]
+    rows.planner.rates.learn(int(rows.rows[0]), num_drafts, 0)
+    after = rows.planner.rates.acceptance(rows.rows, 1)[:, 0]
+    assert after[0] == pytest.approx(4 * before[1] / 5, rel=0.02)

@@ -6,9 +6,8 @@ import pytest
 from tests.breadth import pick
 
 from octavo.contracts.schedule import SchedulerOutput
-from octavo.scheduler.pace import FEWEST_TOKENS, FIRST_TOKENS, StepPace
+from octavo.scheduler.pace import FEWEST_TOKENS, FIRST_TOKENS, BusyTime, StepPace
 from octavo.scheduler.request import Request
-from octavo.scheduler.running import RunningRows
 from octavo.scheduler.scheduler import Scheduler
 from octavo.testing import FakeWorker, make_request, make_scheduler
 
@@ -106,10 +105,10 @@ def test_without_a_target_chunks_are_as_long_as_may_be() -> None:
 
 @pytest.mark.parametrize("num_running", [1, 300, 2048])
 def test_every_running_request_advances(num_running: int) -> None:
-    running = RunningRows(num_running, 64, 32)
+    running = make_scheduler(max_num_seqs=num_running, max_model_len=64).running
     for index in range(num_running):
         request = Request(make_request(f"{index}", [1] * 8), index, 64)
-        running.add(request, [[index]], num_cached_tokens=0, num_freed=[0], last_hash=b"")
+        running.insert(request, [[index]], num_cached_tokens=0, num_freed=[0], last_hash=b"")
     assert StepPace(MOST, 0.25, lambda: 0.0).budget(running) >= num_running
 
 
@@ -170,3 +169,21 @@ def test_a_crowd_leaves_the_target_alone_where_prompts_are_quick() -> None:
     )
     assert max(took_s[5:]) <= 0.26
     assert statistics.median(waited_s) < 1.0
+
+
+def test_time_between_steps_is_the_hosts_while_there_is_work() -> None:
+    now = [0.0]
+    busy = BusyTime(lambda: now[0])
+    for output_s, scheduled_s, compute_s, has_more in (
+        (1.0, 0.1, 0.8, True),
+        (2.0, 1.2, 0.7, False),  # from 1.0 on
+        (9.0, 8.5, 0.4, True),  # idle until 8.5
+        (9.5, 9.1, None, True),  # not timed
+        (9.1, 9.6, 0.2, True),  # the clock was set
+    ):
+        now[0] = output_s
+        busy.record_output(compute_s, scheduled_s)
+        if not has_more:
+            busy.pause()
+    assert round(busy.step_s, 6) == 0.9 + 1.0 + 0.5
+    assert round(busy.compute_s, 6) == 0.8 + 0.7 + 0.4

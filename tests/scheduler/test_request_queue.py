@@ -3,8 +3,8 @@
 import pytest
 
 from octavo.sampling_params import RequestPriority
+from octavo.scheduler.admission import RequestQueue
 from octavo.scheduler.request import Request, RequestStatus
-from octavo.scheduler.request_queue import RequestQueue
 from octavo.testing import make_request
 
 AGEING_S = 10.0
@@ -17,7 +17,7 @@ def make(request_id: str, arrival_index: int, priority: int = RequestPriority.NO
 def queue_of(*requests: Request) -> RequestQueue:
     queue = RequestQueue(AGEING_S)
     for request in requests:
-        queue.add(request)
+        queue.enqueue(request)
     return queue
 
 
@@ -56,7 +56,7 @@ def test_a_preempted_request_stands_at_the_front_of_its_class() -> None:
     first, second = make("first", 0), make("second", 1)
     queue = queue_of(second)
     first.status = RequestStatus.PREEMPTED
-    queue.add(first)
+    queue.enqueue(first)
     assert popped(queue) == ["first", "second"]
 
 
@@ -74,7 +74,7 @@ def test_whoever_waits_long_enough_beats_any_newcomer() -> None:
     queue = queue_of(background)
     for number in range(1, 100):
         now_s = float(number)
-        queue.add(make(f"critical-{number}", number, RequestPriority.CRITICAL, came_s=now_s))
+        queue.enqueue(make(f"critical-{number}", number, RequestPriority.CRITICAL, came_s=now_s))
         request = queue.peek(now_s)
         assert request is not None
         queue.pop(request)
@@ -104,7 +104,7 @@ def test_those_who_gave_up_do_not_pile_up() -> None:
     queue = queue_of(make("stuck", 0))
     for index in range(1, 5000):
         request = make(f"r{index}", index)
-        queue.add(request)
+        queue.enqueue(request)
         end(queue, request)
     assert len(queue) == 1
     assert sum(map(len, queue._classes)) < 100

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from octavo.contracts.engine import EngineCoreRequest
-from octavo.scheduler.request import Request
-from octavo.scheduler.stop import check_stop
-from octavo.scheduler.stop_ids import StopIdTable
+from octavo.scheduler.request import Request, StopIdTable
 from octavo.testing import make_request
 
 
@@ -14,7 +12,7 @@ from octavo.testing import make_request
 def test_the_table_finds_exactly_the_stop_ids(stop_id: int) -> None:
     """Whatever its size: ids around the initial size, and ids that were never heard of and lie beyond."""
     table = StopIdTable()
-    table.add([stop_id, 5])
+    table.add_ids([stop_id, 5])
     probes = np.array([stop_id, 5, 6, stop_id + 1, stop_id + 4096, 2**31 - 1], dtype=np.int32)
     assert table.candidates(probes).tolist() == [True, True, False, False, False, False]
 
@@ -25,7 +23,7 @@ def test_the_table_has_no_answer_for_nothing() -> None:
 
 def verdict(message: EngineCoreRequest, token_id: int, num_output_tokens: int) -> tuple[str, int | None] | None:
     request = Request(message, 0, 100)
-    report = check_stop(request, token_id, request.num_prompt_tokens + num_output_tokens)
+    report = request.check_stop(token_id, request.num_prompt_tokens + num_output_tokens)
     return None if report is None else (report.finish_reason, report.stop_token_id)
 
 

@@ -73,11 +73,11 @@ def test_an_answer_step_by_step() -> None:
         manager.begin(request("a"))
         assert wait_for(manager) == {"a": None}
         assert end_id("demo") not in allowed_ids(manager.masks(["a"])[0])
-        assert not manager.advance({"a": [token("4")]}).complete
+        assert not manager.advance({"a": [token("4")]})
         manager.advance({"a": [token("2")]})
         assert end_id("demo") in allowed_ids(manager.masks(["a"])[0])
         manager.advance({"a": [token("4")]})
-        assert manager.advance({"a": [token("2")]}).complete == {"a"}
+        assert manager.advance({"a": [token("2")]}) == {"a": None}
 
 
 def test_masks_along_drafts_are_those_of_an_answer_that_says_them() -> None:
@@ -93,7 +93,7 @@ def test_masks_along_drafts_are_those_of_an_answer_that_says_them() -> None:
             manager.advance({"b": [draft]})
         assert manager.masks(["a"])[0].tolist() == masks[0].tolist()
         assert len(manager.masks_along("a", [token("4"), token("x"), token("4")])) == 2
-        assert manager.advance({"a": drafts}).complete == {"a"}
+        assert manager.advance({"a": drafts}) == {"a": None}
 
 
 def test_one_that_may_not_go_on_leaves_the_others_alone() -> None:
@@ -101,8 +101,8 @@ def test_one_that_may_not_go_on_leaves_the_others_alone() -> None:
         for name in "abc":
             manager.begin(request(name))
         wait_for(manager, 3)
-        update = manager.advance({"a": [token("1")], "b": [token("x")], "c": [token("3")]})
-        assert {name: type(error) for name, error in update.failed.items()} == {"b": GrammarError}
+        ends = manager.advance({"a": [token("1")], "b": [token("x")], "c": [token("3")]})
+        assert {name: type(error) for name, error in ends.items()} == {"b": GrammarError}
         assert manager.masks(["a", "c"]).shape == (2, backend_of("demo").num_words)
 
 

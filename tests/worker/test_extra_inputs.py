@@ -13,7 +13,6 @@ import transformers
 from numpy.typing import NDArray
 from tests.end_to_end.conftest import Checkpoint
 from tests.models.tiny import MAX_LEN, VOCAB_SIZE, TinyModel
-from tests.scheduler.adapters import SlowLoads
 from tests.worker.conftest import Place
 from tests.worker.extra_model import LlamaForCausalLM
 from tests.worker.threaded_ranks import ThreadedRanks
@@ -21,12 +20,12 @@ from tests.worker.threaded_ranks import ThreadedRanks
 from octavo.config.args import EngineArgs
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import AdapterRef, EmbeddingSpan, EngineCoreRequest, ExtraInputs
-from octavo.engine.adapters import HostAdapters
+from octavo.contracts.schedule import NewRequestData
 from octavo.engine.core import EngineCore
 from octavo.executor.base import Executor, make_executor
 from octavo.kernels.native_level import native_kernels
-from octavo.scheduler.adapted import AdaptedRequests
-from octavo.scheduler.request import Request, RequestStatus
+from octavo.scheduler.gate import Gate
+from octavo.scheduler.request import Request
 from octavo.testing import make_request
 from octavo.testing_device import RecordedQueue
 from octavo.worker.graph import StepGraph
@@ -108,24 +107,28 @@ def requests() -> list[EngineCoreRequest]:
     ]
 
 
-class FixedSlots(AdaptedRequests):
+class FixedSlots(Gate):
     """Every adapter has a slot, which the model of these tests has filled itself."""
 
-    def __init__(self) -> None:
-        super().__init__(HostAdapters(SlowLoads(), 1), 1, ageing_s=1.0)
+    reason = "slot"
 
-    def admit(self, request: Request) -> bool:
-        assert request.adapter is not None
-        request.adapter_slot = int(request.adapter.content_hash)
-        return True
+    def hold(self, request: Request) -> bool:
+        return False
 
-    def forget(self, request: Request, status: RequestStatus) -> None:
+    def take_ready(self, now_s: float) -> list[Request]:
+        return []
+
+    def forget(self, request: Request) -> None:
         """No-op: nothing is counted."""
+
+    def on_admit(self, request: Request, data: NewRequestData) -> NewRequestData:
+        adapter = request.message.adapter
+        return data if adapter is None else replace(data, adapter_slot=int(adapter.content_hash))
 
 
 def make_core(config: EngineConfig, executor: Executor) -> EngineCore:
     core = EngineCore(config, executor)
-    core.scheduler._adapted = FixedSlots()
+    core.scheduler.gates += (FixedSlots(),)
     return core
 
 

@@ -165,13 +165,13 @@ def test_drafts_change_nothing(place: Place, plain: Plain, monkeypatch: pytest.M
 def test_a_draft_model_changes_nothing(place: Place, plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for its drafts within the step; here it is the model itself, so that most are right."""
     several: list[int] = []
-    record = Speculation.record
+    record = Speculation.record_step
 
-    def note(self: Speculation, update: StepUpdate, *of_step: Any) -> None:
-        record(self, update, *of_step)
-        several.extend([] if update.several is None else update.several.counts.tolist())
+    def note(self: Speculation, output: Any, model_output: Any, update: StepUpdate, took_s: float) -> None:
+        record(self, output, model_output, update, took_s)
+        several.extend([] if update.counts is None else update.counts.tolist())
 
-    monkeypatch.setattr(Speculation, "record", note)
+    monkeypatch.setattr(Speculation, "record_step", note)
     config = {"model": "demo", "num_speculative_tokens": 3, "adaptive": False}
     some = model_outputs(place, RecordedQueue(), range(pick(8, len(KINDS))), speculative_config=config)
     assert plain.has(some)

@@ -22,14 +22,14 @@ FAULTS = [
     # -- scheduler
     Fault(
         name="min_tokens holds one token too short",
-        right="num_output_tokens > request.params.min_tokens",
-        wrong="num_output_tokens >= request.params.min_tokens",
+        right="num_output_tokens > self.params.min_tokens",
+        wrong="num_output_tokens >= self.params.min_tokens",
         tests="scheduler/test_stop_ids.py",
     ),
     Fault(
         name="the length cap stops one token late",
-        right="    if num_tokens >= request.max_num_tokens:",
-        wrong="    if num_tokens > request.max_num_tokens:",
+        right="        if num_tokens >= self.max_num_tokens:",
+        wrong="        if num_tokens > self.max_num_tokens:",
         tests="scheduler/test_ends.py",
     ),
     Fault(
@@ -47,8 +47,8 @@ FAULTS = [
     ),
     Fault(
         name="tenants share prefixes in spite of their salts",
-        right="root_hash(() if salt is None else (salt,))",
-        wrong="root_hash(())",
+        right='[] if self.cache_salt is None else ["salt", self.cache_salt]',
+        wrong="list[str]()",
         tests="scheduler/test_block_hash.py scheduler/test_prefix_reuse.py",
     ),
     Fault(
@@ -60,7 +60,7 @@ FAULTS = [
     Fault(
         name="a preempted request is computed again from a block too far",
         right="self.num_hashed[row] = num_cached_tokens\n",
-        wrong="self.num_hashed[row] = num_cached_tokens + (request.num_preemptions > 0) * self._block_size\n",
+        wrong="self.num_hashed[row] = num_cached_tokens + (request.num_preemptions > 0) * self.blocks.block_size\n",
         tests="scheduler/test_preemption.py scheduler/test_random_schedules.py",
     ),
     # -- worker, attention, kernels

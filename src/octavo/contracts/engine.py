@@ -4,6 +4,8 @@ Outputs are columns rather than one object per request: with thousands of runnin
 than scheduling. Legend: R = requests with new output in this step.
 """
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -75,6 +77,22 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     extra_inputs: ExtraInputs | None = None
     adapter: AdapterRef | None = None  # None: the base model
 
+    @property
+    def prefix_keys(self) -> list[str]:
+        """What its keys and values depend on besides tokens and images, or must not be shared across."""
+        keys = [] if self.cache_salt is None else ["salt", self.cache_salt]
+        if self.adapter is not None:
+            keys += ["adapter", self.adapter.content_hash]  # the same under two names or from two folders
+        if (extra := self.extra_inputs) is None:
+            return keys
+        if extra.vision:  # in the keys of the blocks that have tokens of images
+            extra = msgspec.structs.replace(extra, vision=[])
+            if not extra.embedding_spans:  # the rest follows from the images and tokens
+                extra = ExtraInputs()
+        if extra != ExtraInputs():
+            keys += ["inputs", hashlib.sha256(msgspec.msgpack.encode(extra)).hexdigest()]
+        return keys
+
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities at one position: of the actual token first, then of the top tokens in descending order."""
@@ -109,9 +127,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
 
     num_running: int = 0
     num_waiting: int = 0
-    num_deferred: int = (
-        0  # of the waiting ones, those whose grammar is being compiled, or whose adapter has no slot yet
-    )
+    deferred: dict[str, int] = {}  # of the waiting ones, those that a gate holds, by its reason
     num_free_blocks: int = 0
     num_blocks: int = 0  # at least 1 while the core is alive
     num_preemptions_total: int = 0
@@ -129,15 +145,16 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
 
     def ended(self) -> "SchedulerStats":
         """Return what remains after the core has ended: the totals."""
-        return msgspec.structs.replace(
-            self, num_running=0, num_waiting=0, num_deferred=0, num_free_blocks=0, num_blocks=0
-        )
+        return msgspec.structs.replace(self, num_running=0, num_waiting=0, deferred={}, num_free_blocks=0, num_blocks=0)
 
     @classmethod
     def sum(cls, parts: Iterable["SchedulerStats"]) -> "SchedulerStats":
         """Return the combined statistics of several cores."""
-        rows = [msgspec.structs.astuple(part) for part in parts]
-        return cls(**dict(zip(cls.__struct_fields__, map(sum, zip(*rows, strict=True)), strict=True)))
+        of_parts = [msgspec.structs.asdict(part) for part in parts]
+        deferred: Counter[str] = Counter()
+        for each in of_parts:
+            deferred.update(each.pop("deferred"))
+        return cls(deferred=dict(deferred), **{name: sum(each[name] for each in of_parts) for name in of_parts[0]})
 
 
 class SpecDecodeStats(msgspec.Struct, frozen=True, kw_only=True):

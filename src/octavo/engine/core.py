@@ -19,13 +19,18 @@ from octavo.engine.adapters import HostAdapters
 from octavo.engine.grammars import make_grammars
 from octavo.errors import EngineDeadError
 from octavo.executor.base import Executor
+from octavo.scheduler.adapter_gate import AdapterGate
 from octavo.scheduler.block_manager import BlockManager
+from octavo.scheduler.gate import Gate
+from octavo.scheduler.grammar_gate import GrammarGate
+from octavo.scheduler.running import RunningRows
 from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.speculation import Speculation
 from octavo.speculative.drafters import Drafter, make_drafter
 
 logger = logging.getLogger(__name__)
 
-_READY_WAIT_S = 0.01  # per wait for a grammar or an adapter, when idle; messages are read in between
+_READY_WAIT_S = 0.01  # per wait for what a gate needs, when idle; messages are read in between
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +56,22 @@ class EngineCore:
         )  # fmt: skip
         self._grammars = make_grammars(config)
         self._adapters = None if config.lora is None else HostAdapters(executor, config.lora.max_cpu_loras)
-        speculative = config.speculative
+        blocks = BlockManager(config.cache, num_blocks, config.model.kv_groups)
+        running = RunningRows(config.scheduler.max_num_seqs, config.model.max_model_len, blocks)
+        gates: list[Gate] = [grammar_gate := GrammarGate(self._grammars, running)]
+        if self._adapters is not None and config.lora is not None:
+            gates.append(AdapterGate(self._adapters, config.lora.max_loras, config.scheduler.ageing_s))
+        speculation = None
+        if (drafter := drafter or make_drafter(config)) is not None:
+            is_adaptive = config.speculative is not None and config.speculative.adaptive
+            speculation = Speculation(drafter, running, grammar_gate, is_adaptive=is_adaptive)
         self.scheduler = Scheduler(
             config.scheduler,
-            BlockManager(config.cache, num_blocks, config.model.kv_groups),
-            config.model.max_model_len,
+            running,
+            gates=gates,
+            speculation=speculation,
             epoch=epoch,
-            grammars=self._grammars,
-            adapters=self._adapters,
-            num_adapter_slots=0 if config.lora is None else config.lora.max_loras,
             num_batches=config.parallel.pipeline_parallel_size,
-            drafter=drafter or make_drafter(config),
-            adapts_drafts=speculative is not None and speculative.adaptive,
         )
         self._max_steps_in_flight = executor.max_steps_in_flight
         self._pending_steps: deque[PendingStep] = deque()  # oldest first
@@ -89,15 +98,9 @@ class EngineCore:
         if self._finished_outputs:
             return self._finished_outputs.popleft()
         if self.scheduler.only_waits and not self._pending_steps:
-            self._wait_for_ready()
+            self.scheduler.wait_for_gates(_READY_WAIT_S)
         self._submit_steps()
         return self._finish_oldest()
-
-    def _wait_for_ready(self) -> None:
-        """Wait briefly for what the waiting requests need."""
-        self._grammars.wait(_READY_WAIT_S)
-        if self._adapters is not None:
-            self._adapters.wait(_READY_WAIT_S)
 
     def _submit_steps(self) -> None:
         """Submit steps until enough are in flight, or nothing is left that can be computed now."""

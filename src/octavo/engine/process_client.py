@@ -35,7 +35,7 @@ from octavo.contracts.frames import encode_frames
 from octavo.device.cgroups import usable_cores
 from octavo.engine.child_core import ChildCore
 from octavo.errors import EngineDeadError, OctavoError, anew
-from octavo.scheduler.block_hash import chain_hashes, request_root
+from octavo.scheduler.block_hash import chain_hashes, root_hash
 
 logger = logging.getLogger(__name__)
 
@@ -342,4 +342,4 @@ class Router:
         if not self._caches_prefixes:
             return []
         token_ids = np.array(request.prompt_token_ids, dtype=np.int32)
-        return list(chain_hashes(request_root(request), token_ids, self._block_size))
+        return list(chain_hashes(root_hash(request.prefix_keys), token_ids, self._block_size))

@@ -26,7 +26,7 @@ def about_vllm(engine: EngineMetrics, http: HttpMetrics, labels: Mapping[str, st
         "vllm:num_requests_waiting_by_reason", "Samples waiting in the engine.", labels=[*labels, "reason"]
     )
     stats = engine.stats
-    deferred = 0 if stats is None else stats.num_deferred
+    deferred = 0 if stats is None else sum(stats.deferred.values())
     waiting.add_metric([*labels.values(), "capacity"], (0 if stats is None else stats.num_waiting) - deferred)
     waiting.add_metric([*labels.values(), "deferred"], deferred)
     yield waiting

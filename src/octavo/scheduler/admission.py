@@ -1,41 +1,87 @@
-"""Admission: which waiting requests get a row and blocks in this step."""
+"""Waiting requests: their order, and which of them get a row and blocks."""
 
-from dataclasses import dataclass
+import heapq
+from collections.abc import Iterator
 from operator import add, gt
 
-from octavo.scheduler.block_manager import BlockManager, CachedPrefix
+from octavo.sampling_params import RequestPriority
+from octavo.scheduler.block_manager import CachedPrefix
 from octavo.scheduler.encoder_schedule import EncoderSchedule
 from octavo.scheduler.request import Request
-from octavo.scheduler.request_queue import RequestQueue
 from octavo.scheduler.running import RunningRows
 from octavo.scheduler.step_builder import StepBuilder
 
+_MAX_DEAD_ENTRIES = 64  # in addition to one per live entry
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """A request that did not fit, and the spare blocks then. Kept so that a long prompt is not rehashed every step."""
 
-    request: Request
-    num_spare_blocks: list[int]  # of each KV group
+class RequestQueue:
+    """One heap per priority class, ordered by arrival; heads are compared, and waiting promotes a head class by class.
+
+    Only heads are inspected, so a long queue costs a step nothing. A preempted request returns with its old arrival
+    index, at the front of its class. Removal is lazy: finished entries are skipped at the top.
+    """
+
+    def __init__(self, ageing_s: float) -> None:
+        self._ageing_s = ageing_s
+        self._classes: list[list[tuple[int, Request]]] = [[] for _ in RequestPriority]
+        self._num_removed = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._classes)) - self._num_removed
+
+    def enqueue(self, request: Request) -> None:
+        heapq.heappush(self._classes[request.priority], (request.arrival_index, request))
+
+    def remove(self, request: Request) -> None:
+        """Remove a waiting request, whose status must be final already."""
+        assert request.status.is_final
+        self._num_removed += 1
+        if self._num_removed > len(self) + _MAX_DEAD_ENTRIES:  # aborted while nothing is admitted
+            for entries in self._classes:
+                entries[:] = [entry for entry in entries if not entry[1].status.is_final]
+                heapq.heapify(entries)
+            self._num_removed = 0
+
+    def peek(self, now_s: float) -> Request | None:
+        """Return the request to admit next: the best (aged class, arrival) among the heads."""
+        heads = [head for head in map(self._head, self._classes) if head is not None]
+        return min(heads, key=lambda request: self._aged_order(request, now_s), default=None)
+
+    def pop(self, request: Request) -> None:
+        """Remove the request that `peek` returned."""
+        _, popped = heapq.heappop(self._classes[request.priority])
+        assert popped is request
+
+    def aged_class(self, request: Request, now_s: float) -> int:
+        """Return a request's current class: one better for each `ageing_s` since its arrival."""
+        waited_s = max(0.0, now_s - request.message.arrival_time_s)
+        return request.priority - int(waited_s / self._ageing_s)
+
+    def in_order(self, now_s: float) -> Iterator[Request]:
+        """Yield all waiting requests, in order. For debugging and tests; sorts."""
+        waiting = [request for entries in self._classes for _, request in entries if not request.status.is_final]
+        yield from sorted(waiting, key=lambda request: self._aged_order(request, now_s))
+
+    def _head(self, entries: list[tuple[int, Request]]) -> Request | None:
+        while entries and entries[0][1].status.is_final:
+            heapq.heappop(entries)
+            self._num_removed -= 1
+        return entries[0][1] if entries else None
+
+    def _aged_order(self, request: Request, now_s: float) -> tuple[int, int]:
+        return self.aged_class(request, now_s), request.arrival_index
 
 
 class Admission:
-    """Owned by the scheduler, which decides when to admit; this class decides which requests."""
+    """Decides which waiting requests get a row and blocks in a step; the scheduler decides when to admit."""
 
-    def __init__(
-        self,
-        waiting: RequestQueue,
-        running: RunningRows,
-        blocks: BlockManager,
-        encoder: EncoderSchedule,
-        max_chunk: int,
-    ) -> None:
-        self._waiting = waiting
-        self._running = running
-        self._blocks = blocks
-        self._encoder = encoder
-        self._max_chunk = max_chunk
-        self._rejection: Rejection | None = None
+    def __init__(self, waiting: RequestQueue, running: RunningRows, encoder: EncoderSchedule, max_chunk: int) -> None:
+        self._waiting, self._running, self._blocks = waiting, running, running.blocks
+        self._encoder, self._max_chunk = encoder, max_chunk
+        # The last request that did not fit, and the spare blocks of each KV group then: a long prompt is not hashed
+        # again every step.
+        self._rejected: Request | None = None
+        self._num_spare_then: list[int] = []
 
     def admit(self, builder: StepBuilder, budget: int, now_s: float) -> None:
         """Move waiting requests into rows while budget, rows and blocks last; stop at the first that does not fit."""
@@ -53,10 +99,9 @@ class Admission:
 
     def _is_still_rejected(self, request: Request) -> bool:
         """True if there is no more room than last time. At the latest when nothing runs, all blocks are free."""
-        rejection = self._rejection
-        if rejection is None or rejection.request is not request:
+        if request is not self._rejected:
             return False
-        return all(now <= then for now, then in zip(self._num_spare_blocks, rejection.num_spare_blocks, strict=True))
+        return all(now <= then for now, then in zip(self._num_spare_blocks, self._num_spare_then, strict=True))
 
     def _try(self, request: Request, builder: StepBuilder, now_s: float, budget: int) -> bool:
         """Give a request a row and blocks for all its known tokens, so that a prompt never stalls halfway.
@@ -75,16 +120,16 @@ class Admission:
             num_needed = list(map(add, num_new_blocks, self._blocks.num_unowned(prefix)))
         num_spare_blocks = self._num_spare_blocks
         if any(map(gt, num_needed, num_spare_blocks)):
-            self._rejection = Rejection(request, num_spare_blocks)
+            self._rejected, self._num_spare_then = request, num_spare_blocks
             return False
-        self._rejection = None
+        self._rejected = None
         self._waiting.pop(request)
         request.aged_class = self._waiting.aged_class(request, now_s)
         if prefix.num_tokens:
             self._blocks.acquire(prefix)
         if request.may_use_cached_prefix and not request.num_preemptions:  # hits on its own blocks do not count
             self._blocks.count_look_up(len(request.token_ids), prefix)
-        self._running.add(
+        self._running.insert(
             request,
             [self._table(group, prefix, num_new) for group, num_new in enumerate(num_new_blocks)],
             num_cached_tokens=prefix.num_tokens,

@@ -211,8 +211,17 @@ class BlockManager:
         """Make blocks unfindable because the step meant to fill them failed."""
         self.pools[group].forget_hashes(block_ids)
 
-    def forget_prefix(self, token_ids: Int32Array, root: bytes, keys: BlockKeys = NO_KEYS) -> None:
-        """Make all blocks of a context unfindable, including those freed when a window moved past them."""
+    def forget_context(
+        self, block_ids: Sequence[Sequence[int]], token_ids: Int32Array, root: bytes, keys: BlockKeys = NO_KEYS
+    ) -> None:
+        """Make a context's blocks unfindable: `block_ids` of each group, and those freed behind a window.
+
+        `token_ids` are the tokens whose blocks were hashed.
+        """
+        for pool, held in zip(self.pools, block_ids, strict=True):
+            pool.forget_hashes(held)
+        if not self.windowed:
+            return
         for block_hash in chain_hashes(root, token_ids, self.block_size, keys):
             for pool in self.pools:
                 block_id = pool.find(block_hash)

@@ -12,15 +12,19 @@ and the others to the back: the next request starts where this one did, in warm 
 the path of its growth.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from octavo.errors import OutOfBlocksError
 
 
 class BlockPool:
-    """Constant-time allocation, release and look-up over `num_blocks` blocks, ids 0 to num_blocks - 1."""
+    """Constant-time allocation, release and look-up over `num_blocks` blocks, ids 0 to num_blocks - 1.
 
-    def __init__(self, num_blocks: int) -> None:
+    `on_evicted` is called with a hashed block and its hash just before the block is reused for something else.
+    """
+
+    def __init__(self, num_blocks: int, on_evicted: Callable[[int, bytes], None] | None = None) -> None:
+        self._on_evicted = on_evicted
         self.num_blocks = num_blocks
         self.num_free = 0
         self.num_reached = 0  # blocks from this one on have never been allocated
@@ -122,7 +126,9 @@ class BlockPool:
             if block_id == self._blank:
                 block_id = self._next[self._hashed]
         self._unlink(block_id)
-        if self._hash[block_id] is not None:
+        if (block_hash := self._hash[block_id]) is not None:
+            if self._on_evicted is not None:
+                self._on_evicted(block_id, block_hash)
             self.forget_hashes((block_id,))
         self._ref_count[block_id] = 1
         if block_id >= self.num_reached:

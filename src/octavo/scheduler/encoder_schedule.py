@@ -12,18 +12,24 @@ always continue to the last one, where it releases the embedding.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from octavo.contracts.engine import VisionInput
-from octavo.contracts.schedule import Int32Array
+from octavo.contracts.schedule import Int32Array, SchedulerOutput
+from octavo.scheduler.block_hash import BlockKeys
+from octavo.scheduler.gate import Gate
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows
 
 
-class EncoderSchedule:
-    """Owned by the scheduler. Rows without images, and those past their images, are unknown here and cost nothing."""
+class EncoderSchedule(Gate):
+    """A gate that holds nobody. Rows without images, and those past their images, are unknown here and cost nothing."""
+
+    reason = "encoder"
 
     def __init__(self, running: RunningRows, step_budget: int, capacity: int) -> None:
         self._running, self._step_budget, self._capacity = running, step_budget, capacity
@@ -38,10 +44,25 @@ class EncoderSchedule:
         """Number of embeddings that requests hold."""
         return len(self._num_holders)
 
-    def check(self, request: Request) -> None:
-        """Assert that each of a new request's images fits: the frontend refuses larger ones."""
-        for image in request.vision:
+    def hold(self, request: Request) -> bool:
+        """Prepare a request with images or spans. Each image fits: the frontend refuses larger ones."""
+        extra = request.message.extra_inputs
+        if extra is None:
+            return False
+        request.limits_chunks = bool(extra.vision or extra.whole_spans)
+        for image in extra.vision:
             assert 0 < image.num_tokens <= self._capacity, f"{image.num_tokens} of {self._capacity} tokens"
+        if extra.vision:  # patches come with the step that encodes them
+            vision = [msgspec.structs.replace(image, patches=None, levels=None) for image in extra.vision]
+            request.extra_inputs = msgspec.structs.replace(extra, vision=vision)
+            request.block_keys = block_keys(extra.vision, self._running.blocks.block_size)
+        return False
+
+    def take_ready(self, now_s: float) -> Sequence[Request]:
+        return ()
+
+    def forget(self, request: Request) -> None:
+        """No-op: `release` has let go of its images."""
 
     def begin_step(self) -> None:
         """Release the images that rows have computed: their steps precede those that may reuse the space."""
@@ -50,7 +71,7 @@ class EncoderSchedule:
         for row in list(self._held):
             computed = int(self._running.num_computed[row])
             request = self._running.request_at(row)
-            to_come = {image.content_hash for image in request.vision if _end(image) > computed}
+            to_come = {image.content_hash for image in _images_of(request) if _end(image) > computed}
             self._let_go(row, self._held[row] - to_come)
             if _is_past_images(request, computed):
                 del self._held[row]
@@ -71,7 +92,7 @@ class EncoderSchedule:
         """Return whether a waiting request's first token could be computed in this step of `budget` tokens."""
         if not _to_cut(request, num_computed, budget):
             return False
-        images = [image for image in request.vision if image.start <= num_computed < _end(image)]
+        images = [image for image in _images_of(request) if image.start <= num_computed < _end(image)]
         return all(self._fits(image) for image in images)
 
     def admit(self, request: Request, budget: int) -> int:
@@ -90,16 +111,19 @@ class EncoderSchedule:
             self._let_go(row, set(self._held[row]))
             del self._held[row]
 
-    def forget(self, inputs: Iterable[VisionInput]) -> None:
-        """Drop what a failed step should have encoded."""
-        for image in inputs:
+    def add_to_step(self, output: SchedulerOutput, rows: RowIndices) -> SchedulerOutput:
+        """Add what the step encodes, and the content hashes that ranks must drop before."""
+        if not (self._inputs or self._freed):
+            return output
+        inputs, freed, self._inputs, self._freed = self._inputs, self._freed, [], []
+        return replace(output, scheduled_encoder_inputs=inputs, freed_encoder_outputs=freed)
+
+    def after_failed_step(self, output: SchedulerOutput) -> Sequence[Request]:
+        """Drop what the step should have encoded."""
+        for image in output.scheduled_encoder_inputs:
             if self._kept.pop(image.content_hash, None) is not None:
                 self._freed.append(image.content_hash)
-
-    def take(self) -> tuple[list[VisionInput], list[str]]:
-        """Return what the step encodes, and the content hashes that ranks must drop before."""
-        inputs, freed, self._inputs, self._freed = self._inputs, self._freed, [], []
-        return inputs, freed
+        return ()
 
     def check_integrity(self) -> None:
         """Assert that rows hold what is kept, and that holders are counted correctly."""
@@ -112,7 +136,7 @@ class EncoderSchedule:
         """Hold the images of a row's `count` tokens from `start` on, up to the first that does not fit."""
         request = self._running.request_at(row)
         count = _to_cut(request, start, count)
-        for image in request.vision:
+        for image in _images_of(request):
             if _end(image) <= start:
                 continue
             if image.start >= start + count:
@@ -158,13 +182,13 @@ class EncoderSchedule:
 
 def _is_past_images(request: Request, num_computed: int) -> bool:
     """Return whether nothing limits a request's chunks any more."""
-    images = all(_end(image) <= num_computed for image in request.vision)
-    return images and all(end <= num_computed for _, end in request.whole_spans)
+    images = all(_end(image) <= num_computed for image in _images_of(request))
+    return images and all(end <= num_computed for _, end in _whole_spans_of(request))
 
 
 def _to_cut(request: Request, start: int, count: int) -> int:
     """Return how many of a request's `count` tokens from `start` on a step computes without cutting a span."""
-    for span_start, span_end in request.whole_spans:
+    for span_start, span_end in _whole_spans_of(request):
         if span_start < start + count < span_end:
             return max(span_start - start, 0)
     return count
@@ -172,3 +196,21 @@ def _to_cut(request: Request, start: int, count: int) -> int:
 
 def _end(image: VisionInput) -> int:
     return image.start + image.num_tokens
+
+
+def _images_of(request: Request) -> Sequence[VisionInput]:
+    return () if request.message.extra_inputs is None else request.message.extra_inputs.vision
+
+
+def _whole_spans_of(request: Request) -> Sequence[tuple[int, int]]:
+    return () if request.message.extra_inputs is None else request.message.extra_inputs.whole_spans
+
+
+def block_keys(images: Sequence[VisionInput], block_size: int) -> BlockKeys:
+    """Return the keys of the blocks that have tokens of images: of each, its hash and the block's offset in it."""
+    keys: dict[int, bytes] = {}
+    for image in images:
+        for block in range(image.start // block_size, -(-_end(image) // block_size)):
+            offset = (block * block_size - image.start).to_bytes(8, "little", signed=True)
+            keys[block] = keys.get(block, b"") + bytes.fromhex(image.content_hash) + offset
+    return keys

@@ -1,4 +1,4 @@
-"""How many tokens a step may compute to end in time: no stream may stall because of a long prompt.
+"""How many tokens a step may compute to end in time, so that no stream stalls behind a long prompt; and busy time.
 
 A step of 2,048 tokens takes 20 ms on a GPU and many seconds on a laptop. Chunking does not change a bit of the output,
 so chunk sizes may depend on measured time.
@@ -53,12 +53,12 @@ class StepPace:
         target_s = max(target_s, 2.0 * (self._decode_s or 0.0))
         return _chunks(int(target_s / self._token_s))
 
-    def record(self, output: SchedulerOutput, scheduled_s: float) -> float:
+    def record_step(self, output: SchedulerOutput, scheduled_s: float) -> float:
         """Record the arrival of a step's output, scheduled at `scheduled_s`; return how long the step took."""
         before_s, self._last_output_s = self._last_output_s, self._clock()
         took_s = self._last_output_s - max(scheduled_s, before_s)  # several may be in flight
         num_tokens, num_rows = output.total_num_scheduled_tokens, len(output.req_ids)
-        if output.scheduled_spec_decode_tokens is not None:  # drafts count as decoding
+        if output.scheduled_spec_decode_tokens is not None:  # these count as decoding
             num_tokens -= len(output.scheduled_spec_decode_tokens.token_ids)
         if took_s <= 0.0 or output.scheduled_encoder_inputs:  # the wall clock was adjusted, or images took time too
             return 0.0
@@ -67,6 +67,31 @@ class StepPace:
         elif num_tokens >= num_rows + FEWEST_TOKENS // 2:  # per token, short chunks cost far more than long ones
             self._token_s = _mean(self._token_s, took_s / num_tokens)
         return took_s
+
+
+class BusyTime:
+    """The total time of steps whose native calls are timed, and the part in these calls; the rest is the host's."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last_output_s: float | None = None  # None: nothing was left to do since
+        self.step_s = self.compute_s = 0.0
+
+    def record_output(self, compute_s: float | None, scheduled_s: float) -> None:
+        """Record the arrival of a step's output: scheduled at `scheduled_s`, it computed for `compute_s` seconds.
+
+        If there was work left after the previous step, this one begins when that step's output arrived: scheduling,
+        detokenizing and sending then take time in which the engine could have computed.
+        """
+        now_s, start_s = self._clock(), scheduled_s if self._last_output_s is None else self._last_output_s
+        self._last_output_s = now_s
+        if compute_s is not None and compute_s <= now_s - start_s:  # not if the clock was set
+            self.step_s += now_s - start_s
+            self.compute_s += compute_s
+
+    def pause(self) -> None:
+        """Nothing is left to do."""
+        self._last_output_s = None
 
 
 def _chunks(num_tokens: int) -> int:

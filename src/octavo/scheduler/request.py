@@ -1,22 +1,20 @@
-"""A request as the scheduler sees it: the single source of truth for its tokens and progress."""
+"""A request as the scheduler sees it, the single source of truth for its tokens and progress, and what ends it."""
 
+from collections.abc import Iterable
 from enum import Enum
 
-import msgspec
 import numpy as np
 
-from octavo.contracts.engine import EngineCoreRequest, ExtraInputs, VisionInput
-from octavo.contracts.schedule import NO_SLOT, Int32Array
+from octavo.contracts.engine import EngineCoreRequest, FinishedRequest
+from octavo.contracts.schedule import BoolArray, Int32Array
 from octavo.sampling_params import SamplingParams
-from octavo.scheduler.block_hash import NO_KEYS, BlockKeys, request_root
+from octavo.scheduler.block_hash import NO_KEYS, BlockKeys, root_hash
 
 
 class RequestStatus(Enum):
     """The state of a request. The last four are final."""
 
-    WAITING_FOR_GRAMMAR = "waiting for its grammar"  # not in the queue yet
-    WAITING_FOR_ADAPTER = "waiting for its adapter"  # neither
-    WAITING = "waiting"
+    WAITING = "waiting"  # for a row, or for what `Request.waits_for` says
     RUNNING = "running"
     PREEMPTED = "preempted"  # waiting again, with output tokens
     STOPPED = "stop"
@@ -28,14 +26,8 @@ class RequestStatus(Enum):
     def is_final(self) -> bool:
         return self in _FINAL
 
-    @property
-    def is_held_back(self) -> bool:
-        return self in _HELD_BACK
-
 
 _FINAL = frozenset({RequestStatus.STOPPED, RequestStatus.LENGTH_CAPPED, RequestStatus.ABORTED, RequestStatus.FAILED})
-
-_HELD_BACK = frozenset({RequestStatus.WAITING_FOR_GRAMMAR, RequestStatus.WAITING_FOR_ADAPTER})
 
 
 class Request:
@@ -45,18 +37,15 @@ class Request:
     """
 
     __slots__ = (
-        "adapter",
-        "adapter_slot",
         "aged_class",
         "arrival_index",
         "block_keys",
         "block_root",
         "extra_inputs",
         "is_constrained",
+        "limits_chunks",
         "max_num_tokens",
         "message",
-        "num_accepted_drafts",
-        "num_drafts",
         "num_preemptions",
         "num_prompt_tokens",
         "priority",
@@ -64,8 +53,7 @@ class Request:
         "status",
         "stop_token_ids",
         "token_ids",
-        "vision",
-        "whole_spans",
+        "waits_for",
     )
 
     def __init__(self, message: EngineCoreRequest, arrival_index: int, max_model_len: int) -> None:
@@ -75,6 +63,7 @@ class Request:
         self.priority = message.priority
         self.aged_class = self.priority  # as of its admission: its waiting time still counts while it runs
         self.status = RequestStatus.WAITING
+        self.waits_for: str | None = None  # the reason of the gate that holds it; None: it is queued, or was
         self.row: int | None = None
         known = message.prompt_token_ids + message.resumed_token_ids
         self.token_ids: Int32Array = np.array(known, dtype=np.int32)
@@ -83,17 +72,13 @@ class Request:
         wanted = max_model_len if max_tokens is None else self.num_prompt_tokens + max_tokens
         self.max_num_tokens = min(wanted, max_model_len)  # tokens at which it ends
         self.stop_token_ids = frozenset(message.sampling_params.stop_token_ids) | self.active_eos_token_ids
-        self.block_root = request_root(message)
-        self.extra_inputs = message.extra_inputs  # as ranks get them
-        self.adapter = message.adapter
-        self.adapter_slot = NO_SLOT  # set by the scheduler before it runs
-        self.vision: list[VisionInput] = []
-        self.block_keys: BlockKeys = NO_KEYS  # set by the scheduler, which knows the block size
-        self.whole_spans = [] if message.extra_inputs is None else message.extra_inputs.whole_spans
-        if message.extra_inputs is not None and message.extra_inputs.vision:
-            self.vision = message.extra_inputs.vision
-            self.extra_inputs = _without_patches(message.extra_inputs)
-        self.num_preemptions = self.num_drafts = self.num_accepted_drafts = 0
+        self.block_root = root_hash(message.prefix_keys)
+        # Set by `EncoderSchedule`: what ranks get of the message's, which tokens' blocks have keys, and whether chunks
+        # may have to end early.
+        self.extra_inputs = message.extra_inputs
+        self.block_keys: BlockKeys = NO_KEYS
+        self.limits_chunks = False
+        self.num_preemptions = 0
 
     @property
     def request_id(self) -> str:
@@ -104,21 +89,9 @@ class Request:
         return self.message.sampling_params
 
     @property
-    def arrival_time_s(self) -> float:
-        return self.message.arrival_time_s
-
-    @property
-    def bad_words_token_ids(self) -> list[list[int]]:
-        return self.message.bad_words_token_ids
-
-    @property
     def active_eos_token_ids(self) -> frozenset[int]:
         """EOS tokens that end this request: none with `ignore_eos`."""
         return frozenset() if self.params.ignore_eos else frozenset(self.message.eos_token_ids)
-
-    @property
-    def eos_token_ids(self) -> list[int]:
-        return self.message.eos_token_ids
 
     @property
     def may_use_cached_prefix(self) -> bool:
@@ -126,16 +99,58 @@ class Request:
         return self.params.prompt_logprobs is None
 
     @property
-    def limits_chunks(self) -> bool:
-        """Its chunks may have to end before an image."""
-        return bool(self.vision or self.whole_spans)
-
-    @property
     def order(self) -> tuple[int, int]:
         """Smallest runs first; the largest running one is preempted first."""
         return self.aged_class, self.arrival_index
 
+    def check_stop(self, token_id: int, num_tokens: int) -> FinishedRequest | None:
+        """Decide whether `token_id`, now the last of `num_tokens` known tokens, ends the request.
 
-def _without_patches(extra: ExtraInputs) -> ExtraInputs:
-    vision = [msgspec.structs.replace(image, patches=None, levels=None) for image in extra.vision]
-    return msgspec.structs.replace(extra, vision=vision)
+        A stop token takes precedence over the length limit. `stop_token_id` is only reported for ids in the request's
+        own `stop_token_ids`, as clients expect. Stop strings are the frontend's: text exists only there.
+        """
+        num_output_tokens = num_tokens - self.num_prompt_tokens
+        if token_id in self.stop_token_ids and num_output_tokens > self.params.min_tokens:
+            named = None if token_id in self.active_eos_token_ids else token_id
+            return self.report(RequestStatus.STOPPED, stop_token_id=named)
+        if num_tokens >= self.max_num_tokens:
+            return self.report(RequestStatus.LENGTH_CAPPED)
+        return None
+
+    def report(
+        self,
+        status: RequestStatus,
+        *,
+        stop_token_id: int | None = None,
+        error: str | None = None,
+        error_type: str | None = None,
+        shows_last_token: bool = False,
+    ) -> FinishedRequest:
+        """Report how the request ends."""
+        return FinishedRequest(
+            finish_reason=status.value,
+            stop_token_id=stop_token_id,
+            error=error,
+            num_preemptions=self.num_preemptions,
+            error_type=error_type,
+            shows_last_token=shows_last_token,
+        )
+
+
+class StopIdTable:
+    """The union of all stop ids seen, as a table: a cheap check of sampled tokens. `check_stop` decides about a hit."""
+
+    def __init__(self) -> None:
+        self._may_stop: BoolArray = np.zeros(1024, dtype=np.bool_)  # the last entry is False, and covers all larger ids
+
+    def add_ids(self, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            if token_id >= len(self._may_stop) - 1:
+                grown = np.zeros(max(token_id + 2, 2 * len(self._may_stop)), dtype=np.bool_)
+                grown[: len(self._may_stop)] = self._may_stop
+                self._may_stop = grown
+            self._may_stop[token_id] = True
+
+    def candidates(self, token_ids: Int32Array) -> BoolArray:
+        """Return which of `token_ids` [R] are in the table."""
+        return self._may_stop.take(token_ids, mode="clip")

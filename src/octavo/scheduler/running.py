@@ -2,20 +2,25 @@
 
 num_hashed <= num_computed <= num_known + num_in_flight <= limit, num_computed <= num_slots of every group
 tokens[row, 0:num_known]                         known: prompt and sampled
-[num_known, num_known + num_in_flight)           sampled by a step whose output is pending; upper bound with drafts
-[0, num_computed)                                in KV memory, or will be once the steps in flight are done; rejected
-                                                 drafts are rolled back
+[num_known, num_known + num_in_flight)           sampled by a step whose output is pending; an upper bound
+[0, num_computed)                                in KV memory, or will be once the steps in flight are done; tokens that
+                                                 do not come are rolled back
 [0, num_hashed)                                   in full blocks whose hashes are known
+
+Only `RunningRows` changes these columns and the tables of blocks.
+
+Legend: R = rows, G = KV groups, K = most new tokens of a row.
 """
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.contracts.schedule import Int32Array
+from octavo.contracts.schedule import BoolArray, Int32Array
+from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.request import Request, RequestStatus
 
 RowIndices = NDArray[np.intp]  # numpy's index type: with any other, an indexed read takes three times as long
@@ -24,12 +29,10 @@ RowIndices = NDArray[np.intp]  # numpy's index type: with any other, an indexed 
 class RunningRows:
     """A fixed number of rows. A row's number is also its index in the worker while the request runs."""
 
-    def __init__(
-        self, max_num_rows: int, max_model_len: int, block_size: int, group_block_sizes: Sequence[int] = ()
-    ) -> None:
-        self._block_size = block_size
-        self._group_block_sizes = tuple(group_block_sizes) or (block_size,)
-        num_groups = len(self._group_block_sizes)
+    def __init__(self, max_num_rows: int, max_model_len: int, blocks: BlockManager) -> None:
+        self.blocks = blocks
+        self.max_model_len = max_model_len
+        num_groups = blocks.num_groups
         self.tokens: Int32Array = np.zeros((max_num_rows, max_model_len), dtype=np.int32)  # pages appear on first touch
         self.num_prompt = np.zeros(max_num_rows, dtype=np.int32)
         self.num_known = np.zeros(max_num_rows, dtype=np.int32)
@@ -43,7 +46,7 @@ class RunningRows:
         self.limit = np.zeros(max_num_rows, dtype=np.int32)  # tokens at which the request ends
         self.generation = np.zeros(max_num_rows, dtype=np.int64)  # incremented when the row's request leaves
         self.is_constrained = np.zeros(max_num_rows, dtype=np.bool_)  # its next token depends on the last one's value
-        self.is_speculative = np.zeros(max_num_rows, dtype=np.bool_)  # drafts may be verified
+        self.is_speculative = np.zeros(max_num_rows, dtype=np.bool_)  # may get several tokens in a step
         self.requests: list[Request | None] = [None] * max_num_rows
         self._request_ids = np.full(max_num_rows, "", dtype=object)
         # By KV group, then row: all columns of its table.
@@ -103,7 +106,7 @@ class RunningRows:
         ]
         return [self.request_at(row) for row in rows]
 
-    def add(
+    def insert(
         self,
         request: Request,
         block_ids: list[list[int]],
@@ -124,7 +127,7 @@ class RunningRows:
         self.requests[row], self._request_ids[row] = request, request.request_id
         for group, table in enumerate(block_ids):
             self.block_ids[group][row] = table
-            self.num_slots[group, row] = len(table) * self._group_block_sizes[group]
+            self.num_slots[group, row] = len(table) * self.blocks.block_sizes[group]
             self.num_freed[group, row] = num_freed[group]
         self.last_hash[row] = last_hash
         request.row, request.status = row, RequestStatus.RUNNING
@@ -134,22 +137,66 @@ class RunningRows:
         self._active = None
         return row
 
-    def remove(self, request: Request, status: RequestStatus) -> list[list[int]]:
-        """Free the row; known tokens move to the request. Returns the blocks it held, by group."""
-        row = request.row
-        assert row is not None
-        request.token_ids = self.tokens[row, : self.num_known[row]].copy()
-        request.row, request.status = None, status
-        place = bisect_left(self._order, request.order)
-        del self._order[place], self._ordered_rows[place]
-        self._active = None
-        self.requests[row] = None
-        self.generation[row] += 1
-        self._free_rows.append(row)
-        block_ids = self.held_blocks(row)
-        for tables in self.block_ids:
-            tables[row] = []
-        return block_ids
+    def advance(self, rows: RowIndices, ends: Int32Array, num_sampled: NDArray[np.integer] | BoolArray) -> None:
+        """Count the tokens of `rows` [R] before `ends` [R] as computed, and those to be sampled [R] as in flight."""
+        self.num_computed[rows] = ends
+        self.num_in_flight[rows] += num_sampled
+
+    def commit(self, rows: RowIndices, token_ids: Int32Array) -> None:
+        """Turn the oldest token in flight of each of `rows` [R] into a known one [R]."""
+        positions = self.num_known[rows]
+        self.tokens[rows, positions] = token_ids
+        self.num_known[rows] = positions + 1
+        self.num_in_flight[rows] -= 1
+
+    def commit_several(self, rows: RowIndices, table: Int32Array, counts: Int32Array, num_expected: Int32Array) -> None:
+        """Turn `num_expected` [R] tokens in flight into `counts` [R] known ones, at the front of `table` [R, K].
+
+        Those that did not come are rolled back: later steps overwrite their KV slots.
+        """
+        positions, is_new = self.num_known[rows], np.arange(table.shape[1]) < counts[:, None]
+        at, offsets = is_new.nonzero()
+        self.tokens[rows[at], positions[at] + offsets] = table[is_new]
+        self.num_known[rows] = positions + counts
+        self.num_in_flight[rows] -= num_expected
+        self.num_computed[rows] -= num_expected - counts
+
+    def add_blocks(self, row: int, count: int, group: int) -> tuple[int, list[int]]:
+        """Give a row more blocks, next to its last one where possible; return their first column and ids."""
+        table = self.block_ids[group][row]
+        first, block_ids = len(table), self.blocks.pools[group].allocate(count, table[-1])
+        table += block_ids
+        self.slots_of_group[group][row] += count * self.blocks.block_sizes[group]
+        return first, block_ids
+
+    def hash_blocks(self, row: int, num_tokens: int) -> list[tuple[int, int]]:
+        """Hash the blocks that the first `num_tokens` tokens of a row fill; return those that became findable.
+
+        All of these tokens must be known: a token in flight never enters a hash.
+        """
+        start, end = int(self.num_hashed[row]), num_tokens - num_tokens % self.blocks.block_size
+        if start >= end or not self.blocks.enable_prefix_caching:
+            return []
+        self.last_hash[row], hashed = self.blocks.hash_blocks(
+            [tables[row] for tables in self.block_ids],
+            self.last_hash[row],
+            self.tokens[row, start:end],
+            start,
+            self.request_at(row).block_keys,
+        )
+        self.num_hashed[row] = end
+        return hashed
+
+    def hash_computed(self, row: int) -> list[tuple[int, int]]:
+        """Hash the blocks that a row is about to free. Any step in flight may be the one that fills them."""
+        return self.hash_blocks(row, int(min(self.num_computed[row], self.num_known[row])))
+
+    def free_columns(self, row: int, group: int, end: int) -> None:
+        """Free the blocks of a row's columns up to `end`; the null block replaces them."""
+        first, self.num_freed[group, row] = int(self.num_freed[group, row]), end
+        table = self.block_ids[group][row]
+        freed, table[first:end] = table[first:end], [self.blocks.null_block(group)] * (end - first)
+        self.blocks.free_blocks(freed, group)
 
     def held_blocks(self, row: int) -> list[list[int]]:
         """Return the blocks that a row holds, by group."""
@@ -158,24 +205,49 @@ class RunningRows:
             for group, tables in enumerate(self.block_ids)
         ]
 
-    def free_columns(self, row: int, group: int, end: int, null_block: int) -> list[int]:
-        """Remove and return the blocks of a row's columns up to `end`; `null_block` replaces them."""
-        first, self.num_freed[group, row] = int(self.num_freed[group, row]), end
-        table = self.block_ids[group][row]
-        freed, table[first:end] = table[first:end], [null_block] * (end - first)
-        return freed
+    def remove(self, request: Request, status: RequestStatus, *, is_sound: bool) -> list[tuple[int, int]]:
+        """Free a request's row and blocks; its known tokens move to the request.
+
+        Sound blocks stay findable; others lose their hash. Returns the blocks that became findable.
+        """
+        row = request.row
+        assert row is not None
+        hashed = self.hash_computed(row) if is_sound else []
+        held = self.held_blocks(row)
+        if not is_sound:
+            self.blocks.forget_context(
+                held, self.tokens[row, : self.num_hashed[row]], request.block_root, request.block_keys
+            )
+        for group, block_ids in enumerate(held):
+            self.blocks.free_blocks(block_ids, group)
+            self.block_ids[group][row] = []
+        request.token_ids = self.tokens[row, : self.num_known[row]].copy()
+        request.row, request.status = None, status
+        place = bisect_left(self._order, request.order)
+        del self._order[place], self._ordered_rows[place]
+        self._active = None
+        self.requests[row] = None
+        self.generation[row] += 1
+        self._free_rows.append(row)
+        return hashed
 
     def check_integrity(self) -> None:
-        """Assert the invariants at the top of this file for every running row."""
+        """Assert the invariants at the top of this file, and that blocks have as many owners as they count."""
         rows = self.active
         total = self.num_known[rows] + self.num_in_flight[rows]
         assert sorted([*rows.tolist(), *self._free_rows]) == list(range(len(self.requests)))
         assert self._order == sorted(self.request_at(row).order for row in rows.tolist())
         assert self.req_ids_of(rows) == tuple(self.request_at(row).request_id for row in rows.tolist())
-        assert not (self.num_hashed[rows] % self._block_size).any()
+        assert not (self.num_hashed[rows] % self.blocks.block_size).any()
         assert (self.num_hashed[rows] <= self.num_computed[rows]).all()
         assert (self.num_computed[rows] <= total).all()
         assert (total <= self.limit[rows]).all()
         assert (self.num_computed[rows] <= self.num_slots[:, rows]).all()
-        for group, (size, num_slots) in enumerate(zip(self._group_block_sizes, self.num_slots[:, rows], strict=True)):
-            assert [len(self.block_ids[group][row]) * size for row in rows.tolist()] == num_slots.tolist()
+        for group, (size, pool) in enumerate(zip(self.blocks.block_sizes, self.blocks.pools, strict=True)):
+            num_slots = self.num_slots[group, rows].tolist()
+            assert [len(self.block_ids[group][row]) * size for row in rows.tolist()] == num_slots
+            owners = np.zeros(pool.num_blocks, dtype=np.int64)
+            for row in rows.tolist():
+                np.add.at(owners, self.held_blocks(row)[group], 1)
+            assert owners.tolist() == [pool.ref_count(block_id) for block_id in range(pool.num_blocks)]
+        self.blocks.check_integrity()

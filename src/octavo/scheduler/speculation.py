@@ -8,20 +8,24 @@ Legend: R = running rows of the step.
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
-from octavo.contracts.engine import SpecDecodeStats
-from octavo.contracts.schedule import DRAWN_IN_RANKS, Int32Array
-from octavo.scheduler.block_manager import BlockManager
-from octavo.scheduler.constrained import ConstrainedRequests
-from octavo.scheduler.draft_planner import DraftPlanner
-from octavo.scheduler.rank_draft_planner import RankDraftPlanner
+from octavo.contracts.engine import FinishedRequest, SpecDecodeStats
+from octavo.contracts.schedule import (
+    DRAWN_IN_RANKS,
+    Int32Array,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    SpecDecodeTokens,
+)
+from octavo.errors import UnsupportedModelError
+from octavo.scheduler.draft_planner import DraftPlanner, GuessRates, StepCosts, VerifiedRates
+from octavo.scheduler.grammar_gate import GrammarGate
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows
 from octavo.scheduler.step_builder import StepBuilder
-from octavo.scheduler.step_costs import StepCosts
 from octavo.scheduler.step_update import StepUpdate
-from octavo.scheduler.trials import Trials
 from octavo.speculative.drafters import Drafter, RankDrafter
 
 
@@ -31,29 +35,28 @@ class Speculation:
     With `is_adaptive`, a planner says how many each row gets; else rows get all that fit.
     """
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        running: RunningRows,
-        blocks: BlockManager,
-        constrained: ConstrainedRequests,
-        *,
-        is_adaptive: bool,
-    ) -> None:
-        self._drafter, self._running, self._blocks, self._constrained = drafter, running, blocks, constrained
+    def __init__(self, drafter: Drafter, running: RunningRows, grammar_gate: GrammarGate, *, is_adaptive: bool) -> None:
+        blocks = running.blocks
+        if blocks.recurrent:
+            raise UnsupportedModelError(
+                f"speculative decoding with {type(drafter).__name__}: a recurrent state cannot roll back rejected "
+                f"drafts, and {len(blocks.recurrent)} of this model's {blocks.num_groups} KV groups are recurrent"
+            )
+        self._drafter, self._running, self._blocks, self._grammar_gate = drafter, running, blocks, grammar_gate
         self._draws_in_ranks = isinstance(drafter, RankDrafter)
         self._step_costs = StepCosts()
         self._pass_costs = StepCosts(falls_to_zero=True)  # of a draft model, which reads prompts first
         self._planner: DraftPlanner | None = None
         if is_adaptive and self._draws_in_ranks:
-            self._planner = RankDraftPlanner(running, self._step_costs, self._pass_costs)
+            self._planner = DraftPlanner(VerifiedRates(running), self._step_costs, self._pass_costs)
         elif is_adaptive:
-            self._planner = DraftPlanner(running, self._step_costs)
+            self._planner = DraftPlanner(GuessRates(running), self._step_costs)
         self._draft_s = 0.0  # that a draft model took, since the start
         self._num_proposed = [0] * drafter.max_num_drafts  # by position in a draft, since the start
         self._num_accepted = [0] * drafter.max_num_drafts
+        self._of_request: dict[str, tuple[int, int]] = {}  # verified and accepted, of those that have any
 
-    def add_drafts(self, step: StepBuilder, budget: int) -> None:
+    def speculate(self, step: StepBuilder, budget: int) -> None:
         """Add at most `budget` drafts to rows that compute only their last known token."""
         running = self._running
         rows, known_counts = step.running_part
@@ -63,25 +66,22 @@ class Speculation:
         if budget <= 0 or not len(at):
             return
         chosen = self._chosen(step, rows[at], np.minimum(room[at], self._drafter.max_num_drafts))
-        counts, token_ids, masks = np.zeros(len(rows), dtype=np.int32), list[int](), dict[int, Int32Array]()
+        counts, token_ids = np.zeros(len(rows), dtype=np.int32), list[int]()
         for index, row, proposal in zip(at.tolist(), rows[at].tolist(), chosen, strict=True):
             drafts = list(proposal[: budget - len(token_ids)])
             if drafts and running.is_constrained[row] and drafts[0] != DRAWN_IN_RANKS:
-                masks[row] = self._constrained.masks_along(row, drafts)
-                drafts = drafts[: len(masks[row]) - 1]
+                drafts = self._grammar_gate.usable(row, drafts)
             drafts = drafts[: self._make_room(step, row, len(drafts))]
-            if row in masks:
-                masks[row] = masks[row][: 1 + len(drafts)]
             counts[index] = len(drafts)
             token_ids += drafts
         if token_ids:
-            step.add_trials(Trials(counts=counts, token_ids=np.array(token_ids, dtype=np.int32), masks=masks))
+            step.add_spec_decode(SpecDecodeTokens(counts=counts, token_ids=np.array(token_ids, dtype=np.int32)))
 
     def _chosen(self, step: StepBuilder, rows: RowIndices, limits: Int32Array) -> list[Sequence[int]]:
         """Return the drafts to verify of each of `rows` [P], at most `limits` [P]."""
         running, asked = self._running, rows.tolist()
         forced = {
-            row: tokens for row in asked if running.is_constrained[row] and (tokens := self._constrained.forced(row))
+            row: tokens for row in asked if running.is_constrained[row] and (tokens := self._grammar_gate.forced(row))
         }
         proposals = self._drafter.propose(
             running.req_ids_of(rows), [running.tokens[row, : running.num_known[row]] for row in asked]
@@ -90,7 +90,7 @@ class Speculation:
         proposals = [proposal if is_it else () for proposal, is_it in zip(proposals, is_open, strict=True)]
         lengths = np.minimum(np.array([len(proposal) for proposal in proposals], dtype=np.int32), limits)
         if self._planner is not None:
-            self._planner.observe(asked, proposals)
+            self._planner.rates.observe(asked, proposals)
             if lengths.any():
                 lengths = self._planner.plan(rows, lengths, step.num_tokens, len(step.running_part[0]))
         return [
@@ -117,40 +117,45 @@ class Speculation:
         """Return how many of a request's several new tokens its grammar allows; at least the first."""
         if not (self._draws_in_ranks and request.is_constrained):
             return len(token_ids)
-        assert request.row is not None
-        return self._constrained.num_allowed(request.row, token_ids)
+        return self._grammar_gate.num_allowed(request, token_ids)
 
-    def record(self, update: StepUpdate, num_tokens: int, took_s: float, passes: Sequence[tuple[int, float]]) -> None:
-        """Count the drafts that a step of `num_tokens` verified, and those accepted; learn what it cost.
+    def record_step(
+        self, output: SchedulerOutput, model_output: ModelRunnerOutput, update: StepUpdate, took_s: float
+    ) -> None:
+        """Count the drafts that a step verified, and those accepted; learn what it cost.
 
-        Of its seconds, the draft model took those of its `passes`: tokens and seconds of each.
+        Of the seconds that it took, a draft model took those of its passes.
         """
-        draft_s = sum(seconds for _, seconds in passes)
+        draft_s = sum(seconds for _, seconds in model_output.draft_passes)
         self._draft_s += draft_s
-        self._step_costs.record(num_tokens, took_s - draft_s)
-        for num_tokens_of_pass, seconds in passes:
-            self._pass_costs.record(num_tokens_of_pass, seconds)
-        if update.several is None:
+        self._step_costs.record(output.total_num_scheduled_tokens, took_s - draft_s)
+        for num_tokens, seconds in model_output.draft_passes:
+            self._pass_costs.record(num_tokens, seconds)
+        if update.counts is None:
             return
-        drafted = update.several.num_drafts.nonzero()[0]
-        for row, num_drafts, num_new in zip(
-            update.rows[drafted].tolist(),
-            update.several.num_drafts[drafted].tolist(),
-            update.several.counts[drafted].tolist(),
+        tried = (update.num_expected > 1).nonzero()[0]
+        for row, num_drafts, num_accepted in zip(
+            update.rows[tried].tolist(),
+            (update.num_expected[tried] - 1).tolist(),
+            (update.counts[tried] - 1).tolist(),
             strict=True,
         ):
-            request = self._running.request_at(row)
             if self._planner is not None:
-                self._planner.learn(row, num_drafts, num_new - 1)
-            request.num_drafts += num_drafts
-            request.num_accepted_drafts += num_new - 1
+                self._planner.rates.learn(row, num_drafts, num_accepted)
+            request_id = self._running.request_at(row).request_id
+            before = self._of_request.get(request_id, (0, 0))
+            self._of_request[request_id] = before[0] + num_drafts, before[1] + num_accepted
             for position in range(num_drafts):
                 self._num_proposed[position] += 1
-                self._num_accepted[position] += position < num_new - 1
+                self._num_accepted[position] += position < num_accepted
 
-    def forget(self, request_id: str) -> None:
-        """Drop the drafter's state of a request that has ended."""
+    def forget(self, request_id: str, report: FinishedRequest) -> FinishedRequest:
+        """Drop the state of a request that has ended; return its report with the numbers of its drafts."""
         self._drafter.forget(request_id)
+        num_drafts, num_accepted = self._of_request.pop(request_id, (0, 0))
+        if not num_drafts:
+            return report
+        return msgspec.structs.replace(report, num_drafts=num_drafts, num_accepted_drafts=num_accepted)
 
     def stats(self) -> SpecDecodeStats:
         return SpecDecodeStats(

@@ -1,47 +1,137 @@
-"""The step being built: what running and admitted requests compute, and the resulting scheduler output."""
+"""The step being built: what running and admitted requests compute, and the resulting scheduler output.
 
-from collections.abc import Callable, Iterable
+Legend: R = rows of the step, N = changes of block tables.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from octavo.contracts.engine import AdmittedRequest, VisionInput
+from octavo.contracts.engine import AdmittedRequest
 from octavo.contracts.schedule import (
-    BoolArray,
     CachedRequestData,
     Int32Array,
     NewRequestData,
     SchedulerOutput,
-    SlotFill,
     SpecDecodeTokens,
-    TokenMasks,
 )
-from octavo.scheduler.block_manager import BlockManager
+from octavo.scheduler.gate import Gate
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows
-from octavo.scheduler.table_changes import TableChanges
-from octavo.scheduler.trials import Trials
+from octavo.scheduler.step_update import StepInFlight
 
 _NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
 _NO_DIFFS = CachedRequestData()
 
+# Rows whose blocks of a KV group cannot hold what they would compute: group, rows, missing blocks of each row.
+ShortRows = tuple[int, list[int], list[int]]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepInFlight:
-    """What is needed to process a step's output, even if rows have been reassigned since."""
 
-    output: SchedulerOutput
-    scheduled_s: float  # when it was built
-    rows: RowIndices  # [R] `output.rows` as an index
-    generations: NDArray[np.int64]  # [R] of each row when the step was built
-    hashed_blocks: list[tuple[int, int]]  # (group, block): findable because this step, or an earlier one, fills them
-    admitted: dict[str, AdmittedRequest]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningTokens:
+    """The running rows' part of a step."""
 
-    def requests(self, running: RunningRows) -> list[Request]:
-        """Return the step's requests that are still in the same rows."""
-        is_current = running.generation[self.rows] == self.generations
-        return [running.request_at(row) for row in self.rows[is_current].tolist()]
+    rows: RowIndices  # [R]
+    counts: Int32Array  # [R] tokens, each at least 1
+    short: list[ShortRows]  # no entry for a group with enough blocks
+
+
+class RunningScheduler:
+    """Decides what running rows compute next, and spreads them over the batches in flight, so that none is empty.
+
+    In a pipeline only the last stage samples, so a row whose last token is in flight pauses until its value is known:
+    the first stage needs it. If one batch took all ready rows, the others would be empty, so each takes at most its
+    share of the decoding rows. Chunks of a prompt do not wait; they may follow one another immediately.
+    """
+
+    def __init__(self, running: RunningRows, num_batches: int, *, is_speculative: bool) -> None:
+        self._running, self._num_batches, self._is_speculative = running, num_batches, is_speculative
+
+    @property
+    def sends_tokens(self) -> bool:
+        """True if some ranks learn the sampled tokens only from the next scheduler output."""
+        return self._num_batches > 1
+
+    def next_tokens(self, budget: int) -> RunningTokens:
+        """Return what running rows would compute in a step of at most `budget` tokens scheduled now."""
+        running = self._running
+        rows = running.active
+        counts = split_budget(self._wanted(rows), budget)
+        if np.count_nonzero(counts) < len(counts):
+            rows, counts = rows[counts > 0], counts[counts > 0]
+        ends, short = running.num_computed[rows] + counts, []
+        for group, num_slots in enumerate(running.slots_of_group):
+            num_over = ends - num_slots[rows]
+            at = (num_over > 0).nonzero()[0]
+            if len(at):
+                size = running.blocks.block_sizes[group]
+                num_missing = [-(-num_tokens // size) for num_tokens in num_over[at].tolist()]
+                short.append((group, rows[at].tolist(), num_missing))
+        return RunningTokens(rows=rows, counts=counts, short=short)
+
+    def _wanted(self, rows: RowIndices) -> Int32Array:
+        """Return how many tokens each of `rows` [R] would compute with an unlimited budget."""
+        running = self._running
+        if self._is_speculative:  # every row waits for its last token, from which others are guessed
+            num_known = np.maximum(running.num_known[rows], running.num_computed[rows])  # guesses are not known yet
+        elif self._num_batches == 1:
+            # A row under a constraint waits for its last token: the next mask depends on it.
+            num_ahead = np.where(running.is_constrained[rows], 0, running.num_in_flight[rows])
+            num_known = running.num_known[rows] + num_ahead
+        else:
+            num_known = running.num_known[rows]
+        # The last token of a request is never computed: nothing is sampled from it.
+        wanted = np.minimum(num_known, running.limit[rows] - 1) - running.num_computed[rows]
+        return wanted if self._num_batches == 1 else self._balanced(wanted)
+
+    def _balanced(self, wanted: Int32Array) -> Int32Array:
+        """Leave single-token rows beyond this batch's share to the other batches."""
+        max_single = -(-len(wanted) // self._num_batches)
+        is_single = wanted == 1
+        wanted[is_single & (np.cumsum(is_single) > max_single)] = 0
+        return wanted
+
+
+def split_budget(wanted: Int32Array, budget: int) -> Int32Array:
+    """Grant each row the tokens in `wanted` [R], most urgent first, as far as `budget` goes.
+
+    Rows with a single token come first: they are decoding, and must not be held up by a long prompt ahead of them.
+    The rest share what is left, in order; the last one served gets a chunk.
+    """
+    if int(wanted.sum()) <= budget:
+        return wanted
+    order = np.argsort(wanted > 1, kind="stable")
+    before = np.cumsum(wanted[order]) - wanted[order]
+    granted = np.empty_like(wanted)
+    granted[order] = np.clip(budget - before, 0, wanted[order])
+    return granted
+
+
+class TableChanges:
+    """Changes of block tables in a step, N of them: allocated blocks, and null blocks in place of freed ones."""
+
+    def __init__(self) -> None:
+        self._columns: tuple[list[int], list[int], list[int], list[int]] = [], [], [], []  # as in `CachedRequestData`
+
+    def record(self, row: int, group: int, first_column: int, block_ids: list[int]) -> None:
+        """A row's table of a KV group has these blocks from `first_column` on."""
+        count = len(block_ids)
+        news = ([row] * count, block_ids, [group] * count, range(first_column, first_column + count))
+        for numbers, new in zip(self._columns, news, strict=True):
+            numbers.extend(new)
+
+    def drop_row(self, row: int) -> None:
+        """Discard a row's changes: its request was preempted."""
+        kept = [index for index, changed in enumerate(self._columns[0]) if changed != row]
+        for numbers in self._columns:
+            numbers[:] = [numbers[index] for index in kept]
+
+    def diffs(self) -> CachedRequestData:
+        if not self._columns[0]:
+            return _NO_DIFFS
+        rows, block_ids, groups, columns = np.array(self._columns, dtype=np.int32)
+        return CachedRequestData(rows=rows, block_ids=block_ids, groups=groups, columns=columns)
 
 
 class StepBuilder:
@@ -50,19 +140,16 @@ class StepBuilder:
     Blocks of a prompt are hashed as they are filled; those of an output when the request releases them.
     """
 
-    def __init__(self, running: RunningRows, blocks: BlockManager, *, sends_tokens: bool) -> None:
+    def __init__(self, running: RunningRows, gates: Sequence[Gate], *, sends_tokens: bool) -> None:
         self.num_tokens = 0
-        self._sends_tokens = sends_tokens
-        self._running = running
-        self._blocks = blocks
-        self._rows = running.active
-        self._req_ids: tuple[str, ...] = ()
-        self._counts = _NOTHING
         self.table_changes = TableChanges()
+        self._running, self._gates, self._sends_tokens = running, gates, sends_tokens
+        self._rows, self._counts = running.active, _NOTHING
+        self._req_ids: tuple[str, ...] = ()
         self._hashed_blocks: list[tuple[int, int]] = []
         self._admitted: list[Request] = []
         self._admitted_counts: list[int] = []
-        self._trials: Trials | None = None
+        self._extra: SpecDecodeTokens | None = None
 
     def add_running(self, rows: RowIndices, counts: Int32Array) -> None:
         """Add running rows [R] with `counts` tokens each, for which they have blocks."""
@@ -72,12 +159,8 @@ class StepBuilder:
             self._hash_prompt_blocks(int(rows[index]), int(counts[index]))
 
     def add_blocks(self, row: int, count: int, group: int) -> None:
-        """Give a running row more blocks, next to its last one where possible."""
-        table = self._running.block_ids[group][row]
-        block_ids = self._blocks.pools[group].allocate(count, table[-1])
-        self.table_changes.add(row, group, len(table), block_ids)
-        table += block_ids
-        self._running.slots_of_group[group][row] += count * self._blocks.block_sizes[group]
+        """Give a running row more blocks."""
+        self.table_changes.record(row, group, *self._running.add_blocks(row, count, group))
 
     def free_behind_windows(self, in_flight: Iterable[StepInFlight]) -> None:
         """Free the blocks that no row's next token can see, before new ones are allocated.
@@ -85,7 +168,8 @@ class StepBuilder:
         Steps in flight may still read them: ranks compute steps in order, so these reads precede any later write. Their
         contents stay findable, as when a request ends.
         """
-        running, blocks, rows = self._running, self._blocks, self._running.active
+        running, rows = self._running, self._running.active
+        blocks = running.blocks
         # Not past what is known: a block is hashed when it is freed, and computed tokens may be rolled back.
         next_tokens = np.minimum(running.num_computed[rows], running.num_known[rows])
         for group in blocks.windowed:
@@ -95,9 +179,11 @@ class StepBuilder:
             ends = first_seen // kind.tile * kind.tile // blocks.block_sizes[group]
             for index in (ends > running.num_freed[group, rows]).nonzero()[0].tolist():
                 row, end, first = int(rows[index]), int(ends[index]), int(running.num_freed[group, rows[index]])
-                hash_released(row, running, blocks, in_flight)
-                blocks.free_blocks(running.free_columns(row, group, end, null_block), group)
-                self.table_changes.add(row, group, first, [null_block] * (end - first))
+                hashed_blocks = running.hash_computed(row)
+                for step in in_flight:
+                    step.hashed_blocks.extend(hashed_blocks)
+                running.free_columns(row, group, end)
+                self.table_changes.record(row, group, first, [null_block] * (end - first))
 
     @property
     def unwritten_states(self) -> frozenset[tuple[int, int]]:
@@ -105,10 +191,10 @@ class StepBuilder:
 
         A step writes all keys and values before it reads any, but computes states one row at a time, in any order.
         """
-        recurrent = self._blocks.recurrent
-        return (
-            frozenset(hashed for hashed in self._hashed_blocks if hashed[0] in recurrent) if recurrent else frozenset()
-        )
+        recurrent = self._running.blocks.recurrent
+        if not recurrent:
+            return frozenset()
+        return frozenset(hashed for hashed in self._hashed_blocks if hashed[0] in recurrent)
 
     def add_admitted(self, request: Request, budget: int) -> int:
         """Add a request that has just been given its row; return how many tokens it computes in this step.
@@ -130,26 +216,13 @@ class StepBuilder:
         """The running rows [R] added so far, and the known tokens that each computes [R]."""
         return self._rows, self._counts
 
-    def add_trials(self, trials: Trials) -> None:
-        """Add drafts after the known tokens of running rows, which have blocks for them."""
-        self._trials = trials
-        self.num_tokens += len(trials.token_ids)
+    def add_spec_decode(self, extra: SpecDecodeTokens) -> None:
+        """Add guesses after the known tokens of the running rows [R], which have blocks for them."""
+        self._extra = extra
+        self.num_tokens += len(extra.token_ids)
 
-    def build(
-        self,
-        step: int,
-        forgotten_req_ids: list[str],
-        now_s: float,
-        make_masks: Callable[[RowIndices, BoolArray, Trials | None], TokenMasks | None],
-        encoder_inputs: list[VisionInput],
-        freed_encoder_outputs: list[str],
-        *,
-        adapter_fills: tuple[SlotFill, ...],
-    ) -> StepInFlight:
-        """Finish the step: build the scheduler output, and count its tokens as computed.
-
-        `make_masks` takes rows [R] and which of them sample [R], and returns their masks, also after each draft.
-        """
+    def build(self, step: int, forgotten_req_ids: list[str], now_s: float) -> StepInFlight:
+        """Finish the step: build the scheduler output, and count its tokens as computed."""
         running = self._running
         new_requests = [self._new_request_data(request) for request in self._admitted]
         admitted = self._admissions(now_s)
@@ -157,15 +230,14 @@ class StepBuilder:
         starts = running.num_computed[rows]
         ends = starts + counts
         samples = ends == running.num_known[rows] + running.num_in_flight[rows]
-        running.num_computed[rows] = ends
-        diffs = self._diffs()
-        running.num_in_flight[rows] += samples
-        drafts: SpecDecodeTokens | None = None
-        if (trials := self._trials) is not None:
-            drafts = trials.of_rows(len(rows))
-            counts = counts + drafts.counts
-            running.num_computed[rows] += drafts.counts
-            running.num_in_flight[rows] += drafts.counts
+        extra = self._extra
+        if extra is None:
+            running.advance(rows, ends, samples)
+        else:
+            if self._admitted:
+                extra = replace(extra, counts=np.pad(extra.counts, (0, len(self._admitted))))
+            counts = counts + extra.counts
+            running.advance(rows, starts + counts, samples + extra.counts)
         output = SchedulerOutput(
             step=step,
             req_ids=req_ids,
@@ -175,14 +247,12 @@ class StepBuilder:
             samples=samples,
             total_num_scheduled_tokens=self.num_tokens,
             scheduled_new_reqs=new_requests,
-            scheduled_cached_reqs=diffs,
+            scheduled_cached_reqs=self._diffs(starts),
             finished_req_ids=forgotten_req_ids,
-            token_masks=make_masks(rows, samples, trials),
-            scheduled_encoder_inputs=encoder_inputs,
-            freed_encoder_outputs=freed_encoder_outputs,
-            adapter_fills=adapter_fills,
-            scheduled_spec_decode_tokens=drafts,
+            scheduled_spec_decode_tokens=extra,
         )
+        for gate in self._gates:
+            output = gate.add_to_step(output, rows)
         return StepInFlight(
             output=output,
             scheduled_s=now_s,
@@ -200,12 +270,13 @@ class StepBuilder:
         counts = np.array(self._admitted_counts, dtype=np.int32)
         return np.concatenate([self._rows, rows]), self._req_ids + req_ids, np.concatenate([self._counts, counts])
 
-    def _diffs(self) -> CachedRequestData:
-        diffs = self.table_changes.diffs() if self.table_changes else _NO_DIFFS
+    def _diffs(self, starts: Int32Array) -> CachedRequestData:
+        """Return the changes of tables; and the tokens that rows computed from `starts` [R] on, for ranks without."""
+        diffs = self.table_changes.diffs()
         if not self._sends_tokens:
             return diffs
-        rows = self._rows[self._counts == 1]  # includes all decoding rows
-        positions = self._running.num_computed[rows] - 1  # counts include this step
+        is_single = self._counts == 1  # includes all decoding rows
+        rows, positions = self._rows[is_single], starts[: len(self._rows)][is_single]
         return replace(
             diffs,
             token_rows=rows.astype(np.int32),
@@ -216,19 +287,21 @@ class StepBuilder:
     def _new_request_data(self, request: Request) -> NewRequestData:
         row = request.row
         assert row is not None
-        return NewRequestData(
+        data = NewRequestData(
             request_id=request.request_id,
             row=row,
             token_ids=request.token_ids,
             num_prompt_tokens=request.num_prompt_tokens,
             sampling_params=request.params,
-            eos_token_ids=request.eos_token_ids,
-            bad_words_token_ids=request.bad_words_token_ids,
+            eos_token_ids=request.message.eos_token_ids,
+            bad_words_token_ids=request.message.bad_words_token_ids,
             block_ids=[list(tables[row]) for tables in self._running.block_ids],
             num_computed_tokens=int(self._running.num_computed[row]),
             extra_inputs=request.extra_inputs,
-            adapter_slot=request.adapter_slot,
         )
+        for gate in self._gates:
+            data = gate.on_admit(request, data)
+        return data
 
     def _admissions(self, now_s: float) -> dict[str, AdmittedRequest]:
         """Report requests that run for the first time, not those resumed after a preemption."""
@@ -243,31 +316,4 @@ class StepBuilder:
     def _hash_prompt_blocks(self, row: int, count: int) -> None:
         """Make the blocks that a chunk of `count` tokens fills findable."""
         num_tokens = min(int(self._running.num_computed[row]) + count, int(self._running.num_known[row]))
-        self._hashed_blocks += hash_full_blocks(row, num_tokens, self._running, self._blocks)
-
-
-def hash_released(row: int, running: RunningRows, blocks: BlockManager, in_flight: Iterable[StepInFlight]) -> None:
-    """Make the blocks that a row is about to free findable. Any step in flight may be the one that fills them."""
-    num_tokens = min(running.num_computed[row], running.num_known[row])
-    hashed_blocks = hash_full_blocks(row, int(num_tokens), running, blocks)
-    for step in in_flight:
-        step.hashed_blocks.extend(hashed_blocks)
-
-
-def hash_full_blocks(row: int, num_tokens: int, running: RunningRows, blocks: BlockManager) -> list[tuple[int, int]]:
-    """Hash the blocks that the first `num_tokens` tokens of a row fill; return those that became findable.
-
-    All of these tokens are known: a token in flight never enters a hash.
-    """
-    start, end = int(running.num_hashed[row]), num_tokens - num_tokens % blocks.block_size
-    if start >= end or not blocks.enable_prefix_caching:
-        return []
-    running.last_hash[row], hashed = blocks.hash_blocks(
-        [tables[row] for tables in running.block_ids],
-        running.last_hash[row],
-        running.tokens[row, start:end],
-        start,
-        running.request_at(row).block_keys,
-    )
-    running.num_hashed[row] = end
-    return hashed
+        self._hashed_blocks += self._running.hash_blocks(row, num_tokens)

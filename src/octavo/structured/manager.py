@@ -14,7 +14,6 @@ from typing import Generic
 import numpy as np
 
 from octavo.contracts.engine import EngineCoreRequest
-from octavo.contracts.grammar import GrammarUpdate
 from octavo.contracts.schedule import Int32Array
 from octavo.errors import GrammarError, GrammarTooComplexError, OctavoError
 from octavo.structured.backend import GrammarBackend, MatcherT
@@ -33,7 +32,7 @@ class _Held(Generic[MatcherT]):
 
 
 class GrammarManager(Generic[MatcherT]):
-    """Implements `contracts.grammar.Grammars`. Owned by the core's thread; only compilation uses other threads."""
+    """Implements the scheduler's `Grammars`. Owned by the core's thread; only compilation uses other threads."""
 
     def __init__(
         self, make_backend: Callable[[], GrammarBackend[MatcherT]], *, time_limit_s: float = COMPILE_TIME_LIMIT_S
@@ -76,7 +75,7 @@ class GrammarManager(Generic[MatcherT]):
     def forced(self, request_id: str) -> list[int]:
         return self._held[request_id].matcher.forced()
 
-    def advance(self, sampled: Mapping[str, Sequence[int]]) -> GrammarUpdate:
+    def advance(self, sampled: Mapping[str, Sequence[int]]) -> dict[str, OctavoError | None]:
         failed: dict[str, OctavoError] = {}
         for request_id, token_ids in sampled.items():
             try:
@@ -88,7 +87,7 @@ class GrammarManager(Generic[MatcherT]):
         complete = self._complete_of(going)
         failed |= self._make_masks({one: self._held[one] for one in going if one not in complete})
         complete |= self._complete_of([request_id for request_id in going if request_id not in failed])
-        return GrammarUpdate(complete=complete, failed=failed)
+        return dict.fromkeys(complete) | failed
 
     def forget(self, request_id: str) -> None:
         self._pending.pop(request_id, None)

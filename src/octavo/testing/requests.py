@@ -1,15 +1,19 @@
 """One-line requests and schedulers, and the tokens that the fake model generates."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from octavo.config.engine import CacheConfig, SchedulerConfig
 from octavo.contracts.engine import AdapterRef, EngineCoreRequest, ExtraInputs
 from octavo.contracts.kv_cache import KVGroup
 from octavo.sampling_params import RequestPriority, SamplingParams
-from octavo.scheduler.adapted import AdapterStore
+from octavo.scheduler.adapter_gate import AdapterGate, AdapterStore
 from octavo.scheduler.block_manager import FULL_ATTENTION, BlockManager
+from octavo.scheduler.gate import Gate
+from octavo.scheduler.grammar_gate import GrammarGate, Grammars
+from octavo.scheduler.running import RunningRows
 from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.speculation import Speculation
 from octavo.speculative.drafters import Drafter
 
 ROOT = 0  # hash of the empty context
@@ -53,11 +57,13 @@ def make_scheduler(
     encoder_cache_tokens: int = 0,
     enable_prefix_caching: bool = True,
     num_batches: int = 1,
+    grammars: Grammars | None = None,
     adapters: AdapterStore | None = None,
     num_adapter_slots: int = 0,
     groups: tuple[KVGroup, ...] = FULL_ATTENTION,
     drafter: Drafter | None = None,
     adapts_drafts: bool = False,
+    gates: Sequence[Gate] = (),
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Scheduler:
     """Build a small scheduler with its blocks. The clock is constant unless one is given."""
@@ -76,15 +82,19 @@ def make_scheduler(
     )
     of_groups = num_blocks if isinstance(num_blocks, list) else [num_blocks] * len(groups)
     blocks = BlockManager(cache, of_groups, groups)
+    running = RunningRows(max_num_seqs, max_model_len, blocks)
+    all_gates: list[Gate] = [grammar_gate := GrammarGate(grammars, running)]
+    if adapters is not None:
+        all_gates.append(AdapterGate(adapters, num_adapter_slots, ageing_s))
+    speculation = None
+    if drafter is not None:
+        speculation = Speculation(drafter, running, grammar_gate, is_adaptive=adapts_drafts)
     return Scheduler(
         config,
-        blocks,
-        max_model_len,
+        running,
+        gates=[*all_gates, *gates],
+        speculation=speculation,
         num_batches=num_batches,
-        adapters=adapters,
-        num_adapter_slots=num_adapter_slots,
-        drafter=drafter,
-        adapts_drafts=adapts_drafts,
         clock=clock,
     )
 

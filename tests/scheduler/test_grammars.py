@@ -6,16 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.config.engine import CacheConfig, SchedulerConfig
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
-from octavo.contracts.grammar import GrammarUpdate
 from octavo.contracts.schedule import Int32Array
 from octavo.errors import GrammarError, GrammarTooComplexError, OctavoError
-from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.request import RequestStatus
-from octavo.scheduler.scheduler import Scheduler
 from octavo.structured_output import StructuredOutput
-from octavo.testing import FakeWorker, expected_tokens, make_request, model_output_for, run_step
+from octavo.testing import FakeWorker, expected_tokens, make_request, make_scheduler, model_output_for, run_step
 
 FORM = StructuredOutput(regex="x")
 MAX_LEN, VOCAB = 64, 1000
@@ -48,12 +44,15 @@ class CountedGrammars:
     def forced(self, request_id: str) -> list[int]:
         return []
 
-    def advance(self, sampled: Mapping[str, Sequence[int]]) -> GrammarUpdate:
+    def advance(self, sampled: Mapping[str, Sequence[int]]) -> dict[str, OctavoError | None]:
         for request_id, token_ids in sampled.items():
             self.taken[request_id] += token_ids
-        failed = {name: GrammarError("no") for name in sampled if len(self.taken[name]) == self.fails_at.get(name)}
-        complete = {name for name in sampled if len(self.taken[name]) == self.lengths.get(name)}
-        return GrammarUpdate(complete=frozenset(complete), failed=failed)
+        ends = dict[str, OctavoError | None]()
+        ends |= {name: None for name in sampled if len(self.taken[name]) == self.lengths.get(name)}
+        return ends | {name: GrammarError("no") for name in sampled if len(self.taken[name]) == self.fails_at.get(name)}
+
+    def wait(self, timeout_s: float) -> None:
+        """Nothing to wait for: the test says when a grammar is ready."""
 
     def forget(self, request_id: str) -> None:
         self.taken.pop(request_id, None)
@@ -64,13 +63,7 @@ class Bench:
 
     def __init__(self, num_blocks: int = 64) -> None:
         self.grammars = CountedGrammars()
-        config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, ageing_s=30.0)
-        cache = CacheConfig(
-            block_size=4, num_kv_blocks=num_blocks, gpu_memory_utilization=None, enable_prefix_caching=True
-        )
-        self.scheduler = Scheduler(
-            config, BlockManager(cache, [num_blocks]), MAX_LEN, grammars=self.grammars, clock=lambda: 0.0
-        )
+        self.scheduler = make_scheduler(num_blocks=num_blocks, max_model_len=MAX_LEN, grammars=self.grammars)
         self.worker = FakeWorker.of(self.scheduler, vocab_size=VOCAB)
         self.tokens: dict[str, list[int]] = {}
         self.outputs: list[EngineCoreOutputs] = []
@@ -113,7 +106,7 @@ def test_others_run_while_a_grammar_is_compiled() -> None:
         assert bench.step().req_ids == ["free"]
     assert bench.tokens["free"] == expected_tokens(free, MAX_LEN, VOCAB)[0]
     assert bench.is_idle()
-    assert bench.scheduler.stats().num_waiting == 1
+    assert (bench.scheduler.stats().num_waiting, bench.scheduler.stats().deferred) == (1, {"grammar": 1})
     bench.grammars.ready["slow"] = None
     assert bench.step().req_ids == ["slow"]
     assert not bench.is_idle()
