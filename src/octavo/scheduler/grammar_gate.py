@@ -61,6 +61,7 @@ class GrammarGate(Gate):
     def __init__(self, grammars: Grammars | None, running: RunningRows) -> None:
         self._grammars = grammars
         self._running = running
+        self._num_requests = 0  # with a grammar, in any state: without any, a step costs nothing
         self._pending: dict[str, Request] = {}
         self._failed: list[tuple[Request, OctavoError]] = []
         self._masks_of_row: dict[int, Int32Array] = {}  # of the step being scheduled: before and after each tried token
@@ -68,6 +69,7 @@ class GrammarGate(Gate):
     def hold(self, request: Request) -> bool:
         if not request.is_constrained:
             return False
+        self._num_requests += 1
         self._pending[request.request_id] = request
         self._known.begin(request.message)
         return True
@@ -85,6 +87,7 @@ class GrammarGate(Gate):
 
     def forget(self, request: Request) -> None:
         if request.is_constrained:
+            self._num_requests -= 1
             self._pending.pop(request.request_id, None)
             self._known.forget(request.request_id)
 
@@ -93,6 +96,8 @@ class GrammarGate(Gate):
 
     def add_to_step(self, output: SchedulerOutput, rows: RowIndices) -> SchedulerOutput:
         """Add the masks of those rows that sample in this step; after each token that they try, too."""
+        if not self._num_requests:
+            return output
         sampling = rows[output.samples]  # [S]
         is_under = self._running.is_constrained[sampling]
         if not np.count_nonzero(is_under):
@@ -123,7 +128,7 @@ class GrammarGate(Gate):
 
     def after_step(self, output: SchedulerOutput, update: StepUpdate) -> dict[str, OctavoError | None]:
         """Advance the grammars by the new tokens."""
-        at = self._running.is_constrained[update.rows].nonzero()[0].tolist()
+        at = self._running.is_constrained[update.rows].nonzero()[0].tolist() if self._num_requests else []
         return self._known.advance({update.req_ids[index]: update.tokens_of(index) for index in at}) if at else {}
 
     def usable(self, row: int, token_ids: list[int]) -> list[int]:

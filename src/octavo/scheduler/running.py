@@ -14,7 +14,7 @@ Legend: R = rows, G = KV groups, K = most new tokens of a row.
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,9 +142,8 @@ class RunningRows:
         self.num_computed[rows] = ends
         self.num_in_flight[rows] += num_sampled
 
-    def commit(self, rows: RowIndices, token_ids: Int32Array) -> None:
-        """Turn the oldest token in flight of each of `rows` [R] into a known one [R]."""
-        positions = self.num_known[rows]
+    def commit(self, rows: RowIndices, positions: Int32Array, token_ids: Int32Array) -> None:
+        """Turn the oldest token in flight of each of `rows` [R] into a known one [R], at `positions` [R]."""
         self.tokens[rows, positions] = token_ids
         self.num_known[rows] = positions + 1
         self.num_in_flight[rows] -= 1
@@ -161,13 +160,18 @@ class RunningRows:
         self.num_in_flight[rows] -= num_expected
         self.num_computed[rows] -= num_expected - counts
 
-    def add_blocks(self, row: int, count: int, group: int) -> tuple[int, list[int]]:
-        """Give a row more blocks, next to its last one where possible; return their first column and ids."""
-        table = self.block_ids[group][row]
-        first, block_ids = len(table), self.blocks.pools[group].allocate(count, table[-1])
-        table += block_ids
-        self.slots_of_group[group][row] += count * self.blocks.block_sizes[group]
-        return first, block_ids
+    def add_blocks(
+        self, rows: Sequence[int], counts: Sequence[int], group: int
+    ) -> Iterator[tuple[int, int, list[int]]]:
+        """Give each of `rows` [R] more blocks, next to its last one where possible; yield row, first column and ids."""
+        pool, tables, num_slots = self.blocks.pools[group], self.block_ids[group], self.slots_of_group[group]
+        block_size = self.blocks.block_sizes[group]
+        for row, count in zip(rows, counts, strict=True):
+            table = tables[row]
+            first, block_ids = len(table), pool.allocate(count, table[-1])
+            table += block_ids
+            num_slots[row] += count * block_size
+            yield row, first, block_ids
 
     def hash_blocks(self, row: int, num_tokens: int) -> list[tuple[int, int]]:
         """Hash the blocks that the first `num_tokens` tokens of a row fill; return those that became findable.

@@ -185,8 +185,7 @@ class Scheduler:
             self._preempt(worst)
             running_tokens = self._running_scheduler.next_tokens(budget)
         for group, rows, num_missing in running_tokens.short:
-            for row, num_blocks in zip(rows, num_missing, strict=True):
-                builder.add_blocks(row, num_blocks, group)
+            builder.add_blocks(rows, num_missing, group)
         builder.add_running(*self._encoder.limit_running(running_tokens.rows, running_tokens.counts))
 
     def _preempt(self, request: Request, *, is_sound: bool = True) -> None:

@@ -172,5 +172,5 @@ class Speculation:
             return min(num_drafts, *num_slots)
         for group, count in enumerate(missing):
             if count:
-                step.add_blocks(row, count, group)
+                step.add_blocks([row], [count], group)
         return num_drafts

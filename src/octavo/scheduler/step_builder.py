@@ -112,26 +112,27 @@ class TableChanges:
     """Changes of block tables in a step, N of them: allocated blocks, and null blocks in place of freed ones."""
 
     def __init__(self) -> None:
-        self._columns: tuple[list[int], list[int], list[int], list[int]] = [], [], [], []  # as in `CachedRequestData`
+        self._rows, self._block_ids, self._groups, self._columns = list[int](), list[int](), list[int](), list[int]()
 
     def record(self, row: int, group: int, first_column: int, block_ids: list[int]) -> None:
         """A row's table of a KV group has these blocks from `first_column` on."""
         count = len(block_ids)
-        news = ([row] * count, block_ids, [group] * count, range(first_column, first_column + count))
-        for numbers, new in zip(self._columns, news, strict=True):
-            numbers.extend(new)
+        self._rows += [row] * count
+        self._block_ids += block_ids
+        self._groups += [group] * count
+        self._columns += range(first_column, first_column + count)
 
     def drop_row(self, row: int) -> None:
         """Discard a row's changes: its request was preempted."""
-        kept = [index for index, changed in enumerate(self._columns[0]) if changed != row]
-        for numbers in self._columns:
+        kept = [index for index, changed in enumerate(self._rows) if changed != row]
+        for numbers in (self._rows, self._block_ids, self._groups, self._columns):
             numbers[:] = [numbers[index] for index in kept]
 
     def diffs(self) -> CachedRequestData:
-        if not self._columns[0]:
+        if not self._rows:
             return _NO_DIFFS
-        rows, block_ids, groups, columns = np.array(self._columns, dtype=np.int32)
-        return CachedRequestData(rows=rows, block_ids=block_ids, groups=groups, columns=columns)
+        numbers = np.array((self._rows, self._block_ids, self._groups, self._columns), dtype=np.int32)
+        return CachedRequestData(rows=numbers[0], block_ids=numbers[1], groups=numbers[2], columns=numbers[3])
 
 
 class StepBuilder:
@@ -158,9 +159,10 @@ class StepBuilder:
         for index in (counts > 1).nonzero()[0].tolist():
             self._hash_prompt_blocks(int(rows[index]), int(counts[index]))
 
-    def add_blocks(self, row: int, count: int, group: int) -> None:
-        """Give a running row more blocks."""
-        self.table_changes.record(row, group, *self._running.add_blocks(row, count, group))
+    def add_blocks(self, rows: Sequence[int], counts: Sequence[int], group: int) -> None:
+        """Give running rows [R] so many more blocks [R]."""
+        for row, first, block_ids in self._running.add_blocks(rows, counts, group):
+            self.table_changes.record(row, group, first, block_ids)
 
     def free_behind_windows(self, in_flight: Iterable[StepInFlight]) -> None:
         """Free the blocks that no row's next token can see, before new ones are allocated.

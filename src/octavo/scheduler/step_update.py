@@ -76,7 +76,7 @@ class StepUpdate:
     def commit(self, running: RunningRows) -> None:
         """Turn tokens in flight into known ones, and roll back those that did not come."""
         if self.counts is None:
-            running.commit(self.rows, self.last_token_ids)
+            running.commit(self.rows, self.positions, self.last_token_ids)
         else:
             running.commit_several(self.rows, self.table, self.counts, self.num_expected)
 
