@@ -11,8 +11,8 @@ from octavo.cli.load_test import PlannedRequest, Span, Workload
 from octavo.errors import InvalidParameterError
 
 SPEC = Workload(
-    endpoint="completions", model="m", num_prompts=200, input_len=Span(3, 9), output_len=Span(5, 5), prefix_len=4,
-    num_prefixes=2, token_ids=Span(10, 12), rate=50.0, temperature=0.0, seed=1,
+    endpoint="completions", model="m", num_prompts=200, input_len="3:9", output_len="5", prefix_len=4,
+    num_prefixes=2, token_ids="10:12", rate=50.0, temperature=0.0, seed=1,
 )  # fmt: skip
 
 

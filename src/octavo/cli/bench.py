@@ -14,6 +14,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +24,7 @@ import typer
 from octavo.cli.load_test import serve
 from octavo.cli.options import TYPER_SETTINGS, EngineOptions, with_derived_flags
 from octavo.cli.terminal import Report, print_reports, spread
+from octavo.config.option_types import AMOUNT, COUNT, check_options, option
 from octavo.errors import InvalidParameterError, RequestError
 
 if TYPE_CHECKING:
@@ -37,19 +40,36 @@ _SEED = 0
 
 bench = typer.Typer(**{**TYPER_SETTINGS, "no_args_is_help": True})
 
-InputLen = Annotated[int, typer.Option("--input-len", help="tokens per prompt", min=1)]
-OutputLen = Annotated[int, typer.Option("--output-len", help="tokens to generate per prompt", min=1)]
-NumImages = Annotated[
-    int, typer.Option("--num-images", help="random pictures per prompt, in addition to its tokens", min=0)
-]
-ImageSize = Annotated[
-    str, typer.Option("--image-size", help="their width and height in pixels", metavar="<width>x<height>")
-]
-NumAdapters = Annotated[
-    int, typer.Option("--num-adapters", help="random LoRA adapters, which the prompts use in turn", min=0)
-]
-AdapterRank = Annotated[int, typer.Option("--adapter-rank", help="their rank", min=1)]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchOptions:
+    """What each prompt is.
+
+    Raises:
+        InvalidParameterError: names the option, its value and the limit.
+    """
+
+    input_len: int = option(128, "tokens per prompt", COUNT)
+    output_len: int = option(64, "tokens to generate per prompt", COUNT)
+    num_images: int = option(0, "random pictures per prompt, in addition to its tokens", AMOUNT)
+    image_size: str = option("448x448", "their width x height in pixels")
+    num_adapters: int = option(0, "random LoRA adapters, which the prompts use in turn", AMOUNT)
+    adapter_rank: int = option(16, "their rank", COUNT)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.num_images and not prod(self.pixels):
+            raise InvalidParameterError(
+                "image_size", self.image_size, "a width and a height in pixels, such as 448x448"
+            )
+
+    @property
+    def pixels(self) -> tuple[int, ...]:
+        """Width and height of images."""
+        found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", self.image_size)
+        return tuple(map(int, found.groups())) if found else (0, 0)
 
 
 @bench.callback()
@@ -64,27 +84,24 @@ bench.command()(serve)
 @with_derived_flags
 def throughput(
     num_prompts: Annotated[int, typer.Option("--num-prompts", help="requests, all submitted at once", min=1)] = 64,
-    input_len: InputLen = 128,
-    output_len: OutputLen = 64,
-    num_images: NumImages = 0,
-    image_size: ImageSize = "448x448",
-    num_adapters: NumAdapters = 0,
-    adapter_rank: AdapterRank = 16,
     json: AsJson = False,
     *,
+    prompts: BenchOptions,
     engine: EngineOptions,
 ) -> None:
     """Tokens per second, and images, when many requests are submitted at once."""
-    with _open(engine, input_len, num_images, image_size, num_adapters, adapter_rank) as runner:
-        runner.run(num_prompts, min(output_len, WARM_UP_TOKENS))
-        outputs, (elapsed_s,), measured = runner.measure(num_prompts, output_len, num_runs=1)
+    with _open(engine, prompts) as runner:
+        runner.run(num_prompts, min(prompts.output_len, WARM_UP_TOKENS))
+        outputs, (elapsed_s,), measured = runner.measure(num_prompts, prompts.output_len, num_runs=1)
     num_output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     num_tokens = num_output_tokens + sum(len(output.prompt_token_ids) for output in outputs)
     report: Report = {
         "num_prompts": num_prompts,
-        "input_len": input_len,
-        "output_len": output_len,
-        **({"num_adapters": num_adapters, "adapter_rank": adapter_rank} if num_adapters else {}),
+        "input_len": prompts.input_len,
+        "output_len": prompts.output_len,
+        **(
+            {"num_adapters": prompts.num_adapters, "adapter_rank": prompts.adapter_rank} if prompts.num_adapters else {}
+        ),
         "elapsed_s": elapsed_s,
         "requests_per_s": num_prompts / elapsed_s,
         "output_tokens_per_s": num_output_tokens / elapsed_s,
@@ -101,34 +118,29 @@ def latency(
         list[int] | None,
         typer.Option("--batch-size", help="number of requests in the batch (repeatable) [default: 1]", metavar="<int>"),
     ] = None,
-    input_len: InputLen = 128,
-    output_len: OutputLen = 64,
     num_iters: Annotated[int, typer.Option("--num-iters", help="measured runs per batch size", min=1)] = 5,
     num_warmup: Annotated[int, typer.Option("--num-warmup", help="warm-up runs before those", min=0)] = 1,
-    num_images: NumImages = 0,
-    image_size: ImageSize = "448x448",
-    num_adapters: NumAdapters = 0,
-    adapter_rank: AdapterRank = 16,
     json: AsJson = False,
     *,
+    prompts: BenchOptions,
     engine: EngineOptions,
 ) -> None:
     """Seconds that a batch takes from the first prompt token to the last output token."""
     reports: list[Report] = []
-    with _open(engine, input_len, num_images, image_size, num_adapters, adapter_rank) as runner:
+    with _open(engine, prompts) as runner:
         for size in batch_size or [1]:
             for _ in range(num_warmup):
-                runner.run(size, output_len)
-            _, elapsed_s, measured = runner.measure(size, output_len, num_runs=num_iters)
+                runner.run(size, prompts.output_len)
+            _, elapsed_s, measured = runner.measure(size, prompts.output_len, num_runs=num_iters)
             reports.append(
                 {
                     "batch_size": size,
-                    "input_len": input_len,
-                    "output_len": output_len,
+                    "input_len": prompts.input_len,
+                    "output_len": prompts.output_len,
                     "num_iters": num_iters,
-                    **({"num_adapters": num_adapters} if num_adapters else {}),
+                    **({"num_adapters": prompts.num_adapters} if prompts.num_adapters else {}),
                     **spread("latency_ms", [seconds * 1e3 for seconds in elapsed_s]),
-                    "output_tokens_per_s": size * output_len * num_iters / sum(elapsed_s),
+                    "output_tokens_per_s": size * prompts.output_len * num_iters / sum(elapsed_s),
                     **measured,
                 }
             )
@@ -136,40 +148,36 @@ def latency(
 
 
 @contextmanager
-def _open(
-    engine: EngineOptions, input_len: int, num_images: int, image_size: str, num_adapters: int, adapter_rank: int
-) -> "Iterator[BenchRunner]":
+def _open(engine: EngineOptions, prompts: BenchOptions) -> "Iterator[BenchRunner]":
     from octavo import LLM
 
     options: dict[str, Any] = engine
-    if num_adapters:
-        options = {"enable_lora": True, "max_loras": num_adapters, "max_lora_rank": adapter_rank, **engine}
+    if prompts.num_adapters:
+        options = {
+            "enable_lora": True,
+            "max_loras": prompts.num_adapters,
+            "max_lora_rank": prompts.adapter_rank,
+            **engine,
+        }
     llm = LLM(**options)
     with tempfile.TemporaryDirectory(prefix="octavo-adapters-") as folder:
-        adapters = _random_adapters(llm.engine.front.config.model, num_adapters, adapter_rank, Path(folder))
-        yield BenchRunner(llm, input_len, num_images, image_size, adapters)
+        adapters = _random_adapters(
+            llm.engine.front.config.model, prompts.num_adapters, prompts.adapter_rank, Path(folder)
+        )
+        yield BenchRunner(llm, prompts, adapters)
 
 
 class BenchRunner:
-    """Runs batches of random prompts of `length` tokens, or messages of about that, and reports what they took."""
+    """Runs batches of random prompts, or messages of about that length, and reports what they took."""
 
-    def __init__(
-        self, llm: "LLM", length: int, num_images: int, image_size: str, adapters: "Sequence[LoRARequest]"
-    ) -> None:
-        """Raises InvalidParameterError: `image_size` is not like "448x448"."""
-        self._llm, self._length, self._num_images, self._adapters = llm, length, num_images, adapters
+    def __init__(self, llm: "LLM", prompts: BenchOptions, adapters: "Sequence[LoRARequest]") -> None:
+        import numpy as np
+
+        self._llm, self._prompts, self._adapters = llm, prompts, adapters
         self._tokenizer = llm.get_tokenizer()
         num_ids = min(self._tokenizer.vocab_size, llm.engine.front.config.model.vocab_size)
         self._ids = [id_ for id_ in range(num_ids) if id_ not in self._tokenizer.special_token_ids]
-        self._random = random.Random(_SEED)
-        if num_images:
-            import numpy as np
-
-            found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", image_size)
-            self._width, self._height = map(int, found.groups()) if found else (0, 0)
-            if not self._width * self._height:
-                raise InvalidParameterError("image_size", image_size, "a width and a height in pixels, such as 448x448")
-            self._pixels = np.random.default_rng(_SEED)
+        self._random, self._pixels = random.Random(_SEED), np.random.default_rng(_SEED)
 
     def run(self, count: int, output_len: int) -> "tuple[list[RequestOutput], float]":
         """Run that many prompts as one batch; return the outputs and the seconds.
@@ -199,9 +207,9 @@ class BenchRunner:
         outputs, elapsed_s = [output for batch, _ in runs for output in batch], [seconds for _, seconds in runs]
         step_s, compute_s = (end - start for start, end in zip(times_before, self._step_times(), strict=True))
         report: Report = {}
-        if self._num_images:
-            per_s = self._num_images * count * num_runs / sum(elapsed_s)
-            report = {"num_images": self._num_images, "images_per_s": per_s}
+        if num_images := self._prompts.num_images:
+            per_s = num_images * count * num_runs / sum(elapsed_s)
+            report = {"num_images": num_images, "images_per_s": per_s}
         report |= request_times(outputs)
         if step_s:  # the rest is the host's: scheduling, laying out inputs, detokenizing
             report["compute_share"] = compute_s / step_s
@@ -217,19 +225,20 @@ class BenchRunner:
         """Make that many prompts; return a function that runs them as one batch."""
         llm, adapters = self._llm, self._adapters
         loras = [adapters[at % len(adapters)] if adapters else None for at in range(count)]
-        if self._num_images:
+        if self._prompts.num_images:
             requests = [{"messages": [{"role": "user", "content": self._content()}]} for _ in range(count)]
             return lambda params: llm.generate_multimodal(requests, params, use_tqdm=False, lora_request=loras)
         prompts: list[TokensPrompt] = [{"prompt_token_ids": self._tokens()} for _ in range(count)]
         return lambda params: llm.generate(prompts, params, use_tqdm=False, lora_request=loras)
 
     def _tokens(self) -> list[int]:
-        return self._random.choices(self._ids, k=self._length)
+        return self._random.choices(self._ids, k=self._prompts.input_len)
 
     def _content(self) -> list[dict[str, object]]:
-        size = (self._height, self._width, 3)
+        width, height = self._prompts.pixels
         parts: list[dict[str, object]] = [
-            {"type": "image", "image": self._pixels.integers(0, 256, size, "uint8")} for _ in range(self._num_images)
+            {"type": "image", "image": self._pixels.integers(0, 256, (height, width, 3), "uint8")}
+            for _ in range(self._prompts.num_images)
         ]
         return [*parts, {"type": "text", "text": self._tokenizer.decode(self._tokens())}]
 

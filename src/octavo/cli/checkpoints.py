@@ -11,26 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.cli.options import TYPER_SETTINGS
+from octavo.cli.options import TYPER_SETTINGS, with_derived_flags
 from octavo.cli.terminal import print_facts, print_table
 from octavo.config.engine import LoadFormat
 from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_adapter, resolve_model
 from octavo.config.model import ModelConfig
+from octavo.config.option_types import option
 from octavo.device.process import limit_spinning
 from octavo.errors import CheckpointError, InvalidParameterError
 from octavo.loader.index import StoredTensor, stored_tensors
-from octavo.lora.files import (
-    SAFETENSORS_FILE,
-    AdapterConfig,
-    content_hash,
-    parse_tensor_name,
-    read_adapter_config,
-    weights_file,
-)
 
 if TYPE_CHECKING:
-    from octavo.convert.source import Checkpoint
+    from octavo.lora.files import AdapterConfig
 
 _SOURCE = "checkpoint folder, GGUF file, Hub id, `smollm2`, `demo` or `demo-vl`"
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -133,106 +126,69 @@ def _size_text(num_bytes: int) -> str:
     return f"{num_bytes} B"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertOptions:
+    """Formats of source and target, and changes of the weights.
+
+    Raises:
+        InvalidParameterError: an option of `quantize` without it.
+    """
+
+    to: str = option("safetensors", "format to write: safetensors, pt, gguf, tensorizer or sharded_state")
+    dtype: str = option("auto", "dtype of the weights; auto: unchanged, bfloat16 for GGUF blocks")
+    load_format: LoadFormat = option("auto", "format of the source; auto: detect it")
+    revision: str | None = option(None, "branch, tag or commit of a Hub model")
+    max_shard_gib: float | None = option(
+        None, "maximum GiB of weights in one file; not for gguf and tensorizer [default: 2]"
+    )
+    gguf_type: str | None = option(None, "type of a GGUF file's matrices, such as Q8_0 [default: --dtype]")
+    tensor_parallel_size: int | None = option(None, "number of ranks that a sharded_state is for [default: 1]")
+    merge_lora: str | None = option(None, "LoRA adapter to merge into the weights")
+    quantize: str | None = option(None, "int4: round linear layers to 4 bits, calibrated on a text")
+    bits_for: str = option("", "bits of single layers, such as down_proj=8,lm_head=8")
+    calibration_text: str | None = option(None, "text like the model's inputs; default: a bundled one")
+
+    def __post_init__(self) -> None:
+        for name in ("bits_for", "calibration_text"):
+            if (value := getattr(self, name)) and self.quantize is None:
+                raise InvalidParameterError(name, value, "only with --quantize")
+
+
+@with_derived_flags
 def convert(
     source: Annotated[str, typer.Argument(help=_SOURCE)],
     out: Annotated[Path, typer.Argument(help="folder to create; for gguf, a file")],
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to", help="format to write: safetensors, pt, gguf, tensorizer or sharded_state", metavar="<str>"
-        ),
-    ] = "safetensors",
-    dtype: Annotated[
-        str,
-        typer.Option(
-            "--dtype", help="dtype of the weights; auto: unchanged, bfloat16 for GGUF blocks", metavar="<str>"
-        ),
-    ] = "auto",
-    load_format: Annotated[
-        LoadFormat, typer.Option("--load-format", help="format of the source; auto: detect it")
-    ] = "auto",
-    revision: Annotated[
-        str | None, typer.Option("--revision", help="branch, tag or commit of a Hub model", metavar="<str>")
-    ] = None,
-    max_shard_gib: Annotated[
-        float | None,
-        typer.Option(
-            "--max-shard-gib", help="maximum GiB of weights in one file; not for gguf and tensorizer [default: 2]"
-        ),
-    ] = None,
-    gguf_type: Annotated[
-        str | None,
-        typer.Option(
-            "--gguf-type", help="type of a GGUF file's matrices, such as Q8_0 [default: --dtype]", metavar="<str>"
-        ),
-    ] = None,
-    tensor_parallel_size: Annotated[
-        int | None,
-        typer.Option("--tensor-parallel-size", help="number of ranks that a sharded_state is for [default: 1]"),
-    ] = None,
-    merge_lora: Annotated[
-        str | None, typer.Option("--merge-lora", help="LoRA adapter to merge into the weights", metavar="<str>")
-    ] = None,
-    quantize: Annotated[
-        str | None,
-        typer.Option("--quantize", help="int4: round linear layers to 4 bits, calibrated on a text", metavar="<str>"),
-    ] = None,
-    bits_for: Annotated[
-        str,
-        typer.Option("--bits-for", help="bits of single layers, such as down_proj=8,lm_head=8", metavar="<str>"),
-    ] = "",
-    calibration_text: Annotated[
-        Path | None, typer.Option("--calibration-text", help="text like the model's inputs; default: a bundled one")
-    ] = None,
+    *,
+    options: ConvertOptions,
 ) -> None:
     """Write a model as a checkpoint of another format: weights, settings, tokenizer and chat template."""
     limit_spinning()  # before torch is imported: calibration has its own threads alongside torch's
+    from octavo.calibration.quantize import quantized
     from octavo.convert import run
+    from octavo.convert.merged import merge_lora
     from octavo.convert.source import Checkpoint
 
-    start_s = time.perf_counter()
-    options = run.TargetOptions(
-        max_shard_bytes=None if max_shard_gib is None else int(max_shard_gib * 2**30),
-        tensor_parallel_size=tensor_parallel_size,
-        gguf_type=gguf_type,
+    start_s, shard_gib = time.perf_counter(), options.max_shard_gib
+    target = run.TargetOptions(
+        max_shard_bytes=None if shard_gib is None else int(shard_gib * 2**30),
+        tensor_parallel_size=options.tensor_parallel_size,
+        gguf_type=options.gguf_type,
     )
-    changes = _Changes(merge_lora, quantize, bits_for, calibration_text)
-    checkpoint = Checkpoint.open(source, revision=revision, load_format=load_format, dtype=dtype)
-    if merge_lora is not None or quantize is not None:
-        run.check(out, to)  # before a minute of work
-    checkpoint, notes = changes.applied_to(checkpoint)
-    num_bytes = run.convert(checkpoint, out, to, options)
-    print(f"{out}: {', '.join((to, *notes))}, {num_bytes / 1e6:,.1f} MB, {time.perf_counter() - start_s:.1f} s")
-
-
-@dataclass(frozen=True, slots=True)
-class _Changes:
-    """Changes of the weights during a conversion. An option of `quantize` without it is an error."""
-
-    merge_lora: str | None
-    quantize: str | None
-    bits_for: str
-    calibration_text: Path | None
-
-    def __post_init__(self) -> None:
-        given = {"bits_for": self.bits_for, "calibration_text": self.calibration_text and str(self.calibration_text)}
-        for name, value in given.items():
-            if value and self.quantize is None:
-                raise InvalidParameterError(name, value, "only with --quantize")
-
-    def applied_to(self, checkpoint: "Checkpoint") -> "tuple[Checkpoint, list[str]]":
-        """Return a checkpoint with these changes, and notes about them for the user."""
-        from octavo.calibration.quantize import quantized
-        from octavo.convert.merged import merge_lora
-
-        notes = []
-        if self.merge_lora is not None:
-            checkpoint = merge_lora(checkpoint, resolve_adapter(self.merge_lora))
-            notes.append(f"with {self.merge_lora} merged")
-        if self.quantize is not None:
-            checkpoint = quantized(checkpoint, self.quantize, self.bits_for, self.calibration_text)
-            notes.append(f"{checkpoint.bits_per_weight:.2f} bits per quantized weight")
-        return checkpoint, notes
+    checkpoint = Checkpoint.open(
+        source, revision=options.revision, load_format=options.load_format, dtype=options.dtype
+    )
+    notes = [options.to]
+    if options.merge_lora is not None or options.quantize is not None:
+        run.check(out, options.to)  # before a minute of work
+    if options.merge_lora is not None:
+        checkpoint = merge_lora(checkpoint, resolve_adapter(options.merge_lora))
+        notes.append(f"with {options.merge_lora} merged")
+    if options.quantize is not None:
+        text = None if options.calibration_text is None else Path(options.calibration_text)
+        checkpoint = quantized(checkpoint, options.quantize, options.bits_for, text)
+        notes.append(f"{checkpoint.bits_per_weight:.2f} bits per quantized weight")
+    num_bytes = run.convert(checkpoint, out, options.to, target)
+    print(f"{out}: {', '.join(notes)}, {num_bytes / 1e6:,.1f} MB, {time.perf_counter() - start_s:.1f} s")
 
 
 @lora.callback()
@@ -249,6 +205,8 @@ def inspect_adapter(
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Kind, ranks, modules, size and identity of an adapter; names the setting or tensor that is not supported."""
+    from octavo.lora.files import read_adapter_config
+
     folder = resolve_adapter(adapter)
     facts = _adapter_facts(folder, read_adapter_config(folder))
     if model is not None:
@@ -259,7 +217,9 @@ def inspect_adapter(
     print_facts(facts, as_json=json)
 
 
-def _adapter_facts(folder: Path, config: AdapterConfig) -> dict[str, str]:
+def _adapter_facts(folder: Path, config: "AdapterConfig") -> dict[str, str]:
+    from octavo.lora.files import SAFETENSORS_FILE, content_hash, parse_tensor_name, weights_file
+
     ranks = sorted({config.rank, *config.rank_pattern.values()})
     kind = "LoRA, rank-stabilized" if config.uses_rslora else "LoRA"
     file = weights_file(folder)

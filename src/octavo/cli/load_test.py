@@ -20,99 +20,13 @@ import typer
 
 from octavo.cli.client import HttpClient
 from octavo.cli.load_report import RequestRecord, Slo, draw_run, encode_run, summarize
+from octavo.cli.options import with_derived_flags
 from octavo.cli.terminal import print_reports
+from octavo.config.option_types import AMOUNT, COUNT, POSITIVE, check_options, option
 from octavo.errors import InvalidParameterError, RequestError
 
 Endpoint = Literal["completions", "chat"]
 _PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-
-
-def serve(
-    url: Annotated[str, typer.Option("--url", help="server URL", metavar="<url>")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option("--model", help="model name; default: the server's first")] = None,
-    api_key: Annotated[str | None, typer.Option("--api-key", help="API key for the server", metavar="<str>")] = None,
-    endpoint: Annotated[
-        Endpoint, typer.Option("--endpoint", help="completions (random token ids) or chat (random words)")
-    ] = "completions",
-    num_prompts: Annotated[int, typer.Option("--num-prompts", help="requests to send", min=1)] = 100,
-    input_len: Annotated[
-        str, typer.Option("--input-len", help="tokens per prompt after its prefix; 64:256 is a range")
-    ] = "128",
-    output_len: Annotated[str, typer.Option("--output-len", help="tokens to generate per prompt, or a range")] = "64",
-    prefix_len: Annotated[int, typer.Option("--prefix-len", help="tokens of a shared prefix", min=0)] = 0,
-    num_prefixes: Annotated[int, typer.Option("--num-prefixes", help="number of shared prefixes", min=1)] = 1,
-    token_ids: Annotated[
-        str, typer.Option("--token-ids", help="range of random token ids; the default fits any vocabulary")
-    ] = "300:2000",
-    rate: Annotated[float | None, typer.Option("--rate", help="requests per second (Poisson process)")] = None,
-    concurrency: Annotated[
-        int | None, typer.Option("--concurrency", help="maximum number of requests in flight", min=1)
-    ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", help="sampling temperature", min=0.0)] = 0.0,
-    goodput: Annotated[
-        list[str] | None,
-        typer.Option("--goodput", help="latency targets in ms, e.g. ttft:500,itl:50; also tpot, e2e", metavar="<str>"),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="seed of prompts, lengths and arrival times")] = 0,
-    warmup: Annotated[int, typer.Option("--warmup", help="warm-up requests", min=0)] = 2,
-    timeout: Annotated[float, typer.Option("--timeout", help="seconds until a request fails")] = 600.0,
-    output: Annotated[
-        Path | None, typer.Option("--output", help="write report and requests to this JSON file", metavar="<path>")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="plot the distributions to this SVG file", metavar="<path>")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-) -> None:
-    """Benchmark a server under load: latency, throughput and goodput."""
-    slo = Slo.parse(goodput or [])
-    _check(rate, concurrency, timeout, [file for file in (output, plot) if file is not None])
-    workload = Workload(
-        endpoint=endpoint,
-        model=model,
-        num_prompts=num_prompts,
-        input_len=Span.parse("input_len", input_len, 0 if prefix_len else 1),
-        output_len=Span.parse("output_len", output_len, 1),
-        prefix_len=prefix_len,
-        num_prefixes=num_prefixes,
-        token_ids=Span.parse("token_ids", token_ids, 0),
-        rate=rate,
-        temperature=temperature,
-        seed=seed,
-    )
-    with _runner() as runner:
-        workload, records, cpu_s = runner.run(_measure(workload, url, api_key, concurrency, warmup, timeout))
-    report = summarize(records, slo, cpu_s)
-    if output is not None:
-        output.write_bytes(encode_run(str(workload.model), records, report))
-        print(f"octavo: the run is in {output}", file=sys.stderr)
-    if plot is not None:
-        plot.write_text(draw_run(str(workload.model), records), encoding="utf-8")
-        print(f"octavo: the plot of latencies is in {plot}", file=sys.stderr)
-    print_reports([report], as_json=json)
-    _raise_failures(records)
-
-
-def _check(rate: float | None, concurrency: int | None, timeout_s: float, files: list[Path]) -> None:
-    """Check the options before anything is measured."""
-    if rate is not None and not rate > 0:
-        raise InvalidParameterError("rate", rate, "greater than 0")
-    if rate is not None and concurrency is not None:
-        raise InvalidParameterError("concurrency", concurrency, "cannot be combined with --rate")
-    if not timeout_s > 0:
-        raise InvalidParameterError("timeout", timeout_s, "greater than 0")
-    for file in files:
-        if not file.parent.is_dir() or file.is_dir():
-            raise InvalidParameterError("output", str(file), "must be in an existing folder")
-
-
-def _runner() -> asyncio.Runner:
-    """Use uvloop if available: the client shares its cores with the server and should use as little CPU as possible."""
-    if sys.platform == "win32":
-        return asyncio.Runner()
-    import uvloop
-
-    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +38,7 @@ class Span:
 
     @classmethod
     def parse(cls, field: str, text: str, at_least: int) -> Self:
-        """Parse `64` or `64:256`.
-
-        Raises:
-            InvalidParameterError: not a valid range, or below `at_least`.
-        """
+        """Parse `64` or `64:256`; raise InvalidParameterError if it is not a valid range from `at_least` on."""
         low, _, high = text.partition(":")
         try:
             span = cls(int(low), int(high or low))
@@ -150,40 +60,52 @@ class PlannedRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What to send. `rate` is in requests per second (Poisson process); None: all at once.
+    """What to send.
 
-    `model` is None until the server's own model is known.
+    Raises:
+        InvalidParameterError: names the option, its value and the limit.
     """
 
-    endpoint: Endpoint
-    model: str | None
-    num_prompts: int
-    input_len: Span
-    output_len: Span
-    prefix_len: int
-    num_prefixes: int
-    token_ids: Span
-    rate: float | None
-    temperature: float
-    seed: int
+    model: str | None = option(None, "model name; default: the server's first")
+    endpoint: Endpoint = option("completions", "completions (random token ids) or chat (random words)")
+    num_prompts: int = option(100, "requests to send", COUNT)
+    input_len: str = option("128", "tokens per prompt after its prefix; 64:256 is a range")
+    output_len: str = option("64", "tokens to generate per prompt, or a range")
+    prefix_len: int = option(0, "tokens of a shared prefix", AMOUNT)
+    num_prefixes: int = option(1, "number of shared prefixes", COUNT)
+    token_ids: str = option("300:2000", "range of random token ids; the default fits any vocabulary")
+    rate: float | None = option(None, "requests per second (Poisson process); default: all at once", POSITIVE)
+    temperature: float = option(0.0, "sampling temperature", AMOUNT)
+    seed: int = option(0, "seed of prompts, lengths and arrival times")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        self._spans()
 
     def plan(self) -> list[PlannedRequest]:
         """Return the requests of a run in the order of sending.
 
         Each prompt starts with one of `num_prefixes` shared prefixes in turn, followed by tokens of its own.
         """
-        source = random.Random(self.seed)
-        ids = range(self.token_ids.low, self.token_ids.high + 1)
+        source, (input_len, output_len, token_ids) = random.Random(self.seed), self._spans()
+        ids = range(token_ids.low, token_ids.high + 1)
         prefixes = [source.choices(ids, k=self.prefix_len) for _ in range(self.num_prefixes)]
         planned = []
         send_at_s = 0.0
         for number in range(self.num_prompts):
-            own = source.choices(ids, k=source.randint(self.input_len.low, self.input_len.high))
-            output_len = source.randint(self.output_len.low, self.output_len.high)
-            body = self._body(prefixes[number % len(prefixes)] + own, output_len)
-            planned.append(PlannedRequest(send_at_s=send_at_s, body=body, output_len=output_len))
+            own = source.choices(ids, k=source.randint(input_len.low, input_len.high))
+            num_tokens = source.randint(output_len.low, output_len.high)
+            body = self._body(prefixes[number % len(prefixes)] + own, num_tokens)
+            planned.append(PlannedRequest(send_at_s=send_at_s, body=body, output_len=num_tokens))
             send_at_s += source.expovariate(self.rate) if self.rate else 0.0
         return planned
+
+    def _spans(self) -> tuple[Span, Span, Span]:
+        return (
+            Span.parse("input_len", self.input_len, 0 if self.prefix_len else 1),
+            Span.parse("output_len", self.output_len, 1),
+            Span.parse("token_ids", self.token_ids, 0),
+        )
 
     def _body(self, prompt: list[int], output_len: int) -> bytes:
         fields: dict[str, object] = {"prompt": prompt}
@@ -202,6 +124,63 @@ class Workload:
                 "stream_options": {"include_usage": True},
             }
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadOptions:
+    """How to send a workload, and where to report.
+
+    Raises:
+        InvalidParameterError: names the option, its value and the limit.
+    """
+
+    url: str = option("http://127.0.0.1:8000", "server URL")
+    api_key: str | None = option(None, "API key for the server")
+    concurrency: int | None = option(None, "maximum number of requests in flight", COUNT)
+    goodput: tuple[str, ...] = option((), "latency targets in ms, e.g. ttft:500,itl:50; also tpot, e2e")
+    warmup: int = option(2, "warm-up requests", AMOUNT)
+    timeout: float = option(600.0, "seconds until a request fails", POSITIVE)
+    output: str | None = option(None, "write report and requests to this JSON file")
+    plot: str | None = option(None, "plot the distributions to this SVG file")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for file in (self.output, self.plot):
+            if file is not None and (not Path(file).parent.is_dir() or Path(file).is_dir()):
+                raise InvalidParameterError("output", file, "must be in an existing folder")
+
+
+@with_derived_flags
+def serve(
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    *,
+    workload: Workload,
+    options: LoadOptions,
+) -> None:
+    """Benchmark a server under load: latency, throughput and goodput."""
+    slo = Slo.parse(options.goodput)
+    if workload.rate is not None and options.concurrency is not None:
+        raise InvalidParameterError("concurrency", options.concurrency, "cannot be combined with --rate")
+    with _runner() as runner:
+        model, records, cpu_s = runner.run(_measure(workload, options))
+    report = summarize(records, slo, cpu_s)
+    if options.output is not None:
+        Path(options.output).write_bytes(encode_run(model, records, report))
+        print(f"octavo: the run is in {options.output}", file=sys.stderr)
+    if options.plot is not None:
+        Path(options.plot).write_text(draw_run(model, records), encoding="utf-8")
+        print(f"octavo: the plot of latencies is in {options.plot}", file=sys.stderr)
+    print_reports([report], as_json=json)
+    _raise_failures(records)
+
+
+def _runner() -> asyncio.Runner:
+    """Use uvloop if available: the client shares its cores with the server and should use as little CPU as possible."""
+    if sys.platform == "win32":
+        return asyncio.Runner()
+    import uvloop
+
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
 class LoadGenerator:
@@ -248,28 +227,26 @@ class LoadGenerator:
         return record
 
 
-async def _measure(
-    workload: Workload, url: str, api_key: str | None, concurrency: int | None, num_warmup: int, timeout_s: float
-) -> tuple[Workload, list[RequestRecord], float]:
-    """Send all requests; return the workload with its model, the records, and the CPU seconds that this process used.
+async def _measure(workload: Workload, options: LoadOptions) -> tuple[str, list[RequestRecord], float]:
+    """Send all requests; return the model's name, the records, and the CPU seconds that this process used.
 
-    The warm-up uses another seed, so that nothing of what is measured is in the server's cache.
-
-    Raises:
-        RequestError: the server cannot be reached, or a warm-up request fails.
+    The warm-up uses another seed, so that nothing of what is measured is in the server's cache. A warm-up request that
+    fails ends the run.
     """
-    async with HttpClient(url, api_key=api_key) as client:
-        workload = replace(workload, model=await client.find_model(workload.model))
+    async with HttpClient(options.url, api_key=options.api_key) as client:
+        model = await client.find_model(workload.model)
+        workload = replace(workload, model=model)
         planned = workload.plan()
-        load = LoadGenerator(client, workload.endpoint, timeout_s)
-        warmup = replace(workload, seed=workload.seed + 1, num_prompts=num_warmup)
-        _raise_failures(await load.run_closed(warmup.plan(), 1))
+        load = LoadGenerator(client, workload.endpoint, options.timeout)
+        if options.warmup:
+            warmup = replace(workload, seed=workload.seed + 1, num_prompts=options.warmup)
+            _raise_failures(await load.run_closed(warmup.plan(), 1))
         start_cpu_s = time.process_time()
-        if concurrency is None:
+        if options.concurrency is None:
             records = await load.run_open(planned)
         else:
-            records = await load.run_closed(planned, concurrency)
-        return workload, records, time.process_time() - start_cpu_s
+            records = await load.run_closed(planned, options.concurrency)
+        return model, records, time.process_time() - start_cpu_s
 
 
 def _raise_failures(records: Sequence[RequestRecord]) -> None:

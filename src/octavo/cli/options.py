@@ -1,13 +1,13 @@
-"""Flags derived from existing definitions: engine flags from the fields of `EngineArgs`, and so on.
+"""Flags derived from definitions: engine flags from the fields of `EngineArgs`, and so on.
 
 A command requests them with parameters annotated `EngineOptions`, `ServerOptions` and `SamplingOptions` (or
-`AnswerOptions`, without options that a conversation cannot show). It receives dicts of what was given on the command
-line and nothing else, so defaults are defined in one place.
+`AnswerOptions`, without options that a conversation cannot show), and receives dicts of what was given on the command
+line and nothing else, so defaults are defined in one place. Of a dataclass of `option`s it receives an instance.
 """
 
 import inspect
 from collections.abc import Callable, Collection
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, NewType, get_args, get_origin
 
@@ -48,11 +48,7 @@ SAMPLING_HELP = {
     "logprobs": "number of top logprobs to report in JSON",
     "seed": "seed for sampling; prompts that share one share their random numbers",
 }
-REPEATABLE = ("stop",)
-_DEFINITIONS: dict[Any, tuple[str, type]] = {
-    EngineOptions: ("engine", EngineArgs),
-    ServerOptions: ("server", ServerArgs),
-}
+_DEFINITIONS: dict[Any, Any] = {EngineOptions: EngineArgs, ServerOptions: ServerArgs}
 _SAMPLING_FIELDS = {
     SamplingOptions: frozenset(SAMPLING_HELP),
     AnswerOptions: frozenset(SAMPLING_HELP) - {"n", "logprobs"},
@@ -68,23 +64,27 @@ def with_derived_flags(command: Callable[..., None]) -> Callable[..., None]:
     kinds = {
         name: p.annotation
         for name, p in parameters.items()
-        if p.annotation in _DEFINITIONS or p.annotation in _SAMPLING_FIELDS
+        if p.annotation in _DEFINITIONS or p.annotation in _SAMPLING_FIELDS or is_dataclass(p.annotation)
     }
     taken = {field for kind in kinds.values() for field in _SAMPLING_FIELDS.get(kind, ())}
     groups = {
-        name: _defined_flags(kind, taken) if kind in _DEFINITIONS else _sampling_flags(_SAMPLING_FIELDS[kind])
+        name: _sampling_flags(_SAMPLING_FIELDS[kind])
+        if kind in _SAMPLING_FIELDS
+        else _defined_flags(name, _DEFINITIONS.get(kind, kind), taken)
         for name, kind in kinds.items()
     }
 
     @wraps(command)
     def run(**values: Any) -> None:
-        given = {
-            name: {field: values.pop(flag.name) for field, flag in flags.items()} for name, flags in groups.items()
-        }
-        chosen = {
-            name: {field: v for field, v in group.items() if v not in (None, [])} for name, group in given.items()
-        }
-        command(**values, **chosen)
+        for name, flags in groups.items():
+            given = {field: values.pop(flag.name) for field, flag in flags.items()}
+            chosen = {field: value for field, value in given.items() if value not in (None, [])}
+            if is_dataclass(kinds[name]):
+                chosen = {field: tuple(v) if isinstance(v, list) else v for field, v in chosen.items()}
+                values[name] = kinds[name](**chosen)
+            else:
+                values[name] = chosen
+        command(**values)
 
     derived = [flag for flags in groups.values() for flag in flags.values()]
     signature = inspect.Signature([*(p for name, p in parameters.items() if name not in groups), *derived])
@@ -93,9 +93,8 @@ def with_derived_flags(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _defined_flags(definition_of: Any, taken: set[str]) -> dict[str, inspect.Parameter]:
-    """Return a parameter for every field of `EngineArgs` or `ServerArgs`, by field name."""
-    group, definition = _DEFINITIONS[definition_of]
+def _defined_flags(group: str, definition: Any, taken: set[str]) -> dict[str, inspect.Parameter]:
+    """Return a parameter for every field of a dataclass of options, by field name."""
     flags = {}
     for spec in fields(definition):
         name = "model" if spec.name == "model_name" else f"{group}_{spec.name}" if spec.name in taken else spec.name
@@ -109,12 +108,10 @@ def _defined_flags(definition_of: Any, taken: set[str]) -> dict[str, inspect.Par
 
 def _sampling_flags(names: Collection[str]) -> dict[str, inspect.Parameter]:
     """Return a parameter for each of these fields of `SamplingParams`, by field name."""
-    flags = {}
-    for spec in fields(SamplingParams):
-        if spec.name in names:
-            kind = list[str] if spec.name in REPEATABLE else spec.type
-            flags[spec.name] = _flag("sampling", spec.name, kind, SAMPLING_HELP[spec.name], None)
-    return flags
+    kinds = {spec.name: list[str] if spec.name == "stop" else spec.type for spec in fields(SamplingParams)}
+    return {
+        name: _flag("sampling", name, kind, SAMPLING_HELP[name], None) for name, kind in kinds.items() if name in names
+    }
 
 
 def _flag(group: str, name: str, kind: Any, help_text: str, default: object) -> inspect.Parameter:
