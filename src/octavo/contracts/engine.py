@@ -48,6 +48,11 @@ class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
         tuple[int, int]
     ] = []  # [start, end): tokens that attend to each other; a step computes them to the end
 
+    @property
+    def num_images(self) -> int:
+        """Images and videos in the prompt."""
+        return len(self.vision) + len(self.embedding_spans)
+
 
 class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
     """The adapter of a request. Its configuration has been read and checked against `max_lora_rank`."""
@@ -113,6 +118,11 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_accepted_drafts: int = 0
     error_type: str | None = None  # the class of `error` in `octavo.errors`, if any
     shows_last_token: bool = False  # with `stop`: the last token is part of the text and completes the constraint
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was counted, by fields of `RequestMetrics`."""
+        return {name: getattr(self, name) for name in ("num_preemptions", "num_drafts", "num_accepted_drafts")}
 
 
 class AdmittedRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Self
 
 from octavo.config.args import EngineArgs
-from octavo.contracts.engine import AdapterRef, EngineCoreOutputs
+from octavo.contracts.engine import EngineCoreOutputs
 from octavo.engine.front import EngineFront, ModelName, one_per_prompt, streaming_engine_args
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_pump import OutputPump
@@ -40,14 +40,10 @@ class LiveRequest:
     Always close it.
     """
 
-    __slots__ = ("_death", "_forget", "state")
+    __slots__ = ("_engine", "state")
 
-    def __init__(
-        self, state: RequestState, death: Callable[[], OctavoError | None], forget: Callable[[RequestState], None]
-    ) -> None:
-        self.state = state
-        self._death = death
-        self._forget = forget
+    def __init__(self, engine: "AsyncLLMEngine", state: RequestState) -> None:
+        self._engine, self.state = engine, state
 
     @property
     def samples(self) -> list[CompletionState]:
@@ -57,16 +53,16 @@ class LiveRequest:
     @property
     def is_settled(self) -> bool:
         """Whether no more output will come: the request has finished or the engine is dead."""
-        return self.state.is_finished or self._death() is not None
+        return self.state.is_finished or self._engine._death is not None
 
     def check(self) -> None:
         """Raise EngineDeadError if the engine died before the request finished."""
-        if not self.state.is_finished and (death := self._death()) is not None:
-            raise anew(death)
+        if not self.state.is_finished:
+            self._engine._check_alive()
 
     def close(self) -> None:
         """Drop the reader; an unfinished request is aborted. Idempotent."""
-        self._forget(self.state)
+        self._engine._forget(self.state)
 
 
 class AsyncLLMEngine:
@@ -128,19 +124,16 @@ class AsyncLLMEngine:
 
         Raises:
             InvalidParameterError: names the field, its value and the limit.
-            AdapterError: the adapter is not supported.
+            UserError: `lora_request` cannot be served.
             EngineDeadError: the engine died.
         """
-        await self._check_structured_outputs([sampling_params])
-        if request_id in self.front.outputs:
-            await self._let_streams_close()
         [processed] = await self._process(
             [prompt],
             [sampling_params],
+            [lora_request],
             request_id=request_id,
             priority=priority,
             cache_salt=cache_salt,
-            adapters=[await self.read_adapter(lora_request)],
         )
         updated = asyncio.Event()
         state = self._start(processed, updated.set)
@@ -149,8 +142,8 @@ class AsyncLLMEngine:
             while not is_whole:
                 await updated.wait()
                 updated.clear()
-                if self._death is not None and not state.is_finished:
-                    raise anew(self._death)
+                if not state.is_finished:
+                    self._check_alive()
                 output = state.snapshot()
                 is_whole = output.finished
                 yield output
@@ -165,7 +158,7 @@ class AsyncLLMEngine:
         Raises:
             EngineDeadError: the engine is dead.
         """
-        return LiveRequest(self._start(processed, notify), lambda: self._death, self._forget)
+        return LiveRequest(self, self._start(processed, notify))
 
     async def died(self) -> OctavoError:
         """Wait until the engine dies; return why."""
@@ -183,10 +176,7 @@ class AsyncLLMEngine:
         **options: Any,
     ) -> RequestOutput:
         """Generate for one prompt; return its complete output. Options and errors as `stream`."""
-        await self._check_structured_outputs([sampling_params])
-        adapter = await self.read_adapter(lora_request)
-        [processed] = await self._process([prompt], [sampling_params], adapters=[adapter], **options)
-        (output,) = await self._run([processed])
+        [output] = await self._run(await self._process([prompt], [sampling_params], [lora_request], **options))
         return output
 
     async def generate_async(
@@ -203,14 +193,8 @@ class AsyncLLMEngine:
         """
         prompt_list = as_prompt_list(prompts)
         params_list = one_per_prompt(sampling_params, SamplingParams, len(prompt_list), "sampling_params")
-        await self._check_structured_outputs(params_list)
-        chosen = one_per_prompt(lora_request, LoRARequest, len(prompt_list), "lora_request")
-        adapters = [await self.read_adapter(one) for one in chosen]
-        return await self._run(await self._process(prompt_list, params_list, adapters=adapters, priority=priority))
-
-    async def read_adapter(self, request: LoRARequest | None) -> AdapterRef | None:
-        """See `InputProcessor.read_adapter`; the files are read in a thread."""
-        return None if request is None else await asyncio.to_thread(self.front.inputs.read_adapter, request)
+        loras = one_per_prompt(lora_request, LoRARequest, len(prompt_list), "lora_request")
+        return await self._run(await self._process(prompt_list, params_list, loras, priority=priority))
 
     async def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: Any) -> object:
         """Return a conversation as a prompt, by the model's chat template. Images and long texts: in a thread."""
@@ -232,8 +216,7 @@ class AsyncLLMEngine:
 
     async def call(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of the core between two steps; see `EngineCoreClient.call`."""
-        if self._death is not None:
-            raise anew(self._death)
+        self._check_alive()
         self._pump.check()
         self._enter_loop()
         return await asyncio.to_thread(self.front.client.call, method, *arguments)
@@ -247,21 +230,24 @@ class AsyncLLMEngine:
         self,
         prompts: Sequence[object],
         params: Sequence[SamplingParams | None],
-        *,
-        adapters: Sequence[AdapterRef | None],
+        loras: Sequence[LoRARequest | None],
         **options: Any,
     ) -> list[ProcessedRequest]:
-        """See `EngineFront.process`. Long texts and many words are tokenized outside the event loop."""
+        """See `EngineFront.process`. What may take a while is done outside the event loop."""
+        await self._check_structured_outputs(params)
         front = self.front
+        if options.get("request_id") in front.outputs:
+            for _ in range(2):  # turns in which the loop closes a stream whose reader has left by `break`
+                await asyncio.sleep(0)
 
         def work() -> list[ProcessedRequest]:
             return [
-                front.process(prompt, one, adapter=adapter, **options)
-                for prompt, one, adapter in zip(prompts, params, adapters, strict=True)
+                front.process(prompt, one, lora_request=lora, **options)
+                for prompt, one, lora in zip(prompts, params, loras, strict=True)
             ]
 
         has_many_words = any(isinstance(one, SamplingParams) and len(one.bad_words) > MANY_BAD_WORDS for one in params)
-        if sum(map(_num_characters, prompts)) <= LONG_TEXT and not has_many_words:
+        if sum(map(_num_characters, prompts)) <= LONG_TEXT and not has_many_words and not any(loras):
             return work()
         processed = await asyncio.to_thread(work)
         for request in processed:
@@ -277,14 +263,12 @@ class AsyncLLMEngine:
         for constraint in constraints:
             await asyncio.to_thread(self.front.inputs.check_structured_output, constraint)
 
-    async def _let_streams_close(self) -> None:
-        """Give the event loop the two turns in which it closes a stream whose reader has left by `break`."""
-        for _ in range(2):
-            await asyncio.sleep(0)
-
-    def _start(self, processed: ProcessedRequest, notify: Callable[[], None]) -> RequestState:
+    def _check_alive(self) -> None:
         if self._death is not None:
             raise anew(self._death)
+
+    def _start(self, processed: ProcessedRequest, notify: Callable[[], None]) -> RequestState:
+        self._check_alive()
         self._pump.check()
         self._enter_loop()
         state = self.front.start(processed)
@@ -300,8 +284,7 @@ class AsyncLLMEngine:
                 states.append(self._start(request, updated.set))  # noqa: PERF401 - if one fails, `finally` knows the rest
             for state in states:
                 while not state.is_finished:
-                    if self._death is not None:
-                        raise anew(self._death)
+                    self._check_alive()
                     await updated.wait()
                     updated.clear()
             return [state.snapshot() for state in states]

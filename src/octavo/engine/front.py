@@ -3,23 +3,23 @@
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from octavo.config.args import DEFAULT_MODEL, EngineArgs, for_streaming
 from octavo.config.engine import EngineConfig
-from octavo.contracts.engine import AdapterRef
+from octavo.config.model import ModelConfig
+from octavo.config.speculative import DraftModelConfig
 from octavo.device.process import without_garbage_collection
 from octavo.engine.core_client import EngineCoreClient, make_client
-from octavo.engine.draft_tokenizer import check_draft_tokenizer
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.request_state import RequestState
 from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import EngineMetrics
-from octavo.sampling_params import RequestPriority, SamplingParams
+from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,8 @@ class EngineFront:
             on_stage("warming up (3 of 3)")
             client.call("warmup_model")
             max_loras = None if config.lora is None else config.lora.max_loras
-            metrics = EngineMetrics(args.stats_interval_s, cache_info(config), max_loras)
+            cache_info = {field.name: str(getattr(config.cache, field.name)) for field in fields(config.cache)}
+            metrics = EngineMetrics(args.stats_interval_s, cache_info, max_loras)
             return cls(
                 config=config,
                 tokenizer=tokenizer,
@@ -70,28 +71,16 @@ class EngineFront:
             raise
 
     def process(
-        self,
-        prompt: object,
-        params: SamplingParams | None,
-        *,
-        request_id: str | None = None,
-        priority: int = RequestPriority.NORMAL,
-        cache_salt: str | None = None,
-        adapter: AdapterRef | None = None,
+        self, prompt: object, params: SamplingParams | None, *, request_id: str | None = None, **options: Any
     ) -> ProcessedRequest:
-        """Validate one prompt; nothing is started. `adapter` comes from `InputProcessor.read_adapter`.
-
-        Raises:
-            InvalidParameterError: names the field, its value and the limit.
-        """
+        """Validate one prompt; nothing is started. Options and errors as `InputProcessor.process`."""
         if request_id is None:
-            request_id = next(name for name in self._default_names() if name not in self.outputs)
+            names = (f"request-{number}" for number in self.request_numbers)
+            request_id = next(name for name in names if name not in self.outputs)
         if not isinstance(request_id, str):
             raise InvalidParameterError("request_id", request_id, "a string, or None")
         self.outputs.check_free(request_id)
-        return self.inputs.process(
-            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, adapter=adapter
-        )
+        return self.inputs.process(prompt, params, request_id=request_id, **options)
 
     def start(self, processed: ProcessedRequest) -> RequestState:
         """Hand a request to the core. If that fails, whatever the reason, nothing of it is left.
@@ -108,18 +97,38 @@ class EngineFront:
             raise
         return state
 
-    def _default_names(self) -> Iterator[str]:
-        return (f"request-{number}" for number in self.request_numbers)
-
     def close(self) -> None:
         """Shut down the core, which frees its memory, and the helper processes of the input processor."""
         self.client.close()
         self.inputs.close()
 
 
-def cache_info(config: EngineConfig) -> dict[str, str]:
-    """Return the settings of the KV cache, for metrics."""
-    return {field.name: str(getattr(config.cache, field.name)) for field in fields(config.cache)}
+def check_draft_tokenizer(draft: DraftModelConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Compare the draft model's tokenizer with the model's: ids that both have must be the same text.
+
+    One of them may have more tokens: vocabularies of one family are padded in different ways. A checkpoint without a
+    tokenizer must have a vocabulary of the same size.
+
+    Raises:
+        InvalidParameterError: they differ; the message names the first token that does.
+    """
+
+    def error(limit: str) -> InvalidParameterError:
+        return InvalidParameterError("speculative_config", {"model": draft.model.model}, limit)
+
+    path = Path(draft.tokenizer_path)
+    if not (path.is_file() or (path / "tokenizer.json").is_file()):
+        if draft.model.vocab_size != model.vocab_size:
+            sizes = f"{draft.model.vocab_size} tokens, but {model.model} has {model.vocab_size}"
+            raise error(f"it has no tokenizer, and a vocabulary of {sizes}")
+        return
+    theirs, ours = (
+        {id_: text for text, id_ in each.vocabulary.items()} for each in (Tokenizer.from_path(path), tokenizer)
+    )
+    if different := sorted(id_ for id_ in theirs.keys() & ours.keys() if theirs[id_] != ours[id_]):
+        at = different[0]
+        what = f"{len(different)} tokens differ; id {at} is {theirs[at]!r}, and {ours[at]!r} for {model.model}"
+        raise error(f"not the same tokenizer: {what}")
 
 
 def read_tokenizer(path: str, chat_template: str | None) -> Tokenizer:

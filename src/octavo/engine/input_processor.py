@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import AdapterRef, EngineCoreRequest
-from octavo.engine.stop_finder import StopFinder
+from octavo.engine.stop_strings import StopFinder
 from octavo.errors import InvalidParameterError
 from octavo.inputs import TokensPrompt, parse_prompt
 from octavo.lora.files import AdapterFiles
@@ -34,7 +34,6 @@ class ProcessedRequest:
     prompt_token_ids: list[int]
     params: SamplingParams
     samples: list[EngineCoreRequest]
-    adapter: AdapterRef | None = None
     new_stop_finder: Callable[[], StopFinder] | None = None  # one for each sample; None: all of the text is searched
 
 
@@ -63,14 +62,18 @@ class InputProcessor:
         request_id: str,
         priority: int = RequestPriority.NORMAL,
         cache_salt: str | None = None,
-        adapter: AdapterRef | None = None,
+        lora_request: LoRARequest | AdapterRef | None = None,
     ) -> ProcessedRequest:
-        """Return the prompt as requests for the core; `adapter` is what `read_adapter` returned.
+        """Return the prompt as requests for the core. Reads the files of a `LoRARequest` that has changed.
 
         Raises:
             PromptTooLongError: prompt, or prompt and `min_tokens`, exceed the model's context.
             InvalidParameterError: any other error; names the field, its value and the limit.
+            AdapterError, CheckpointError: `lora_request` names no adapter that is supported.
         """
+        adapter = self.read_lora(lora_request) if isinstance(lora_request, LoRARequest) else lora_request
+        if not (adapter is None or isinstance(adapter, AdapterRef)):
+            raise InvalidParameterError("lora_request", lora_request, "a LoRARequest, or None for the base model")
         params = self.default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise InvalidParameterError("sampling_params", params, "must be SamplingParams")
@@ -104,20 +107,15 @@ class InputProcessor:
             prompt_token_ids=token_ids,
             params=params,
             samples=samples,
-            adapter=adapter,
         )
 
-    def read_adapter(self, request: LoRARequest | None) -> AdapterRef | None:
-        """Return the adapter that a request names, for `process`. Reads its files; callable from any thread.
+    def read_lora(self, request: LoRARequest) -> AdapterRef:
+        """Return the adapter that a request names. Reads its files; callable from any thread.
 
         Raises:
             InvalidParameterError: adapters are not enabled, or its rank exceeds `max_lora_rank`.
             AdapterError, CheckpointError: no adapter that is supported.
         """
-        if request is None:
-            return None
-        if not isinstance(request, LoRARequest):
-            raise InvalidParameterError("lora_request", request, "a LoRARequest, or None for the base model")
         if self._adapters is None:
             raise InvalidParameterError("lora_request", request.name, "requires an engine with enable_lora")
         return self._adapters.read(request)
@@ -163,7 +161,7 @@ class InputProcessor:
 
         Raises:
             InvalidParameterError: with the location of the error.
-            GrammarTooComplexError: validation takes too long.
+            UserError: validation takes too long.
         """
         self._constraints.check(constraint)
 

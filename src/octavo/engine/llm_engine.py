@@ -7,7 +7,6 @@ from typing import Any
 
 from octavo.engine.batch_runner import BatchRunner
 from octavo.engine.front import EngineFront, ModelName, engine_args, one_per_prompt
-from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.owner_thread import OwnerThread
 from octavo.errors import InvalidParameterError
 from octavo.inputs import as_prompt_list
@@ -62,9 +61,17 @@ class LLMEngine:
 
         Raises:
             InvalidParameterError: names the field, its value and the limit; nothing was queued.
-            AdapterError: the adapter is not supported; nothing was queued.
+            UserError: `lora_request` cannot be served; nothing was queued.
         """
-        make = partial(self._process, prompt, sampling_params, lora_request, priority, cache_salt, request_id)
+        make = partial(
+            self._front.process,
+            prompt,
+            sampling_params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            lora_request=lora_request,
+        )
         return self._owner.ask(lambda call: self._runner.start_request(call, make))
 
     def step(self) -> tuple[list[RequestOutput], int]:
@@ -94,14 +101,14 @@ class LLMEngine:
 
         Raises:
             InvalidParameterError: names the field, its value and the limit.
-            AdapterError: an adapter is not supported.
+            UserError: a `lora_request` cannot be served.
         """
         prompt_list = as_prompt_list(prompts)
         params_list = one_per_prompt(sampling_params, SamplingParams, len(prompt_list), "sampling_params")
         chosen = one_per_prompt(lora_request, LoRARequest, len(prompt_list), "lora_request")
         make = [
-            partial(self._process, prompt, params, adapter, priority, cache_salt)
-            for prompt, params, adapter in zip(prompt_list, params_list, chosen, strict=True)
+            partial(self._front.process, prompt, params, priority=priority, cache_salt=cache_salt, lora_request=lora)
+            for prompt, params, lora in zip(prompt_list, params_list, chosen, strict=True)
         ]
         return self._owner.ask(lambda call: self._runner.start_batch(call, make, shows_progress=use_tqdm))
 
@@ -146,21 +153,3 @@ class LLMEngine:
         if not self._close.alive:
             raise RuntimeError("this engine has exited")
         return self._thread
-
-    def _process(
-        self,
-        prompt: object,
-        params: SamplingParams | None,
-        lora_request: LoRARequest | None,
-        priority: int,
-        cache_salt: str | None,
-        request_id: str | None = None,
-    ) -> ProcessedRequest:
-        return self._front.process(
-            prompt,
-            params,
-            request_id=request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-            adapter=self._front.inputs.read_adapter(lora_request),
-        )

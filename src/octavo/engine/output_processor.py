@@ -54,8 +54,7 @@ class OutputProcessor:
         state = RequestState(processed, self._tokenizer)
         self._requests.add(state)
         self._by_name[state.request_id] = state
-        if state.adapter_name is not None:
-            self.metrics.adapters.record_arrival(state.adapter_name)
+        self.metrics.record_arrival(state.request)
         self._samples.update({sample.request_id: (state, sample) for sample in state.samples})
         return state
 
@@ -85,8 +84,7 @@ class OutputProcessor:
         for sample in state.samples:
             self._samples.pop(sample.request_id, None)
         self.release(state)
-        if state.adapter_name is not None:
-            self.metrics.adapters.record_end(state.adapter_name, has_run=False)
+        self.metrics.record_departure(state.request, has_run=False)
 
     def process(self, outputs: EngineCoreOutputs) -> StepResult:
         """Process one step: detokenize, look for stop strings, record what has finished."""
@@ -103,8 +101,9 @@ class OutputProcessor:
             if core_id not in self._samples:
                 continue  # ended here by a stop string or an abort, which the core did not know yet
             state, sample = self._samples[core_id]
-            if not state.record_token(now_s):
-                self.metrics.record_first_token(state.arrival_time_s, state.num_prompt_tokens, now_s)
+            if state.first_token_time_s is None:
+                state.first_token_time_s = now_s
+                self.metrics.record_first_token(state.request.arrival_time_s, state.num_prompt_tokens, now_s)
             elif (last_s := sample.last_token_time_s) is not None:
                 num_by_last_time[last_s] = num_by_last_time.get(last_s, 0) + 1
             sample.last_token_time_s = now_s
@@ -143,9 +142,9 @@ class OutputProcessor:
         for core_id, admitted in outputs.admitted.items():
             if core_id in self._samples:
                 state, _ = self._samples[core_id]
-                if state.admitted is None and state.adapter_name is not None:
-                    self.metrics.adapters.record_start(state.adapter_name)
-                state.admitted = state.admitted or admitted
+                if state.admitted is None:
+                    state.admitted = admitted
+                    self.metrics.record_start(state.request)
         for core_id, entries in outputs.prompt_logprobs.items():
             if core_id in self._samples:
                 self._samples[core_id][0].record_prompt_logprobs(entries)
@@ -160,7 +159,8 @@ class OutputProcessor:
                 state.finished_time_s = now_s
                 self._requests.remove(state)
                 self.release(state)
-                if state.adapter_name is not None:
-                    self.metrics.adapters.record_end(state.adapter_name, has_run=state.admitted is not None)
+                self.metrics.record_departure(state.request, has_run=state.admitted is not None)
                 samples = [(sample.finish_reason or "", len(sample.token_ids)) for sample in state.samples]
-                self.metrics.record_end(state.times(), state.num_prompt_tokens, samples, state.max_tokens)
+                self.metrics.record_end(
+                    state.times(), state.num_prompt_tokens, samples, state.processed.params.max_tokens
+                )

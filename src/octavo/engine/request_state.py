@@ -1,13 +1,14 @@
 """The frontend's state of a request until it finishes: text so far, logprobs, times."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 
 import msgspec
 
-from octavo.contracts.engine import AdmittedRequest, FinishedRequest, TokenLogprobs
+from octavo.contracts.engine import AdmittedRequest, EngineCoreRequest, FinishedRequest, TokenLogprobs
 from octavo.engine.input_processor import ProcessedRequest
-from octavo.engine.stop_finder import StopFinder
-from octavo.engine.stop_strings import StopStringMatcher
+from octavo.engine.stop_strings import StopFinder, StopStringMatcher
 from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.detokenizer import Detokenizer
@@ -27,64 +28,41 @@ class CompletionDelta(msgspec.Struct, frozen=True):
     error_type: str | None = None
 
 
+@dataclass(slots=True, eq=False)
 class CompletionState:
     """One sample: its detokenizer, stop string matcher and output so far.
 
     `matcher` looks for the stop strings of `params` in all of the text, `finder` in a part of it; None: nobody does.
     """
 
-    __slots__ = (
-        "_detokenizer",
-        "_finder",
-        "_is_taken",
-        "_matcher",
-        "_min_tokens",
-        "_num_taken",
-        "_params",
-        "_text",
-        "_tokenizer",
-        "cumulative_logprob",
-        "error",
-        "error_type",
-        "finish_reason",
-        "last_token_time_s",
-        "logprobs",
-        "request_id",
-        "seed",
-        "stop_reason",
-        "token_ids",
-    )
+    request_id: str  # by which the core knows it
+    params: SamplingParams
+    prompt_ids: InitVar[list[int]]
+    tokenizer: Tokenizer
+    matcher: StopStringMatcher | None = None
+    finder: StopFinder | None = None
+    seed: int = field(init=False)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] | None = None  # None: not asked for
+    cumulative_logprob: float = 0.0
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+    error_type: str | None = None
+    last_token_time_s: float | None = None
+    _detokenizer: Detokenizer = field(init=False)
+    _text: list[str] = field(default_factory=list)
+    _num_taken: int = 0  # tokens returned by `take`
+    _is_taken: bool = False  # `take` has returned the final delta
 
-    def __init__(
-        self,
-        request_id: str,
-        params: SamplingParams,
-        prompt_ids: list[int],
-        tokenizer: Tokenizer,
-        matcher: StopStringMatcher | None = None,
-        finder: StopFinder | None = None,
-    ) -> None:
-        assert params.seed is not None
-        self.request_id = request_id
-        self.seed = params.seed
-        self.token_ids: list[int] = []
-        self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
-        self.cumulative_logprob = 0.0
-        self.finish_reason: str | None = None
-        self.stop_reason: str | int | None = None
-        self.error: str | None = None
-        self.error_type: str | None = None
-        self.last_token_time_s: float | None = None
-        self._is_taken = False  # `take` has returned the final delta
-        self._num_taken = 0  # tokens returned by `take`
-        self._params = params
-        self._text: list[str] = []
-        self._tokenizer = tokenizer
+    def __post_init__(self, prompt_ids: list[int]) -> None:
+        assert self.params.seed is not None
+        self.seed = self.params.seed
+        if self.params.logprobs is not None:
+            self.logprobs = []
         self._detokenizer = Detokenizer(
-            tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_token_ids=prompt_ids
+            self.tokenizer, skip_special_tokens=self.params.skip_special_tokens, prompt_token_ids=prompt_ids
         )
-        self._matcher = matcher
-        self._finder = finder
 
     @property
     def text(self) -> str:
@@ -113,7 +91,7 @@ class CompletionState:
 
     def push_stop_token(self, first_index: int, token_id: int, logprobs: Sequence[TokenLogprobs]) -> None:
         """Add the token that ended the sample: it counts, but its text is shown only on request."""
-        if self._params.include_stop_str_in_output:
+        if self.params.include_stop_str_in_output:
             self.push(first_index, [token_id], logprobs)
         elif first_index == len(self.token_ids):
             self.token_ids.append(token_id)
@@ -159,11 +137,11 @@ class CompletionState:
 
     def _show(self, delta: str) -> None:
         """Add text that cannot be part of a stop string; end at a complete one."""
-        may_stop, stop = len(self.token_ids) >= self._params.min_tokens, None
-        if self._finder is not None:
-            delta, stop = self._finder.push(delta) if may_stop else (self._finder.skip(delta), None)
-        elif self._matcher is not None and may_stop:
-            delta, stop = self._matcher.push(delta)
+        may_stop, stop = len(self.token_ids) >= self.params.min_tokens, None
+        if self.finder is not None:
+            delta, stop = self.finder.push(delta) if may_stop else (self.finder.skip(delta), None)
+        elif self.matcher is not None and may_stop:
+            delta, stop = self.matcher.push(delta)
         if stop is not None:
             self.finish_reason, self.stop_reason = "stop", stop
         if delta:
@@ -172,13 +150,13 @@ class CompletionState:
     def _flush(self) -> None:
         """Show held-back text: an incomplete character or the beginning of a stop string."""
         self._show(self._detokenizer.flush())
-        if self._matcher is not None:
-            self._text.append(self._matcher.flush())
-        if self._finder is not None and not isinstance(self.stop_reason, str):
-            self._finish(self._finder)
+        if self.matcher is not None:
+            self._text.append(self.matcher.flush())
+        if self.finder is not None and not isinstance(self.stop_reason, str):
+            self._finish(self.finder)
 
     def _finish(self, finder: StopFinder) -> None:
-        may_stop = self.finish_reason in ("stop", "length") and len(self.token_ids) >= self._params.min_tokens
+        may_stop = self.finish_reason in ("stop", "length") and len(self.token_ids) >= self.params.min_tokens
         text, stop = finder.finish(is_cut=self.finish_reason == "length", may_stop=may_stop)
         self._text.append(text)
         if stop is not None:
@@ -186,24 +164,27 @@ class CompletionState:
 
     def _push_logprobs(self, entry: TokenLogprobs) -> None:
         assert self.logprobs is not None
-        self.logprobs.append(readable_logprobs(entry, self._tokenizer))
+        self.logprobs.append(readable_logprobs(entry, self.tokenizer))
         self.cumulative_logprob += entry.logprobs[0]
 
 
+@dataclass(slots=True, eq=False)
 class RequestState:
     """One prompt with its samples."""
 
-    __slots__ = ("_first_token_time_s", "_processed", "_tokenizer", "admitted", "arrival_time_s", "finished_time_s",
-                 "num_accepted_drafts", "num_drafts", "num_preemptions", "prompt_logprobs", "request_id",
-                 "samples")  # fmt: skip
+    processed: ProcessedRequest
+    tokenizer: Tokenizer
+    request_id: str = field(init=False)  # the user's name for it
+    samples: list[CompletionState] = field(init=False)  # in seed order
+    admitted: AdmittedRequest | None = None  # the first sample that ran
+    first_token_time_s: float | None = None
+    finished_time_s: float | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    _counts: Counter[str] = field(default_factory=Counter)  # of the core, by fields of `RequestMetrics`
 
-    def __init__(self, processed: ProcessedRequest, tokenizer: Tokenizer) -> None:
+    def __post_init__(self) -> None:
+        processed, params = self.processed, self.processed.params
         self.request_id = processed.request_id
-        self._processed = processed
-        self._tokenizer = tokenizer
-        self.arrival_time_s = processed.samples[0].arrival_time_s
-        self._first_token_time_s: float | None = None
-        params = processed.params
         new_finder = processed.new_stop_finder
         searches_all = params.stop and new_finder is None
         matcher = StopStringMatcher(params.stop, params.include_stop_str_in_output) if searches_all else None
@@ -212,16 +193,12 @@ class RequestState:
                 sample.request_id,
                 sample.sampling_params,
                 processed.prompt_token_ids,
-                tokenizer,
+                self.tokenizer,
                 None if matcher is None else matcher.for_another(),
                 None if new_finder is None else new_finder(),
             )
             for sample in processed.samples
         ]
-        self.admitted: AdmittedRequest | None = None  # the first sample that ran
-        self.finished_time_s: float | None = None
-        self.num_preemptions = self.num_drafts = self.num_accepted_drafts = 0
-        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -235,64 +212,43 @@ class RequestState:
         return [sample.request_id for sample in self.samples if sample.finish_reason is None]
 
     @property
+    def request(self) -> EngineCoreRequest:
+        """The first sample as the core got it."""
+        return self.processed.samples[0]
+
+    @property
+    def num_images(self) -> int:
+        extra = self.request.extra_inputs
+        return 0 if extra is None else extra.num_images
+
+    @property
     def num_output_tokens(self) -> int:
         return sum(len(sample.token_ids) for sample in self.samples)
 
     @property
-    def prompt(self) -> str | None:
-        return self._processed.prompt
-
-    @property
-    def prompt_token_ids(self) -> list[int]:
-        return self._processed.prompt_token_ids
-
-    @property
     def num_prompt_tokens(self) -> int:
-        return len(self._processed.prompt_token_ids)
-
-    @property
-    def adapter_name(self) -> str | None:
-        return None if self._processed.adapter is None else self._processed.adapter.name
-
-    @property
-    def num_images(self) -> int:
-        """Images and videos in the prompt."""
-        extra = self._processed.samples[0].extra_inputs
-        return 0 if extra is None else len(extra.vision) + len(extra.embedding_spans)
-
-    @property
-    def max_tokens(self) -> int | None:
-        return self._processed.params.max_tokens
+        return len(self.processed.prompt_token_ids)
 
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens found in the prefix cache."""
         return self.admitted.num_cached_tokens if self.admitted else 0
 
-    def record_token(self, now_s: float) -> bool:
-        """Record a step with a token; return whether there was one before."""
-        if self._first_token_time_s is not None:
-            return True
-        self._first_token_time_s = now_s
-        return False
-
     def record_report(self, report: FinishedRequest) -> None:
         """Add what the core counted for a sample that has ended."""
-        self.num_preemptions += report.num_preemptions
-        self.num_drafts += report.num_drafts
-        self.num_accepted_drafts += report.num_accepted_drafts
+        self._counts.update(report.counts)
 
     def record_prompt_logprobs(self, entries: Sequence[TokenLogprobs | None]) -> None:
         self.prompt_logprobs = [
-            None if entry is None else readable_logprobs(entry, self._tokenizer) for entry in entries
+            None if entry is None else readable_logprobs(entry, self.tokenizer) for entry in entries
         ]
 
     def snapshot(self) -> RequestOutput:
         """Return the whole output so far as the user sees it."""
         return RequestOutput(
             request_id=self.request_id,
-            prompt=self._processed.prompt,
-            prompt_token_ids=self._processed.prompt_token_ids,
+            prompt=self.processed.prompt,
+            prompt_token_ids=self.processed.prompt_token_ids,
             outputs=[sample.snapshot(index) for index, sample in enumerate(self.samples)],
             finished=self.is_finished,
             prompt_logprobs=self.prompt_logprobs,
@@ -302,14 +258,12 @@ class RequestState:
     def times(self) -> RequestMetrics:
         """Return the times of events so far."""
         return RequestMetrics(
-            arrival_time_s=self.arrival_time_s,
+            arrival_time_s=self.request.arrival_time_s,
             first_scheduled_time_s=self.admitted.scheduled_time_s if self.admitted else None,
-            first_token_time_s=self._first_token_time_s,
+            first_token_time_s=self.first_token_time_s,
             finished_time_s=self.finished_time_s,
             num_cached_tokens=self.num_cached_tokens,
-            num_preemptions=self.num_preemptions,
-            num_drafts=self.num_drafts,
-            num_accepted_drafts=self.num_accepted_drafts,
+            **self._counts,
         )
 
 

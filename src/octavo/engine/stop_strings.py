@@ -5,7 +5,7 @@ The result is a function of the whole text, not of how it is cut into pieces.
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Self
+from typing import Protocol, Self
 
 _CHARACTER_BITS = 21  # of a code point
 
@@ -100,3 +100,16 @@ class StopStringMatcher:
         """Return the text held back: the output ended without a stop string."""
         held, self._tail, self._state = self._tail, "", 0
         return "" if self._include else held
+
+
+class StopFinder(Protocol):
+    """What a server gives a request if stop strings count in a part of its text only."""
+
+    def push(self, delta: str) -> tuple[str, str | None]:
+        """Add text; return what may be shown now, and the stop string that was found, if any."""
+
+    def skip(self, delta: str) -> str:
+        """Add text in which no stop string counts, as `min_tokens` is not reached; return what may be shown now."""
+
+    def finish(self, *, is_cut: bool, may_stop: bool) -> tuple[str, str | None]:
+        """Return the rest, and the stop string in it, if it may have one; `is_cut` by the length limit."""

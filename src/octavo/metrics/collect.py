@@ -6,7 +6,7 @@ Updated by the output processor once per step and when requests start or end; no
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from octavo.contracts.engine import EngineCoreOutputs, ExpertLoad, SchedulerStats, SpecDecodeStats
+from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, ExpertLoad, SchedulerStats, SpecDecodeStats
 from octavo.metrics.adapters import AdapterMetrics
 from octavo.metrics.buckets import FIRST_TOKEN, REQUEST, SAMPLES, SIZES, STEP, TOKEN
 from octavo.metrics.histogram import Histogram
@@ -73,6 +73,21 @@ class EngineMetrics:
             self.spec_decode_by_replica[outputs.replica] = outputs.spec_decode
         if self.stats is not None:
             self._log.tick(now_s, self.stats, self.num_prompt_tokens, self.num_generation_tokens)
+
+    def record_arrival(self, request: EngineCoreRequest) -> None:
+        """Record a request that is about to be sent to the core."""
+        if request.adapter is not None:
+            self.adapters.record_arrival(request.adapter.name)
+
+    def record_start(self, request: EngineCoreRequest) -> None:
+        """Record that the first of its samples has run."""
+        if request.adapter is not None:
+            self.adapters.record_start(request.adapter.name)
+
+    def record_departure(self, request: EngineCoreRequest, *, has_run: bool) -> None:
+        """Record that a request has left the core, or has not reached it."""
+        if request.adapter is not None:
+            self.adapters.record_end(request.adapter.name, has_run=has_run)
 
     def record_first_token(self, arrival_time_s: float, num_prompt_tokens: int, now_s: float) -> None:
         """Record that a request got its first token: its prompt has been computed."""

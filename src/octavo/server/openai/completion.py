@@ -126,7 +126,7 @@ class CompletionStream(ReplyStream[Completion]):
         if rows is None:
             return text, None
         assert state.prompt_logprobs is not None
-        return text, rows.push(state.prompt_token_ids, state.prompt_logprobs)
+        return text, rows.push(state.processed.prompt_token_ids, state.prompt_logprobs)
 
     def _read(self, delta: CompletionDelta) -> tuple[str, CompletionLogprobs | None]:
         """Return new text and its logprobs; empty if only the prompt was requested."""

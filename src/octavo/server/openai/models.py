@@ -81,7 +81,7 @@ class ServedModel:
     ) -> ProcessedRequest:
         """Validate one prompt. Raises UserError."""
         front = self.engine.front
-        return front.process(prompt, params, priority=priority, cache_salt=cache_salt, adapter=self.adapter)
+        return front.process(prompt, params, priority=priority, cache_salt=cache_salt, lora_request=self.adapter)
 
 
 class ModelNames:
@@ -233,8 +233,7 @@ class ServedAdapters:
     async def _try_out(self, name: str, path: str) -> AdapterRef:
         """Read an adapter and compute a token with it: the ranks then have checked its tensors. Raises OctavoError."""
         request = LoRARequest(name, 1, path)
-        ref = await self._engine.read_adapter(request)
-        assert ref is not None
+        ref = await asyncio.to_thread(self._engine.front.inputs.read_lora, request)
         params = SamplingParams(max_tokens=1, temperature=0.0)
         output = (await self._engine.generate({"prompt_token_ids": [0]}, params, lora_request=request)).outputs[0]
         if output.finish_reason == "error":

@@ -196,7 +196,7 @@ class ReplyStream(ABC, Generic[WholeReply]):
     def _about_prompt(self, number: int) -> dict[str, Any]:
         """Return the fields about one prompt."""
         state = self._lives[number].state
-        about: dict[str, Any] = {"prompt_token_ids": state.prompt_token_ids} if self._has_token_ids else {}
+        about: dict[str, Any] = {"prompt_token_ids": state.processed.prompt_token_ids} if self._has_token_ids else {}
         if self._has_prompt_logprobs and state.prompt_logprobs is not None:
             about["prompt_logprobs"] = prompt_tables(state.prompt_logprobs)
         return about
