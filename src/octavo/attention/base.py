@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, Literal, TypeVar
 
 import torch
+from torch import Tensor
 
 from octavo.attention.encoder import EncoderSegments, SdpaSegments
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache, RotaryTable
@@ -23,8 +24,8 @@ AttentionFeature = Literal["soft_cap", "sinks"]  # fields of `AttentionLayer` th
 class HeadNorms:
     """Per-head norms of queries and keys, applied before rotation; one weight shared by all heads of a kind."""
 
-    query: torch.Tensor  # [E] float32
-    key: torch.Tensor  # [E] float32
+    query: Tensor  # [E] float32
+    key: Tensor  # [E] float32
     eps: float
 
 
@@ -40,7 +41,7 @@ class AttentionLayer:
     rotary: int | None = 0  # index into `AttentionMetadata.rotary`; None: no rotation
     scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)
     soft_cap: float | None = None  # scaled scores s become soft_cap * tanh(s / soft_cap) before masking
-    sinks: torch.Tensor | None = None  # [H] float32, one extra softmax logit per head, without a value
+    sinks: Tensor | None = None  # [H] float32, one extra softmax logit per head, without a value
     kv_group: int = 0  # which block table and slots to use, see `ForwardBatch.of_group`
     computes_kept_only: bool = False  # only outputs at `ForwardBatch.kept_indices` are read; the rest are undefined
     index: int = 0  # in the model
@@ -102,10 +103,7 @@ class AttentionBackend(ABC, Generic[PlanT]):
         Raises:
             UnsupportedModelError: it lacks one.
         """
-        asked: dict[AttentionFeature, bool] = {
-            "soft_cap": layer.soft_cap is not None,
-            "sinks": layer.sinks is not None,
-        }
+        asked: dict[AttentionFeature, bool] = {"soft_cap": layer.soft_cap is not None, "sinks": layer.sinks is not None}
         if lacking := [name for name, is_asked in asked.items() if is_asked and name not in self.features]:
             raise UnsupportedModelError(
                 f"layer {layer.index}: attention_backend={self.name} does not compute {' and '.join(lacking)}"
@@ -113,17 +111,15 @@ class AttentionBackend(ABC, Generic[PlanT]):
 
     def forward(
         self,
-        qkv: torch.Tensor,  # [T, (H + 2 * G) * E], as projected: queries, keys, values
+        qkv: Tensor,  # [T, (H + 2 * G) * E], as projected: queries, keys, values
         kv_cache: LayerKVCache,
         step: AttentionMetadata,
         layer: AttentionLayer,
-    ) -> torch.Tensor:  # [T, H * E]
+    ) -> Tensor:  # [T, H * E]
         """Normalize and rotate queries and keys, store keys and values at the step's slots, then attend."""
         return self.attend(self.write_kv(qkv, kv_cache, step, layer), kv_cache, step, layer)
 
-    def write_kv(
-        self, qkv: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
-    ) -> torch.Tensor:
+    def write_kv(self, qkv: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
         """Normalize and rotate queries and keys, store keys and values; return queries [T, H, E].
 
         By default, the projection is returned as is: for backends whose `attend` does everything.
@@ -131,9 +127,7 @@ class AttentionBackend(ABC, Generic[PlanT]):
         return qkv
 
     @abstractmethod
-    def attend(
-        self, query: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
-    ) -> torch.Tensor:
+    def attend(self, query: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
         """Return the attention output [T, H * E] of the queries returned by `write_kv`."""
 
     def of_segments(self, lengths: Sequence[int], rotary: RotaryTable | None) -> EncoderSegments:

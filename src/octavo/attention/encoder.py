@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from octavo.attention.metadata import RotaryTable
@@ -26,7 +27,7 @@ class EncoderSegments(ABC):
     """Segments of a step, and their attention: made once, used by all layers that have these segments."""
 
     @abstractmethod
-    def attend(self, qkv: torch.Tensor, heads: EncoderHeads) -> torch.Tensor:
+    def attend(self, qkv: Tensor, heads: EncoderHeads) -> Tensor:
         """Rotate queries and keys of qkv [P, 3 * H * E], then attend within each segment: [P, H * E]."""
 
 
@@ -37,14 +38,14 @@ class SdpaSegments(EncoderSegments):
         """Take the `lengths` [S], which add up to P, and cos and sin, [P, E / 2] float32 each; None: no rotation."""
         self._lengths, self._rotary = lengths, rotary
 
-    def attend(self, qkv: torch.Tensor, heads: EncoderHeads) -> torch.Tensor:
+    def attend(self, qkv: Tensor, heads: EncoderHeads) -> Tensor:
         """See `EncoderSegments.attend`."""
         query, key, value = qkv.view(len(qkv), 3, heads.count, heads.size).unbind(1)  # [P, H, E] each
         if self._rotary is not None:
             query, key = _rotated(query, *self._rotary), _rotated(key, *self._rotary)
         return torch.cat([*self._parts(query, key, value)]).reshape(len(qkv), -1)
 
-    def _parts(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Iterator[torch.Tensor]:
+    def _parts(self, query: Tensor, key: Tensor, value: Tensor) -> Iterator[Tensor]:
         """Yield the attention of each segment, or of adjacent ones of one length: [., H, E]."""
         start = 0
         for length, run in groupby(self._lengths):
@@ -55,7 +56,7 @@ class SdpaSegments(EncoderSegments):
             start = end
 
 
-def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the halves of each head, [P, H, E], in float32."""
     first, second = heads.float().chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]

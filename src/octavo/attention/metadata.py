@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import torch
+from torch import Tensor
 
 from octavo.contracts.kv_cache import KVGroup
 
-RotaryTable = tuple[torch.Tensor, torch.Tensor]  # cos and sin of the step's tokens, [T, A] float32 each
+RotaryTable = tuple[Tensor, Tensor]  # cos and sin of the step's tokens, [T, A] float32 each
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,11 @@ class LayerKVCache:
     one kv head, whose values are a view of its keys.
     """
 
-    key: torch.Tensor  # [num_slots, num_kv_heads, head_size]
-    value: torch.Tensor  # [num_slots, num_kv_heads, head_size]
+    key: Tensor  # [num_slots, num_kv_heads, head_size]
+    value: Tensor  # [num_slots, num_kv_heads, head_size]
 
     @property
-    def pools(self) -> tuple[torch.Tensor, ...]:
+    def pools(self) -> tuple[Tensor, ...]:
         """The distinct tensors: one, if values are a view of keys."""
         return (self.key,) if self.value.data_ptr() == self.key.data_ptr() else (self.key, self.value)
 
@@ -37,8 +38,8 @@ class LayerKVCache:
 class RecurrentStates:
     """One recurrent layer's states, one per block. Each consists of a convolution state and a matrix state."""
 
-    conv: torch.Tensor  # [num_blocks, *conv_shape]
-    matrix: torch.Tensor  # [num_blocks, *matrix_shape] float32
+    conv: Tensor  # [num_blocks, *conv_shape]
+    matrix: Tensor  # [num_blocks, *matrix_shape] float32
 
 
 LayerCache = LayerKVCache | RecurrentStates
@@ -47,24 +48,24 @@ LayerCache = LayerKVCache | RecurrentStates
 class GroupSlots(NamedTuple):
     """The fields of `ForwardBatch` that differ between the KV groups of a step."""
 
-    slot_mapping: torch.Tensor
-    block_table: torch.Tensor
-    state_slots: torch.Tensor | None = None
+    slot_mapping: Tensor
+    block_table: Tensor
+    state_slots: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputEmbeds:
     """Embeddings that replace the token embeddings of E tokens; and what first layers add to their output, if any."""
 
-    indices: torch.Tensor  # [E] int64, in T
-    values: torch.Tensor  # [E, outputs * D]: the embeddings, then what each of the first layers adds
+    indices: Tensor  # [E] int64, in T
+    values: Tensor  # [E, outputs * D]: the embeddings, then what each of the first layers adds
     num_outputs: int = 1
 
-    def put_into(self, x: torch.Tensor) -> torch.Tensor:
+    def put_into(self, x: Tensor) -> Tensor:
         """Return a copy of x [T, D] with the tokens' rows replaced."""
         return x.index_copy(0, self.indices, self.values[:, : x.shape[1]].to(x.dtype))
 
-    def add_after(self, layer: int, x: torch.Tensor) -> torch.Tensor:
+    def add_after(self, layer: int, x: Tensor) -> Tensor:
         """Return a copy of a layer's output x [T, D] with its additions for the tokens' rows."""
         added = self.values.chunk(self.num_outputs, dim=1)[1 + layer]
         return x.index_add(0, self.indices, added.to(x.dtype))
@@ -90,34 +91,34 @@ class ForwardBatch:
     at `state_slots` before a request's first token, and stores the state after each token that has a slot.
     """
 
-    input_ids: torch.Tensor  # [T] int64
-    positions: torch.Tensor  # [T] int64
-    query_start_loc: torch.Tensor  # [R + 1] int32
-    seq_lens: torch.Tensor  # [R] int32, context length including this step's tokens
-    slot_mapping: torch.Tensor  # [T] int64, where each token's key and value are written, or its state (-1: nowhere)
-    block_table: torch.Tensor  # [R, B] int32, padded with 0
-    logits_indices: torch.Tensor  # [L] int64, positions in T whose hidden state gets logits
-    kept_indices: torch.Tensor | None = None  # [W] int64, ascending: `logits_indices`, or one token. None: all T
+    input_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    query_start_loc: Tensor  # [R + 1] int32
+    seq_lens: Tensor  # [R] int32, context length including this step's tokens
+    slot_mapping: Tensor  # [T] int64, where each token's key and value are written, or its state (-1: nowhere)
+    block_table: Tensor  # [R, B] int32, padded with 0
+    logits_indices: Tensor  # [L] int64, positions in T whose hidden state gets logits
+    kept_indices: Tensor | None = None  # [W] int64, ascending: `logits_indices`, or one token. None: all T
     block_size: int
     query_start_loc_list: list[int]  # [R + 1]
     seq_lens_list: list[int]  # [R]
-    rows: torch.Tensor | None = None  # [R] int64, each request's stable row; None: there are no requests
-    adapter_ids: torch.Tensor | None = None  # [T] int64, -1: no adapter; None: no token has one
-    mrope_positions: torch.Tensor | None = None  # [3, T] int64, in time, height and width; None: all are `positions`
+    rows: Tensor | None = None  # [R] int64, each request's stable row; None: there are no requests
+    adapter_ids: Tensor | None = None  # [T] int64, -1: no adapter; None: no token has one
+    mrope_positions: Tensor | None = None  # [3, T] int64, in time, height and width; None: all are `positions`
     inputs_embeds: InputEmbeds | None = None
-    visible_ends: torch.Tensor | None = None  # [T] int32, one past the last position each token sees; None: its own
-    state_slots: torch.Tensor | None = None  # [R] int64, -1: no tokens before. None: no recurrent group
+    visible_ends: Tensor | None = None  # [T] int32, one past the last position each token sees; None: its own
+    state_slots: Tensor | None = None  # [R] int64, -1: no tokens before. None: no recurrent group
     other_groups: tuple[Self, ...] = ()
 
     @property
-    def kept_adapter_ids(self) -> torch.Tensor | None:
+    def kept_adapter_ids(self) -> Tensor | None:
         """The adapters of tokens that are kept after the last layer's attention, [W] or [T]."""
         if self.adapter_ids is None or self.kept_indices is None:
             return self.adapter_ids
         return self.adapter_ids[self.kept_indices]
 
     @property
-    def logits_adapter_ids(self) -> torch.Tensor | None:
+    def logits_adapter_ids(self) -> Tensor | None:
         """The adapters of the rows that get logits, [L]."""
         return None if self.adapter_ids is None else self.adapter_ids[self.logits_indices]
 
@@ -131,7 +132,7 @@ class ForwardBatch:
         return self.other_groups[kv_group - 1] if kv_group else self
 
     @property
-    def rotary_positions(self) -> torch.Tensor:
+    def rotary_positions(self) -> Tensor:
         """The positions for rotary embeddings: [T], or [3, T]."""
         return self.positions if self.mrope_positions is None else self.mrope_positions
 
@@ -152,7 +153,7 @@ class ForwardBatch:
         same = GroupSlots(self.slot_mapping, self.block_table)
         return self.with_groups([begins if group.kind == "recurrent" else same for group in groups])
 
-    def of_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def of_logits(self, hidden: Tensor) -> Tensor:
         """Return the rows [L, D] that get logits, out of the last stage's hidden states [T, D] or [W, D]."""
         if self.kept_indices is None and len(self.logits_indices) < len(hidden):
             return hidden[self.logits_indices]
@@ -166,9 +167,9 @@ class AttentionMetadata:
     batch: ForwardBatch
     plans: tuple[Any, ...]  # of the attention backend, one per KV group
     rotary: tuple[RotaryTable, ...]  # indexed by `AttentionLayer.rotary`
-    adapter_ids: torch.Tensor | None = None  # [T] int64, see `ForwardBatch`
-    kept_adapter_ids: torch.Tensor | None = None  # [W] int64, of tokens kept after the last layer's attention
+    adapter_ids: Tensor | None = None  # [T] int64, see `ForwardBatch`
+    kept_adapter_ids: Tensor | None = None  # [W] int64, of tokens kept after the last layer's attention
 
-    def adapter_ids_after(self, *, is_last: bool) -> torch.Tensor | None:
+    def adapter_ids_after(self, *, is_last: bool) -> Tensor | None:
         """Return the adapters of the tokens that are left after a layer's attention."""
         return self.kept_adapter_ids if is_last else self.adapter_ids

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from octavo.attention.base import AttentionBackend, AttentionLayer, KVLayout
 from octavo.attention.encoder import EncoderSegments
@@ -67,10 +68,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
                 "set OCTAVO_CPU_LEVEL=torch to compute with torch's ops"
             )
         scale_size = _INT8_SCALE_SIZE if self._kv_dtype == torch.int8 else 0
-        return KVLayout(
-            head_size=-(-head_dim // _HEAD_PADDING) * _HEAD_PADDING + scale_size,
-            dtype=self._kv_dtype,
-        )
+        return KVLayout(head_size=-(-head_dim // _HEAD_PADDING) * _HEAD_PADDING + scale_size, dtype=self._kv_dtype)
 
     def check(self, layer: AttentionLayer) -> None:
         super().check(layer)
@@ -86,9 +84,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
         # A backend of its own: it caches descriptions of layers, and these layers exist only for this step.
         return PagedSegments(NativeAttention(self._kernels, self._dtype), lengths, rotary, self._dtype)
 
-    def attend(
-        self, query: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
-    ) -> torch.Tensor:
+    def attend(self, query: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
         """See `AttentionBackend.attend`. One call does everything, from the projection [T, (H + 2 * G) * E]."""
         plan: NativePlan = step.plans[layer.kv_group]
         if plan.step is None:

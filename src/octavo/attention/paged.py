@@ -4,6 +4,7 @@ Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E =
 """
 
 import torch
+from torch import Tensor
 
 from octavo.attention.base import AttentionBackend, AttentionLayer, KVLayout, PlanT
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache, RotaryTable
@@ -19,9 +20,7 @@ class TorchAttention(AttentionBackend[PlanT]):
     def kv_layout(self, head_dim: int) -> KVLayout:
         return KVLayout(head_size=head_dim, dtype=self._dtype)
 
-    def write_kv(
-        self, qkv: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
-    ) -> torch.Tensor:
+    def write_kv(self, qkv: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
         query, key, value = split_heads(qkv, step.rotary, layer, self._kernels)
         slots = step.batch.of_group(layer.kv_group).slot_mapping
         kv_cache.key.index_copy_(0, slots, key)
@@ -30,11 +29,11 @@ class TorchAttention(AttentionBackend[PlanT]):
 
 
 def split_heads(
-    qkv: torch.Tensor,  # [T, (H + 2 * G) * E]
+    qkv: Tensor,  # [T, (H + 2 * G) * E]
     rotary: tuple[RotaryTable, ...],
     layer: AttentionLayer,
     kernels: Kernels,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return query [T, H, E] and key [T, G, E], normalized and rotated, and value [T, G, E]."""
     counts = [layer.num_heads, layer.num_kv_heads, layer.num_kv_heads]
     query, key, value = qkv.view(len(qkv), -1, layer.head_dim).split_with_sizes(counts, dim=1)
@@ -47,7 +46,7 @@ def split_heads(
     return query, key, value
 
 
-def context_slots(batch: ForwardBatch, requests: torch.Tensor, length: int) -> torch.Tensor:
+def context_slots(batch: ForwardBatch, requests: Tensor, length: int) -> Tensor:
     """Return the slots [R, length] of positions 0 ... length - 1 of `requests` [R].
 
     Positions past a request's context repeat its last one: slots of other requests are never read, so nothing in them,

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from octavo.attention.base import AttentionBackend, AttentionLayer
 from octavo.attention.encoder import EncoderHeads, EncoderSegments
@@ -32,7 +33,7 @@ class PagedSegments(EncoderSegments):
         )
         self._memory: tuple[AttentionLayer, LayerKVCache] | None = None
 
-    def attend(self, qkv: torch.Tensor, heads: EncoderHeads) -> torch.Tensor:
+    def attend(self, qkv: Tensor, heads: EncoderHeads) -> Tensor:
         """See `EncoderSegments.attend`."""
         if self._memory is None:
             self._memory = self._layer_of(heads), self._memory_for(heads)

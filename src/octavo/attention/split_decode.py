@@ -10,17 +10,18 @@ Legend: H = query heads, G = kv heads, D = head size, C = context positions, N =
 """
 
 import torch
+from torch import Tensor
 
 _TILE_WIDTH = 64
 _SHORTEST_CONTEXT = 640
 
 
-def is_worthwhile(query: torch.Tensor, context_len: int) -> bool:
+def is_worthwhile(query: Tensor, context_len: int) -> bool:
     """Return whether tiles are faster for this query and context length."""
     return query.device.type == "cpu" and context_len >= _SHORTEST_CONTEXT
 
 
-def attend_in_tiles(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+def attend_in_tiles(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """Attend with query [1, H, 1, D] to all of keys and values [1, G, C, D]; return [1, H, 1, D]."""
     num_tiled = keys.shape[2] // _TILE_WIDTH * _TILE_WIDTH
     outs, log_sums = _attend(query, _tiles(keys, num_tiled), _tiles(values, num_tiled), scale)
@@ -31,15 +32,13 @@ def attend_in_tiles(query: torch.Tensor, keys: torch.Tensor, values: torch.Tenso
     return (outs * shares).sum(dim=0, keepdim=True).to(query.dtype)
 
 
-def _tiles(kv: torch.Tensor, num_tiled: int) -> torch.Tensor:
+def _tiles(kv: Tensor, num_tiled: int) -> Tensor:
     """Return the first N * W positions of [1, G, C, D] as a view [N, G, W, D]."""
     slots_first = kv[0].transpose(0, 1)[:num_tiled]  # [N * W, G, D]
     return slots_first.view(-1, _TILE_WIDTH, *slots_first.shape[1:]).transpose(1, 2)
 
 
-def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Attend to each of N tiles [N, G, W, D]; return [N, H, 1, D] and the logarithms of summed weights [N, H, 1]."""
     queries = query.expand(len(keys), -1, -1, -1)
     # The op that implements scaled_dot_product_attention, which does not return the sums.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
@@ -31,15 +32,15 @@ class RequestSpan:
     num_queries: int  # Q
     context_len: int  # C
     first_slot: int
-    slots: torch.Tensor | None  # [C] int64; None: contiguous, from `first_slot` on
-    ends: torch.Tensor | None = None  # [Q], see `ForwardBatch.visible_ends`
-    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)  # by sliding window, built by the first layer
+    slots: Tensor | None  # [C] int64; None: contiguous, from `first_slot` on
+    ends: Tensor | None = None  # [Q], see `ForwardBatch.visible_ends`
+    masks: dict[int | None, Tensor] = field(default_factory=dict)  # by sliding window, built by the first layer
 
     def start(self, sliding_window: int | None) -> int:
         """Return the first position that any of the new tokens sees."""
         return 0 if sliding_window is None else max(0, self.context_len - self.num_queries + 1 - sliding_window)
 
-    def read(self, pool: torch.Tensor, start: int) -> torch.Tensor:
+    def read(self, pool: Tensor, start: int) -> Tensor:
         """Return positions `start` ... of the context, [1, G, C - start, D], out of pool [1, G, num_slots, D]."""
         if self.slots is None:
             return pool.narrow(2, self.first_slot + start, self.context_len - start)
@@ -47,7 +48,7 @@ class RequestSpan:
         slots_first = pool[0].transpose(0, 1)  # [num_slots, G, D]
         return slots_first.index_select(0, self.slots[start:]).transpose(0, 1).unsqueeze(0)
 
-    def mask(self, sliding_window: int | None, device: torch.device) -> torch.Tensor:
+    def mask(self, sliding_window: int | None, device: torch.device) -> Tensor:
         """Return what each new token sees from `start` on: [Q, C - start] bool."""
         if sliding_window not in self.masks:
             keys = torch.arange(self.start(sliding_window), self.context_len, device=device)
@@ -87,9 +88,7 @@ class SdpaAttention(TorchAttention[list[RequestSpan]]):
             for request in range(len(lens))
         ]
 
-    def attend(
-        self, query: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
-    ) -> torch.Tensor:
+    def attend(self, query: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
         plan: list[RequestSpan] = step.plans[layer.kv_group]
         keys, values = (pool.transpose(0, 1).unsqueeze(0) for pool in (kv_cache.key, kv_cache.value))
         queries = torch.split(query.transpose(0, 1).unsqueeze(0), [span.num_queries for span in plan], dim=2)
@@ -98,7 +97,7 @@ class SdpaAttention(TorchAttention[list[RequestSpan]]):
         return torch.cat(results, dim=1)[0].flatten(1)
 
 
-def _slots_of(batch: ForwardBatch, requests: list[int]) -> dict[int, torch.Tensor]:
+def _slots_of(batch: ForwardBatch, requests: list[int]) -> dict[int, Tensor]:
     """Return the slots [C] of each of these requests."""
     if not requests:
         return {}
@@ -108,12 +107,12 @@ def _slots_of(batch: ForwardBatch, requests: list[int]) -> dict[int, torch.Tenso
 
 
 def _attend(
-    query: torch.Tensor,  # [1, H, Q, D]
-    keys: torch.Tensor,  # [1, G, num_slots, D]
-    values: torch.Tensor,  # [1, G, num_slots, D]
+    query: Tensor,  # [1, H, Q, D]
+    keys: Tensor,  # [1, G, num_slots, D]
+    values: Tensor,  # [1, G, num_slots, D]
     span: RequestSpan,
     layer: AttentionLayer,
-) -> torch.Tensor:  # [1, Q, H, D]
+) -> Tensor:  # [1, Q, H, D]
     scale, sliding_window = layer.softmax_scale, layer.sliding_window
     start = span.start(sliding_window)
     context_keys, context_values = span.read(keys, start), span.read(values, start)  # [1, G, C - start, D]
@@ -135,12 +134,12 @@ def _attend(
 
 
 def _attend_as_defined(
-    query: torch.Tensor,  # [1, H, Q, D]
-    keys: torch.Tensor,  # [1, G, num_slots, D]
-    values: torch.Tensor,  # [1, G, num_slots, D]
+    query: Tensor,  # [1, H, Q, D]
+    keys: Tensor,  # [1, G, num_slots, D]
+    values: Tensor,  # [1, G, num_slots, D]
     span: RequestSpan,
     layer: AttentionLayer,
-) -> torch.Tensor:  # [1, Q, H, D]
+) -> Tensor:  # [1, Q, H, D]
     """Attend in float32, one pass of tokens at a time: scaled scores, soft cap, mask, softmax with sinks, mean."""
     start, num_groups = span.start(layer.sliding_window), keys.shape[1]
     context_keys, context_values = (span.read(pool, start)[0].float() for pool in (keys, values))  # [G, C - start, D]

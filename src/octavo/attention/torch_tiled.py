@@ -15,6 +15,7 @@ from itertools import groupby
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
@@ -30,12 +31,12 @@ _NUM_ROWS = 16  # query rows of one matmul: all query heads of one kv head, of o
 class RequestGroup:
     """Requests with equally many new tokens and about as many tiles, computed together."""
 
-    tokens: torch.Tensor  # [R, Q] int64, rows of the flat [T]
-    positions: torch.Tensor  # [R, Q] int64, in the context
-    slots: torch.Tensor  # [R, N * W] int64
+    tokens: Tensor  # [R, Q] int64, rows of the flat [T]
+    positions: Tensor  # [R, Q] int64, in the context
+    slots: Tensor  # [R, N * W] int64
     first_position: int  # least of positions[:, 0]
     last_position: int  # greatest of positions[:, 0]
-    ends: torch.Tensor | None  # [R, Q] int64, see `ForwardBatch.visible_ends`
+    ends: Tensor | None  # [R, Q] int64, see `ForwardBatch.visible_ends`
 
     def tiles_seen(self, tokens: range, sliding_window: int | None) -> slice:
         """Return the tiles that cover every position visible to these tokens."""
@@ -68,9 +69,7 @@ class TiledAttention(TorchAttention[list[RequestGroup]]):
             ]
         return groups
 
-    def attend(
-        self, query: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
-    ) -> torch.Tensor:
+    def attend(self, query: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
         plan: list[RequestGroup] = step.plans[layer.kv_group]
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         tokens_per_pass = max(1, _NUM_ROWS * layer.num_kv_heads // layer.num_heads)
@@ -109,16 +108,14 @@ def _make_group(batch: ForwardBatch, requests: list[int], num_queries: int, num_
     )
 
 
-def _gather_tiles(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+def _gather_tiles(pool: Tensor, slots: Tensor) -> Tensor:
     """Return [R, G, N, W, D] float32 from pool [num_slots, G, D]."""
     gathered = pool.index_select(0, slots.flatten()).float()  # [R * N * W, G, D]
     tiles = gathered.view(slots.shape[0], -1, _TILE_WIDTH, *pool.shape[1:])  # [R, N, W, G, D]
     return tiles.permute(0, 3, 1, 2, 4).contiguous()
 
 
-def _hidden(
-    positions: torch.Tensor, ends: torch.Tensor | None, tiles: slice, sliding_window: int | None
-) -> torch.Tensor:
+def _hidden(positions: Tensor, ends: Tensor | None, tiles: slice, sliding_window: int | None) -> Tensor:
     """Return the mask [R, N, Q, W] bool: True where tokens at `positions` [R, Q] may not see these tiles' positions."""
     keys = torch.arange(tiles.start * _TILE_WIDTH, tiles.stop * _TILE_WIDTH, device=positions.device)
     keys, queries = keys.view(1, -1, 1, _TILE_WIDTH), positions[:, None, :, None]  # [1, N, 1, W], [R, 1, Q, 1]
@@ -127,12 +124,12 @@ def _hidden(
 
 
 def _attend(
-    query: torch.Tensor,  # [R, Q, H, D] float32, scaled
-    keys: torch.Tensor,  # [R, G, N, W, D]
-    values: torch.Tensor,  # [R, G, N, W, D]
-    hidden: torch.Tensor,  # [R, N, Q, W]
+    query: Tensor,  # [R, Q, H, D] float32, scaled
+    keys: Tensor,  # [R, G, N, W, D]
+    values: Tensor,  # [R, G, N, W, D]
+    hidden: Tensor,  # [R, N, Q, W]
     layer: AttentionLayer,
-) -> torch.Tensor:  # [R, Q, H, D]
+) -> Tensor:  # [R, Q, H, D]
     num_requests, num_queries, num_heads, head_dim = query.shape
     num_kv_heads, group_size = keys.shape[1], num_heads // keys.shape[1]
     rows = query.view(num_requests, num_queries, num_kv_heads, group_size, head_dim).transpose(1, 2).flatten(2, 3)
@@ -160,7 +157,7 @@ def _attend(
     return result.transpose(1, 2).flatten(2, 3)
 
 
-def _matmul_tiles(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def _matmul_tiles(left: Tensor, right: Tensor) -> Tensor:
     """Multiply [R, G, N or 1, S * 16, K] by [R, G, N, K, L] in at least two matmuls of 16 rows."""
     batch, num_sets = right.shape[:3], left.shape[3] // _NUM_ROWS
     left = left.expand(*batch, *left.shape[3:]).reshape(-1, _NUM_ROWS, left.shape[4])  # [R * G * N * S, 16, K]
@@ -170,7 +167,7 @@ def _matmul_tiles(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return torch.bmm(left, right)[: batch.numel() * num_sets].view(*batch, -1, right.shape[-1])
 
 
-def _sum_in_order(tiles: torch.Tensor) -> torch.Tensor:
+def _sum_in_order(tiles: Tensor) -> Tensor:
     """Add [R, G, N, M, D] over N from the first tile to the last: zeros before or after change no bit."""
     total = tiles[:, :, 0].clone()
     for tile in tiles.unbind(2)[1:]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from octavo.attention.base import AttentionBackend, AttentionLayer, KVLayout
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
@@ -33,7 +34,7 @@ class Work:
     """A step's work, assigned to programs."""
 
     few: FewRows | None
-    many: torch.Tensor | None  # [N, 3] int32, see `attend_many`
+    many: Tensor | None  # [N, 3] int32, see `attend_many`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +78,7 @@ class TritonAttention(AttentionBackend[TritonPlan]):
         )
         return TritonPlan(batch=batch, context=context)
 
-    def write_kv(
-        self, qkv: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
-    ) -> torch.Tensor:
+    def write_kv(self, qkv: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
         batch = step.batch.of_group(layer.kv_group)
         return rotate_and_write(
             qkv,
@@ -92,19 +91,14 @@ class TritonAttention(AttentionBackend[TritonPlan]):
             block_size=batch.block_size,
         )
 
-    def attend(
-        self, query: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
-    ) -> torch.Tensor:
+    def attend(self, query: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
         plan: TritonPlan = step.plans[layer.kv_group]
         group_size = layer.num_heads // layer.num_kv_heads
         if group_size not in plan.work:
             plan.work[group_size] = assign_programs(plan.batch, group_size, self._tiling)
         work, out = plan.work[group_size], torch.empty_like(query)
         softmax = Softmax(
-            scale=layer.softmax_scale,
-            sliding_window=layer.sliding_window,
-            soft_cap=layer.soft_cap,
-            sinks=layer.sinks,
+            scale=layer.softmax_scale, sliding_window=layer.sliding_window, soft_cap=layer.soft_cap, sinks=layer.sinks
         )
         if work.few is not None:
             attend_few(query, kv_cache.key, kv_cache.value, plan.context, work.few, out, softmax, self._tiling)
@@ -156,7 +150,7 @@ def _assign_few(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size
     )
 
 
-def _assign_many(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size: int, tiling: Tiling) -> torch.Tensor:
+def _assign_many(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size: int, tiling: Tiling) -> Tensor:
     """Return items [N, 3], longest contexts first: long-running programs should start early."""
     num_tokens = np.diff(batch.query_start_loc_list)[requests]
     items = _cut(requests, num_tokens * group_size, np.zeros_like(requests), tiling.many_rows)

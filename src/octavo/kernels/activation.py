@@ -9,13 +9,14 @@ Legend: T = tokens, I = intermediate size.
 import math
 
 import torch
+from torch import Tensor
 
 from octavo.kernels.types import Activation, GeluKind
 
 _GELU_FACTOR, _GELU_CUBIC, _GELU_QUICK = math.sqrt(2.0 / math.pi), 0.044715, 1.702
 
 
-def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+def activated(x: Tensor, activation: Activation) -> Tensor:
     """Map x float32, [T, 2 * I] with a gate, gates first, else [T, I], to [T, I]."""
     if not activation.is_gated:
         return x.clamp(min=0.0).square()  # relu2 (So et al. 2021, arXiv:2109.08668)
@@ -30,7 +31,7 @@ def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     return _swish(gate, activation.alpha) * (up + 1.0)
 
 
-def approximate_gelu(x: torch.Tensor, kind: GeluKind) -> torch.Tensor:
+def approximate_gelu(x: Tensor, kind: GeluKind) -> Tensor:
     """Map x float32, without a gate (Hendrycks and Gimpel 2016, arXiv:1606.08415).
 
     In place where it can be: fresh memory costs more than the arithmetic.
@@ -42,16 +43,16 @@ def approximate_gelu(x: torch.Tensor, kind: GeluKind) -> torch.Tensor:
     return x / powers.exp_().add_(1.0)
 
 
-def hyperbolic_tangent(x: torch.Tensor) -> torch.Tensor:
+def hyperbolic_tangent(x: Tensor) -> Tensor:
     """Return tanh(x), to some 1e-7."""
     powers = (x.abs() * -2.0).exp_()
     return ((1.0 - powers) / (1.0 + powers)).copysign_(x)
 
 
-def _swish(x: torch.Tensor, alpha: float) -> torch.Tensor:
+def _swish(x: Tensor, alpha: float) -> Tensor:
     return _swish_by(x, alpha * x if alpha != 1.0 else x)
 
 
-def _swish_by(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+def _swish_by(x: Tensor, logits: Tensor) -> Tensor:
     """Return x times the sigmoid of logits."""
     return x / (1.0 + torch.exp(-logits))

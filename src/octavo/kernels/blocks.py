@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
+from torch import Tensor
 
 from octavo.gguf.types import GGML_NUMBERS, GGML_TYPES, GgmlType
 from octavo.kernels.ggml_blocks import unpack
@@ -73,10 +74,10 @@ class BlockWeight:
     """A weight [N, K] as in the file: whole rows of each part, of which K inputs are used."""
 
     format: BlockFormat
-    parts: tuple[torch.Tensor, ...]  # [N of the part, R] uint8
+    parts: tuple[Tensor, ...]  # [N of the part, R] uint8
     in_size: int  # K
 
-    def dequantized(self) -> torch.Tensor:
+    def dequantized(self) -> Tensor:
         """Return the weight [N, K] in float32."""
         inputs = slice(self.format.first_input, self.format.first_input + self.in_size)
         parts = zip(self.parts, self.format.kinds, strict=True)
@@ -96,7 +97,7 @@ def stack_blocks(weights: list[BlockWeight]) -> BlockWeight:
     return replace(weights[0], format=form, parts=tuple(part for weight in weights for part in weight.parts))
 
 
-def integer_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def integer_groups(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize x [T, K] to int8 [T, G, 32], to nearest, ties to even; also return the scales [T, G, 1].
 
     A scale is max|x| / 127 of its group. A row that is not finite gets scales of NaN.
@@ -110,7 +111,7 @@ def integer_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values.round().to(torch.int8), torch.where(is_finite, scales, torch.nan)
 
 
-def block_linear(x: torch.Tensor, weight: BlockWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def block_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None) -> Tensor:
     """Apply a weight and bias [N] to x [T, K]: [T, N] float32. The definition that kernels are compared with."""
     values, scales = integer_groups(x)
     first_group, num_groups = weight.format.first_input // GROUP_SIZE, weight.in_size // GROUP_SIZE

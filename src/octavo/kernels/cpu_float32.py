@@ -5,8 +5,8 @@ from two rows on; a single row takes another path when K is large. (Plain F.line
 on with two threads, and nearly everywhere with three.) exp, rsqrt and sums over the last dimension are invariant too.
 """
 
-import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from octavo.kernels import onednn
 from octavo.kernels.reference import Kernels
@@ -20,14 +20,14 @@ class Float32CpuKernels(Kernels):
     is_batch_invariant = True
     packing_copies = True
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         return onednn.pack_linear(weight, bias)
 
-    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         if x.shape[0] == 1:
             return onednn.linear(x.expand(2, -1).contiguous(), packed)[:1]
         return onednn.linear(x, packed)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         weight = weight + offset if offset else weight
         return F.rms_norm(x, weight.shape, weight, eps)

@@ -10,13 +10,14 @@ import mmap
 import platform
 
 import torch
+from torch import Tensor
 
 LARGE_PAGE_BYTES = 1 << 21
 
 _MADV_POPULATE_WRITE = 23  # since Linux 5.14; Python's mmap has no name for it
 
 
-def zeros_on_large_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def zeros_on_large_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return a tensor of zeros on a CPU, on large pages if it fills one and the system has them.
 
     Pages come untouched from the system: unwritten parts cost no memory, and nothing costs time before its first use.
@@ -30,7 +31,7 @@ def zeros_on_large_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
     return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
-def prefault(tensor: torch.Tensor, start: int, num_bytes: int) -> bool:
+def prefault(tensor: Tensor, start: int, num_bytes: int) -> bool:
     """Have the system back some bytes of a CPU tensor with memory, as a first write would; contents stay.
 
     Returns False if the system cannot: not Linux, Linux before 5.14, or out of memory.

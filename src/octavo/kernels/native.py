@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.large_pages import zeros_on_large_pages
@@ -93,7 +94,7 @@ class NativeKernels(Kernels, KeepsPacked):
         self.compute_s = 0.0  # in replays and in what follows them: logits and sampling
         self._recording = local()  # thread-local: `buffers` while recording
 
-    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return memory for a result, in `dtype` or the kernels': from torch, or from the tape being recorded."""
         dtype, buffers = dtype or self.dtype, self._buffers
         return torch.empty(shape, dtype=dtype) if buffers is None else buffers.empty(shape, dtype)
@@ -129,13 +130,13 @@ class NativeKernels(Kernels, KeepsPacked):
         """See `KeepsPacked`. Another build may use another layout, so the library's digest is part of the name."""
         return f"{self.name}-{self.dtype}-{_library_digest(self._cpu.__file__)}"
 
-    def packed_tensors(self, packed: PackedLinear) -> dict[str, torch.Tensor]:
+    def packed_tensors(self, packed: PackedLinear) -> dict[str, Tensor]:
         every = {spec.name: getattr(packed, spec.name) for spec in fields(packed)}
-        return {name: value for name, value in every.items() if isinstance(value, torch.Tensor)}
+        return {name: value for name, value in every.items() if isinstance(value, Tensor)}
 
     def adopt_linear(
         self,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, Tensor],
         num_outputs: int,
         in_size: int,
         role: LinearRole,
@@ -144,41 +145,41 @@ class NativeKernels(Kernels, KeepsPacked):
         out_size = num_outputs // 2 if role == "gated" else num_outputs
         return self._bind(tensors["weight"], tensors.get("bias"), num_outputs, out_size)
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         return self._pack(weight, bias, is_gated=False)
 
-    def pack_gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         return self._pack(weight, bias, is_gated=True)
 
-    def pack_router(self, weight: torch.Tensor) -> PackedLinear:
+    def pack_router(self, weight: Tensor) -> PackedLinear:
         return self._pack(weight, None, is_gated=False)
 
-    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return self._linear(x.contiguous(), packed, self.dtype, self._cpu.Output.PLAIN)
 
-    def kept_rows(self, x: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+    def kept_rows(self, x: Tensor, kept: Tensor | None) -> Tensor:
         if self._buffers is None:
             return super().kept_rows(x, kept)
         x, out = x.contiguous(), self.empty(*x.shape, dtype=x.dtype)
         self.native.keep_rows(x.data_ptr(), x.shape[1] * x.itemsize, out.data_ptr())
         return out
 
-    def select_columns(self, x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    def select_columns(self, x: Tensor, order: Tensor) -> Tensor:
         x, out = x.contiguous(), self.empty(len(x), len(order))
         self.native.select_columns(self._rows(x), order.data_ptr(), len(order), out.data_ptr())
         return out
 
-    def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    def logits_linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return self._linear(x.contiguous(), packed, torch.float32, self._cpu.Output.FLOAT32)
 
-    def logits_argmax(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits_argmax(self, x: Tensor, packed: PackedLinear) -> tuple[Tensor, Tensor]:
         x = x.contiguous()
         argmax = torch.empty(len(x), 2, dtype=torch.int32)  # a float32's bits, an index
         self.timed(self.native.argmax, self._rows(x), _handle(packed), argmax.data_ptr())
         bits, ids = argmax.unbind(1)
         return bits.view(torch.float32), ids.long()
 
-    def draw(self, logits: torch.Tensor, rows: NDArray[np.void]) -> tuple[torch.Tensor, torch.Tensor]:
+    def draw(self, logits: Tensor, rows: NDArray[np.void]) -> tuple[Tensor, Tensor]:
         """Return (tokens [S] int64, largest logits [S]) of logits [S, V] float32, by parameters `rows` [S] of DRAW_ROW.
 
         A token is -1 where only `sampling/backend.py` can decide, and undefined where the largest logit is not finite.
@@ -191,28 +192,26 @@ class NativeKernels(Kernels, KeepsPacked):
         self.timed(self.native.draw, logits.data_ptr(), num_rows, vocab_size, rows.ctypes.data, *results)
         return token_ids, max_logit
 
-    def activated_linear(self, x: torch.Tensor, packed: PackedLinear, activation: Activation) -> torch.Tensor:
+    def activated_linear(self, x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
         x, out = x.contiguous(), self.empty(len(x), _handle(packed).out_size)
         output = self._cpu.Output.GATED if activation.is_gated else self._cpu.Output.SQUARED
         self.native.linear(self._activated_rows(x, activation), _handle(packed), output, out.data_ptr())
         return out
 
-    def gated_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    def gated_linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         x, out = x.contiguous(), self.empty(len(x), packed.num_outputs)
         self.native.linear(self._rows(x), _handle(packed), self._cpu.Output.GATES_AND_UPS, out.data_ptr())
         return out
 
-    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
         x, out = x.contiguous(), self.empty(len(x), x.shape[1] // 2 if activation.is_gated else x.shape[1])
         self.native.activate(self._activated_rows(x, activation), out.data_ptr())
         return out
 
-    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         return zeros_on_large_pages(shape, dtype)
 
-    def add_lora(
-        self, base: torch.Tensor, x: torch.Tensor, adapters: LoraAdapters, adapter_ids: torch.Tensor
-    ) -> torch.Tensor:
+    def add_lora(self, base: Tensor, x: Tensor, adapters: LoraAdapters, adapter_ids: Tensor) -> Tensor:
         """In place: `base` is the result, or a copy of it where its rows are not contiguous."""
         assert base.dtype == x.dtype == adapters.down.dtype == adapters.up.dtype == self.dtype
         x, base, adapter_ids = x.contiguous(), base.contiguous(), adapter_ids.contiguous()
@@ -221,15 +220,13 @@ class NativeKernels(Kernels, KeepsPacked):
         self.native.add_lora(self._rows(x), slots, adapter_ids.data_ptr(), base.data_ptr())
         return base
 
-    def normed_linear(self, x: torch.Tensor, fused: Fused, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
+    def normed_linear(self, x: Tensor, fused: Fused, packed: PackedLinear) -> tuple[Tensor, Tensor]:
         out = self.empty(len(x), _handle(packed).out_size)
         rows, total = self._fused_rows(x, fused)
         self.native.linear(rows, _handle(packed), self._cpu.Output.PLAIN, out.data_ptr())
         return out, total
 
-    def mlp(
-        self, x: torch.Tensor, fused: Fused, up: PackedLinear, down: PackedLinear
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def mlp(self, x: Tensor, fused: Fused, up: PackedLinear, down: PackedLinear) -> tuple[Tensor, Tensor]:
         out = self.empty(len(x), _handle(down).out_size)
         rows, total = self._fused_rows(x, fused)
         self.native.mlp(rows, _handle(up), _handle(down), out.data_ptr())
@@ -241,7 +238,7 @@ class NativeKernels(Kernels, KeepsPacked):
         handle = self._cpu.Experts(list(map(_handle, gate_up)), list(map(_handle, down)))
         return NativeExperts(gate_up=tuple(gate_up), down=tuple(down), handle=handle)
 
-    def route(self, x: torch.Tensor, router: PackedLinear, routing: Routing) -> Routes:
+    def route(self, x: Tensor, router: PackedLinear, routing: Routing) -> Routes:
         x, shape = x.contiguous(), (len(x), routing.num_choices)
         routes = Routes(expert_ids=torch.empty(shape, dtype=torch.int64), weights=torch.empty(shape))
         addresses = routes.expert_ids.data_ptr(), routes.weights.data_ptr()
@@ -249,13 +246,8 @@ class NativeKernels(Kernels, KeepsPacked):
         return routes
 
     def expert_rows(
-        self,
-        x: torch.Tensor,
-        token_ids: torch.Tensor,
-        expert_ids: torch.Tensor,
-        experts: PackedExperts,
-        activation: Activation,
-    ) -> torch.Tensor:
+        self, x: Tensor, token_ids: Tensor, expert_ids: Tensor, experts: PackedExperts, activation: Activation
+    ) -> Tensor:
         x, token_ids, expert_ids = x.contiguous(), token_ids.contiguous(), expert_ids.contiguous()
         out = torch.empty(len(expert_ids), x.shape[1], dtype=self.dtype)
         addresses = token_ids.data_ptr(), expert_ids.data_ptr(), out.data_ptr()
@@ -264,7 +256,7 @@ class NativeKernels(Kernels, KeepsPacked):
         )
         return out
 
-    def combine_experts(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def combine_experts(self, rows: Tensor, weights: Tensor) -> Tensor:
         rows, weights = rows.contiguous(), weights.contiguous()
         num_tokens, num_choices, size = rows.shape
         out = torch.empty(num_tokens, size, dtype=self.dtype)
@@ -274,14 +266,14 @@ class NativeKernels(Kernels, KeepsPacked):
 
     def moe(
         self,
-        x: torch.Tensor,
+        x: Tensor,
         fused: Fused,
         router: PackedLinear,
         routing: Routing,
         experts: PackedExperts,
-        load: torch.Tensor,
-        is_counted: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        load: Tensor,
+        is_counted: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         assert is_counted is None, "steps are not padded on a CPU"
         out = self.empty(*x.shape)
         rows, total = self._fused_rows(x, fused)
@@ -289,25 +281,25 @@ class NativeKernels(Kernels, KeepsPacked):
         self.native.moe(rows, _handle(router), choice, handle, load.data_ptr(), out.data_ptr())
         return out, total
 
-    def packed_rows(self, ids: torch.Tensor, packed: PackedLinear, size: int) -> torch.Tensor:
+    def packed_rows(self, ids: Tensor, packed: PackedLinear, size: int) -> Tensor:
         ids, out = ids.to(torch.int64).contiguous(), torch.empty(len(ids), size, dtype=self.dtype)
         self.native.packed_rows(_handle(packed), size, len(ids), ids.data_ptr(), out.data_ptr())
         return out
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         x, weight = x.contiguous(), weight.to(self.dtype)
         out = self.empty(*x.shape)
         fused = Fused(residual=None, norm_weight=weight, eps=eps, norm_offset=offset)
         self.native.rms_norm(self._fused_rows(x, fused)[0], out.data_ptr())
         return out
 
-    def add_rms_norm(self, x: torch.Tensor, fused: Fused) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_rms_norm(self, x: Tensor, fused: Fused) -> tuple[Tensor, Tensor]:
         out = self.empty(*x.shape)
         rows, total = self._fused_rows(x, fused)
         self.native.rms_norm(rows, out.data_ptr())
         return out, total
 
-    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None, *, is_gated: bool) -> PackedLinear:
+    def _pack(self, weight: Tensor, bias: Tensor | None, *, is_gated: bool) -> PackedLinear:
         weight = weight.contiguous()
         num_outputs, in_size = weight.shape
         out_size = num_outputs // 2 if is_gated else num_outputs
@@ -315,11 +307,11 @@ class NativeKernels(Kernels, KeepsPacked):
         self.native.pack_linear(weight.data_ptr(), in_size, out_size, is_gated, packed.data_ptr())
         return self._bind(packed, pack_bias(bias, is_gated=is_gated), num_outputs, out_size)
 
-    def _bind(self, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, out_size: int) -> NativeLinear:
+    def _bind(self, packed: Tensor, bias: Tensor | None, num_outputs: int, out_size: int) -> NativeLinear:
         handle = self._cpu.PackedWeight(out_size, packed.data_ptr(), _address(bias))
         return NativeLinear(weight=packed, bias=bias, num_outputs=num_outputs, handle=handle)
 
-    def _linear(self, x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype, output: "_cpu.Output") -> torch.Tensor:
+    def _linear(self, x: Tensor, packed: PackedLinear, dtype: torch.dtype, output: "_cpu.Output") -> Tensor:
         out = self.empty(len(x), _handle(packed).out_size, dtype=dtype)
         self.timed(self.native.linear, self._rows(x), _handle(packed), output, out.data_ptr())
         return out
@@ -330,17 +322,17 @@ class NativeKernels(Kernels, KeepsPacked):
         )
         return made
 
-    def _rows(self, x: torch.Tensor) -> "_cpu.Rows":
+    def _rows(self, x: Tensor) -> "_cpu.Rows":
         num_rows, size = x.shape
         return self._cpu.Rows(x.data_ptr(), num_rows, size)
 
-    def _activated_rows(self, x: torch.Tensor, activation: Activation) -> "_cpu.Rows":
+    def _activated_rows(self, x: Tensor, activation: Activation) -> "_cpu.Rows":
         """Return rows x [T, K] unchanged, for a linear followed by this activation."""
         fused = self._cpu.Fused(_NO_ADDRESS, _NO_ADDRESS, 0.0, 0.0, _native_activation(activation))
         num_rows, size = x.shape
         return self._cpu.Rows.fused(x.data_ptr(), num_rows, size, fused, _NO_ADDRESS)
 
-    def _fused_rows(self, x: torch.Tensor, fused: Fused) -> tuple["_cpu.Rows", torch.Tensor]:
+    def _fused_rows(self, x: Tensor, fused: Fused) -> tuple["_cpu.Rows", Tensor]:
         """Return (rows x [..., K] as a fused op takes them, memory for their sum with the residual, or x)."""
         x, size = x.contiguous(), x.shape[-1]
         residual = None if fused.residual is None else fused.residual.contiguous()
@@ -367,11 +359,11 @@ def _experts_handle(experts: PackedExperts) -> "_cpu.Experts":
     return experts.handle
 
 
-def _address(tensor: torch.Tensor | None) -> int:
+def _address(tensor: Tensor | None) -> int:
     return _NO_ADDRESS if tensor is None else tensor.data_ptr()
 
 
-def pack_bias(bias: torch.Tensor | None, *, is_gated: bool) -> torch.Tensor | None:
+def pack_bias(bias: Tensor | None, *, is_gated: bool) -> Tensor | None:
     """Lay a bias out in the order of the panels' outputs, 32 each: float32, padded with zeros."""
     if bias is None:
         return None

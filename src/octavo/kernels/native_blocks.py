@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.blocks import BlockFormat, BlockWeight
@@ -32,11 +33,7 @@ class BlockNativeKernels(IntegerNativeKernels):
         return isinstance(form, BlockFormat) or super().computes(form)
 
     def pack_quantized(
-        self,
-        weight: torch.Tensor | LowBitWeight,
-        bias: torch.Tensor | None,
-        form: WeightFormat,
-        role: LinearRole,
+        self, weight: Tensor | LowBitWeight, bias: Tensor | None, form: WeightFormat, role: LinearRole
     ) -> PackedLinear:
         if not isinstance(weight, BlockWeight):
             return super().pack_quantized(weight, bias, form, role)
@@ -50,7 +47,7 @@ class BlockNativeKernels(IntegerNativeKernels):
 
     def adopt_linear(
         self,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, Tensor],
         num_outputs: int,
         in_size: int,
         role: LinearRole,
@@ -62,7 +59,7 @@ class BlockNativeKernels(IntegerNativeKernels):
         return self._bind_blocks(blocks, tensors["weight"], tensors.get("bias"), num_outputs)
 
     def _bind_blocks(
-        self, blocks: "_cpu.Blocks", packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int
+        self, blocks: "_cpu.Blocks", packed: Tensor, bias: Tensor | None, num_outputs: int
     ) -> LowBitLinear:
         bias_address = _NO_ADDRESS if bias is None else bias.data_ptr()
         handle = self._cpu.PackedWeight.of_blocks(blocks, packed.data_ptr(), bias_address)

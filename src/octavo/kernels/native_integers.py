@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from octavo.kernels.blocks import BlockWeight
 from octavo.kernels.large_pages import zeros_on_large_pages
@@ -34,7 +35,7 @@ class LowBitLinear(NativeLinear):
 class IntegerLinear(LowBitLinear):
     """A packed integer linear, with its scales in a separate tensor."""
 
-    scales: torch.Tensor  # [1 or 2, ...] float32: scales, and offsets if there are any
+    scales: Tensor  # [1 or 2, ...] float32: scales, and offsets if there are any
 
 
 class IntegerNativeKernels(NativeKernels):
@@ -44,20 +45,18 @@ class IntegerNativeKernels(NativeKernels):
         return isinstance(form, IntegerFormat) and form.group_size in _GROUP_SIZES
 
     def pack_quantized(
-        self, weight: torch.Tensor | LowBitWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
+        self, weight: Tensor | LowBitWeight, bias: Tensor | None, form: WeightFormat, role: LinearRole
     ) -> PackedLinear:
         assert isinstance(form, IntegerFormat), f"{self.name} does not compute with weights of {form}"
         assert not isinstance(weight, BlockWeight), "blocks are never converted to another form"
         return self.pack(weight, bias, form, is_gated=role == "gated")
 
-    def mlp(
-        self, x: torch.Tensor, fused: Fused, up: PackedLinear, down: PackedLinear
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def mlp(self, x: Tensor, fused: Fused, up: PackedLinear, down: PackedLinear) -> tuple[Tensor, Tensor]:
         if isinstance(up, LowBitLinear) == isinstance(down, LowBitLinear):
             return super().mlp(x, fused, up, down)
         return Kernels.mlp(self, x, fused, up, down)  # the fused op supports weights of one kind only
 
-    def quantize(self, weight: torch.Tensor, form: IntegerFormat) -> QuantizedWeight:
+    def quantize(self, weight: Tensor, form: IntegerFormat) -> QuantizedWeight:
         """Quantize weight [N, K] bfloat16 to the integers that packing it would choose, in the plain layout."""
         weight = weight.contiguous()
         num_outputs, in_size = weight.shape
@@ -71,12 +70,7 @@ class IntegerNativeKernels(NativeKernels):
         return QuantizedWeight(format=form, values=values, scales=scales, multipliers=multipliers)
 
     def pack(
-        self,
-        weight: torch.Tensor | QuantizedWeight,
-        bias: torch.Tensor | None,
-        form: IntegerFormat,
-        *,
-        is_gated: bool = False,
+        self, weight: Tensor | QuantizedWeight, bias: Tensor | None, form: IntegerFormat, *, is_gated: bool = False
     ) -> PackedLinear:
         """Convert weight [N, K], bfloat16 or quantized already, and bias [N] to the layout that all linear ops read."""
         plain = weight.values if isinstance(weight, QuantizedWeight) else weight
@@ -93,7 +87,7 @@ class IntegerNativeKernels(NativeKernels):
 
     def adopt_linear(
         self,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, Tensor],
         num_outputs: int,
         in_size: int,
         role: LinearRole,
@@ -107,9 +101,9 @@ class IntegerNativeKernels(NativeKernels):
     def _bind_integers(
         self,
         integers: "_cpu.Integers",
-        packed: torch.Tensor,
-        scales: torch.Tensor,  # [1 or 2, ...]
-        bias: torch.Tensor | None,
+        packed: Tensor,
+        scales: Tensor,  # [1 or 2, ...]
+        bias: Tensor | None,
         num_outputs: int,
     ) -> IntegerLinear:
         offsets = scales[1].data_ptr() if len(scales) > 1 else _NO_ADDRESS
@@ -147,5 +141,5 @@ class IntegerNativeKernels(NativeKernels):
         return integers
 
 
-def _address(tensor: torch.Tensor | None) -> int:
+def _address(tensor: Tensor | None) -> int:
     return _NO_ADDRESS if tensor is None else tensor.data_ptr()

@@ -6,6 +6,7 @@ Legend: T = tokens, K = input size, N = output size.
 """
 
 import torch
+from torch import Tensor
 
 from octavo.kernels.types import PackedLinear
 
@@ -21,14 +22,14 @@ def is_supported(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+def pack_linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
     """Copy weight [N, K] into oneDNN's blocked layout; the plain one can be freed afterwards."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
     return PackedLinear(weight=packed, bias=bias, num_outputs=weight.shape[0])
 
 
-def linear(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+def linear(x: Tensor, packed: PackedLinear) -> Tensor:
     """Apply to x [T, K]: [T, N]."""
     linear_pointwise = torch.ops.mkldnn._linear_pointwise
-    result: torch.Tensor = linear_pointwise(x.contiguous(), packed.weight, packed.bias, "none", [], "")
+    result: Tensor = linear_pointwise(x.contiguous(), packed.weight, packed.bias, "none", [], "")
     return result

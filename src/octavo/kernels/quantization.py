@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from octavo.errors import InvalidParameterError
 from octavo.kernels.blocks import BlockFormat, BlockWeight
@@ -52,7 +53,7 @@ class IntegerFormat:
     is_two_level: bool = False  # only with 4 bits and one scale for all inputs
     rotation: Rotation | None = None  # of the inputs of weights and activations, before quantization
 
-    def rotated(self, x: torch.Tensor) -> torch.Tensor:
+    def rotated(self, x: Tensor) -> Tensor:
         """Return what is quantized of x [..., K], weights or activations: float32, rotated if this form is."""
         return x.float() if self.rotation is None else rotated(x.float(), self.rotation)
 
@@ -64,7 +65,7 @@ class IntegerFormat:
         """Return how many multipliers an output has."""
         return -(-in_size // TWO_LEVEL_GROUP_SIZE) if self.is_two_level else 0
 
-    def of_share(self, start: int, stop: int, in_size: int) -> tuple["IntegerFormat", torch.Tensor]:
+    def of_share(self, start: int, stop: int, in_size: int) -> tuple["IntegerFormat", Tensor]:
         """Return the form of the slice start ... stop - 1 of the K inputs, and which group each of its groups was in.
 
         If the slice begins or ends inside a group, groups become smaller, so that none is split.
@@ -90,7 +91,7 @@ class Float8Format:
         """Return G."""
         return 1 if self.group_size is None else -(-in_size // self.group_size)
 
-    def of_share(self, start: int, stop: int, in_size: int) -> tuple["Float8Format", torch.Tensor]:
+    def of_share(self, start: int, stop: int, in_size: int) -> tuple["Float8Format", Tensor]:
         """See `IntegerFormat.of_share`."""
         size, groups = _groups_of_share(self.group_size, start, stop, in_size)
         return Float8Format(group_size=size), groups
@@ -104,7 +105,7 @@ PlainFormat = IntegerFormat | Float8Format
 WeightFormat = PlainFormat | BlockFormat  # of a linear layer's weight, unless that is dense
 
 
-def _groups_of_share(group_size: int | None, start: int, stop: int, in_size: int) -> tuple[int | None, torch.Tensor]:
+def _groups_of_share(group_size: int | None, start: int, stop: int, in_size: int) -> tuple[int | None, Tensor]:
     if group_size is None:
         return None, torch.zeros(1, dtype=torch.int64)
     size = math.gcd(group_size, start, 0 if stop == in_size else stop)
@@ -120,20 +121,20 @@ class QuantizedWeight:
     """
 
     format: PlainFormat
-    values: torch.Tensor  # [N, J], q: int8, or float8_e4m3fn; J = K, or more with padding
-    scales: torch.Tensor  # [N, G] float32
-    offsets: torch.Tensor | None = None  # [N, G] float32; None: zeros
-    multipliers: torch.Tensor | None = None  # [N, ceil(K / 32)] int8, of two-level integers
-    order: torch.Tensor | None = None  # [J] int32; None: groups are contiguous, J = K
+    values: Tensor  # [N, J], q: int8, or float8_e4m3fn; J = K, or more with padding
+    scales: Tensor  # [N, G] float32
+    offsets: Tensor | None = None  # [N, G] float32; None: zeros
+    multipliers: Tensor | None = None  # [N, ceil(K / 32)] int8, of two-level integers
+    order: Tensor | None = None  # [J] int32; None: groups are contiguous, J = K
 
-    def integers(self) -> torch.Tensor:
+    def integers(self) -> Tensor:
         """Return [N, K], int8 or float8_e4m3fn: what activations are multiplied by."""
         if self.multipliers is None:
             return self.values
         wide = self.multipliers.repeat_interleave(TWO_LEVEL_GROUP_SIZE, dim=1)[:, : self.values.shape[1]].int()
         return ((self.values * wide + 4) >> 3).to(torch.int8)
 
-    def dequantized(self) -> torch.Tensor:
+    def dequantized(self) -> Tensor:
         """Return the weight [N, K] in float32."""
         in_size = self.values.shape[1]
         group_size = self.format.group_size or in_size

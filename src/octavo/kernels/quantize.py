@@ -7,14 +7,9 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from octavo.kernels.quantization import (
-    TWO_LEVEL_GROUP_SIZE,
-    Float8Format,
-    IntegerFormat,
-    PlainFormat,
-    QuantizedWeight,
-)
+from octavo.kernels.quantization import TWO_LEVEL_GROUP_SIZE, Float8Format, IntegerFormat, PlainFormat, QuantizedWeight
 
 _LARGEST_E4M3 = 448.0
 _VANISHING = 1e-30  # smaller groups count as zeros: they are negligible next to any activation
@@ -22,10 +17,10 @@ _VANISHING = 1e-30  # smaller groups count as zeros: they are negligible next to
 _REACHES = (8.0, 6.5, 7.0, 7.5, 8.5, 9.0, 9.5, 10.0)
 _MAX_AT_ONCE = 1 << 24  # weights: limits temporaries to a few hundred MB
 
-_Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # values, scales, multipliers
+_Parts = tuple[Tensor, Tensor, Tensor | None]  # values, scales, multipliers
 
 
-def quantize(weight: torch.Tensor, form: PlainFormat) -> QuantizedWeight:
+def quantize(weight: Tensor, form: PlainFormat) -> QuantizedWeight:
     """Quantize weight [N, K] to a form."""
     parts_of = _choose(form)
     rows = torch.split(weight, max(1, _MAX_AT_ONCE // weight.shape[1]))
@@ -35,30 +30,30 @@ def quantize(weight: torch.Tensor, form: PlainFormat) -> QuantizedWeight:
     return QuantizedWeight(format=form, values=torch.cat(values), scales=torch.cat(scales), multipliers=joined)
 
 
-def _choose(form: PlainFormat) -> Callable[[torch.Tensor], _Parts]:
+def _choose(form: PlainFormat) -> Callable[[Tensor], _Parts]:
     if isinstance(form, Float8Format):
         return _to_floats
     return _to_two_level if form.is_two_level else lambda weight: _to_groups(weight, form)
 
 
-def _to_floats(weight: torch.Tensor) -> _Parts:
+def _to_floats(weight: Tensor) -> _Parts:
     scales = _over(weight.abs().amax(-1, keepdim=True), _LARGEST_E4M3)  # [N, 1]
     scales = torch.where(scales < _VANISHING, 0.0, scales)
     scaled = torch.where(scales > 0.0, weight / scales, 0.0)
     return scaled.clamp(-_LARGEST_E4M3, _LARGEST_E4M3).to(torch.float8_e4m3fn), scales, None
 
 
-def _to_groups(weight: torch.Tensor, form: IntegerFormat) -> _Parts:
+def _to_groups(weight: Tensor, form: IntegerFormat) -> _Parts:
     in_size = weight.shape[1]
     groups = _grouped(weight, form.group_size or in_size)  # [N, G, E]
     extremes = _farthest_from_zero(groups)  # [N, G, 1]
     most = 127 if form.bits == 8 else 7
     least = -127 if form.bits == 8 else -8
 
-    def integers(scale: torch.Tensor) -> torch.Tensor:
+    def integers(scale: Tensor) -> Tensor:
         return (groups * (1.0 / scale)).round().clamp(least, most)
 
-    def best_of_4_bits() -> torch.Tensor:
+    def best_of_4_bits() -> Tensor:
         tried = [_over(extremes, -reach) for reach in _REACHES]
         errors = [(groups - integers(scale) * scale).square().sum(-1, keepdim=True) for scale in tried]
         return _first_least(errors, tried)
@@ -69,7 +64,7 @@ def _to_groups(weight: torch.Tensor, form: IntegerFormat) -> _Parts:
     return values.flatten(1)[:, :in_size], torch.where(vanishes, 0.0, scales).squeeze(-1), None
 
 
-def _to_two_level(weight: torch.Tensor) -> _Parts:
+def _to_two_level(weight: Tensor) -> _Parts:
     """Quantize to 8 bits with one scale for all inputs, then to 4 bits with a multiplier for each group."""
     in_size = weight.shape[1]
     largest = weight.abs().amax(-1, keepdim=True)  # [N, 1]
@@ -83,7 +78,7 @@ def _to_two_level(weight: torch.Tensor) -> _Parts:
     return values.to(torch.int8).flatten(1)[:, :in_size], scales, multipliers.squeeze(-1).to(torch.int8)
 
 
-def _best_multipliers(groups: torch.Tensor, tried: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def _best_multipliers(groups: Tensor, tried: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return the best of some multipliers [N, G, 1] for groups [N, G, E], and the 4-bit integers that they multiply."""
     found, errors = [], []
     for multiplier in tried:
@@ -96,18 +91,18 @@ def _best_multipliers(groups: torch.Tensor, tried: list[torch.Tensor]) -> tuple[
     return multipliers, torch.where(multipliers == 0.0, 0.0, _first_least(errors, found))
 
 
-def _grouped(weight: torch.Tensor, group_size: int) -> torch.Tensor:
+def _grouped(weight: Tensor, group_size: int) -> Tensor:
     """Return weight [N, K] as [N, G, E], padded with zeros."""
     return F.pad(weight, (0, -weight.shape[1] % group_size)).view(len(weight), -1, group_size)
 
 
-def _farthest_from_zero(groups: torch.Tensor) -> torch.Tensor:
+def _farthest_from_zero(groups: Tensor) -> Tensor:
     """Return the value of largest magnitude in each group [N, G, E]: [N, G, 1], signed; of ties, the positive one."""
     low, high = groups.amin(-1, keepdim=True).clamp(max=0.0), groups.amax(-1, keepdim=True).clamp(min=0.0)
     return torch.where(-low > high, low, high)
 
 
-def _first_least(errors: list[torch.Tensor], choices: list[torch.Tensor]) -> torch.Tensor:
+def _first_least(errors: list[Tensor], choices: list[Tensor]) -> Tensor:
     """Return the choice with the least error for each group; of ties, the first."""
     best, least = choices[0], errors[0]
     for error, choice in zip(errors[1:], choices[1:], strict=True):
@@ -115,10 +110,10 @@ def _first_least(errors: list[torch.Tensor], choices: list[torch.Tensor]) -> tor
     return best
 
 
-def _half_away_from_zero(x: torch.Tensor) -> torch.Tensor:
+def _half_away_from_zero(x: Tensor) -> Tensor:
     return torch.trunc(x + torch.where(x < 0.0, -0.5, 0.5))
 
 
-def _over(x: torch.Tensor, divisor: float) -> torch.Tensor:
+def _over(x: Tensor, divisor: float) -> Tensor:
     """Divide by a tensor: dividing by a number, torch multiplies by its reciprocal on a GPU, which rounds twice."""
     return x / torch.tensor(divisor, device=x.device)

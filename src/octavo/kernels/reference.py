@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from octavo.kernels.activation import activated, approximate_gelu
 from octavo.kernels.quantization import LowBitWeight, WeightFormat
@@ -41,7 +42,7 @@ class Kernels:
     reads_packed_rows: bool = False  # has `packed_rows`: a tied logits head, once packed, also serves as the embedding
     records_calls: bool = False  # ops between the first and last layer can be recorded: `worker/graph.py`
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         """Convert weight [N, K] and bias [N] to the layout that `linear` reads; here, unchanged. Once, at load."""
         return PackedLinear(weight=weight, bias=bias, num_outputs=weight.shape[0])
 
@@ -50,66 +51,64 @@ class Kernels:
         return False
 
     def pack_quantized(
-        self, weight: torch.Tensor | LowBitWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
+        self, weight: Tensor | LowBitWeight, bias: Tensor | None, form: WeightFormat, role: LinearRole
     ) -> PackedLinear:
         """Pack for an op of this role, in a supported form; a dense weight [N, K] is quantized to it."""
         raise TypeError(f"{self.name} has no kernels for weights of {form}")
 
-    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """Return x [T, K] @ weight.T + bias, [T, N], accumulated in float32."""
         return F.linear(x, packed.weight, packed.bias)
 
-    def kept_rows(self, x: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+    def kept_rows(self, x: Tensor, kept: Tensor | None) -> Tensor:
         """Select the rows of x [T, D] listed in `kept` [W] int64, ascending; x itself for None."""
         return x if kept is None else x.index_select(0, kept)
 
-    def select_columns(self, x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    def select_columns(self, x: Tensor, order: Tensor) -> Tensor:
         """Return columns order [J] int32 of x [T, K]: [T, J]. Where J is not K, -1 selects zeros."""
         if len(order) == x.shape[1]:
             return x.index_select(1, order)
         return F.pad(x, (1, 0)).index_select(1, order + 1)
 
-    def pack_logits_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+    def pack_logits_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         """Like `pack_linear`, for `logits_linear`."""
         return self.pack_linear(weight, bias)
 
-    def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    def logits_linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """Like `linear`, with float32 results."""
         return self.linear(x, packed).float()
 
-    def logits_argmax(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits_argmax(self, x: Tensor, packed: PackedLinear) -> tuple[Tensor, Tensor]:
         """Return the maximum of `logits_linear` [T] float32, and its first index [T] int64; NaN if any logit is."""
         values, ids = self.logits_linear(x, packed).max(-1)  # of ties, the lowest id
         return values, ids
 
-    def pack_gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         """Like `pack_linear`, for weight [2 * I, K] and bias [2 * I], gates first, of gated activations."""
         return self.pack_linear(weight, bias)
 
-    def gated_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    def gated_linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """Apply a linear packed by `pack_gated_linear`, but no activation: x [T, K] to [T, 2 * I], gates first."""
         return self.linear(x, packed)
 
-    def activated_linear(self, x: torch.Tensor, packed: PackedLinear, activation: Activation) -> torch.Tensor:
+    def activated_linear(self, x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
         """Apply `linear`, round to the dtype, then `activate`: x [T, K] to [T, I].
 
         Weights of gated linears are packed by `pack_gated_linear`, all others by `pack_linear`.
         """
         return self.activate(self.linear(x, packed), activation)
 
-    def normed_linear(self, x: torch.Tensor, fused: Fused, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
+    def normed_linear(self, x: Tensor, fused: Fused, packed: PackedLinear) -> tuple[Tensor, Tensor]:
         """Return (the linear [T, N] of `add_rms_norm`, the sum [T, K]). Without a residual the sum is x itself."""
         normed, total = self.add_rms_norm(x, fused)
         return self.linear(normed, packed), total
 
-    def mlp(
-        self, x: torch.Tensor, fused: Fused, up: PackedLinear, down: PackedLinear
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def mlp(self, x: Tensor, fused: Fused, up: PackedLinear, down: PackedLinear) -> tuple[Tensor, Tensor]:
         """Return (down(activated up(n)) [T, K], n being the norm of the sum; the sum [T, K]): see `add_rms_norm`."""
         normed, total = self.add_rms_norm(x, fused)
         return self.linear(self.activated_linear(normed, up, fused.activation), down), total
 
-    def pack_router(self, weight: torch.Tensor) -> PackedLinear:
+    def pack_router(self, weight: Tensor) -> PackedLinear:
         """Convert weight [X, D], or [X + 1, D] with a shared expert, to the layout of `route`, which is float32."""
         return self.pack_linear(weight.float(), None)
 
@@ -117,11 +116,11 @@ class Kernels:
         """Combine experts from their packed linears: gate_up (activated) and down."""
         return PackedExperts(gate_up=tuple(gate_up), down=tuple(down))
 
-    def router_logits(self, x: torch.Tensor, router: PackedLinear) -> torch.Tensor:
+    def router_logits(self, x: Tensor, router: PackedLinear) -> Tensor:
         """Return logits [T, X] of x [T, D], or [T, X + 1] with a shared expert: float32, never rounded."""
         return self.linear(x.float(), router)
 
-    def route(self, x: torch.Tensor, router: PackedLinear, routing: Routing) -> Routes:
+    def route(self, x: Tensor, router: PackedLinear, routing: Routing) -> Routes:
         """Choose experts for tokens x [T, D]: the largest logits, ties by the lower index; weighted by softmax."""
         logits = self.router_logits(x, router)
         of_choice = logits[:, : routing.num_experts]
@@ -136,13 +135,8 @@ class Kernels:
         return Routes(expert_ids=ids, weights=weights)
 
     def expert_rows(
-        self,
-        x: torch.Tensor,
-        token_ids: torch.Tensor,
-        expert_ids: torch.Tensor,
-        experts: PackedExperts,
-        activation: Activation,
-    ) -> torch.Tensor:
+        self, x: Tensor, token_ids: Tensor, expert_ids: Tensor, experts: PackedExperts, activation: Activation
+    ) -> Tensor:
         """Return [R, D]: row r is expert expert_ids[r]'s output on token token_ids[r] of x [T, D]; ids are int64."""
         rows = x.new_empty(len(expert_ids), x.shape[1])  # [R, D]
         counts = torch.bincount(expert_ids, minlength=len(experts.down)).tolist()
@@ -154,13 +148,13 @@ class Kernels:
 
     def adapted_expert_rows(
         self,
-        x: torch.Tensor,
-        token_ids: torch.Tensor,
-        expert_ids: torch.Tensor,
+        x: Tensor,
+        token_ids: Tensor,
+        expert_ids: Tensor,
         experts: PackedExperts,
         activation: Activation,
         adapters: ExpertAdapters,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Like `expert_rows`, each linear followed by `add_lora`. Waits for the device."""
         rows = x.new_empty(len(expert_ids), x.shape[1])  # [R, D]
         for expert, (up, down) in enumerate(zip(experts.gate_up, experts.down, strict=True)):
@@ -173,7 +167,7 @@ class Kernels:
             rows[pairs] = self.add_lora(self.linear(inner, down), inner, adapters.down[expert], ids)
         return rows
 
-    def combine_experts(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def combine_experts(self, rows: Tensor, weights: Tensor) -> Tensor:
         """Sum rows [T, C, D] weighted by weights [T, C] float32: [T, D].
 
         In float32, in the order of a token's experts, each product rounded before it is added.
@@ -185,14 +179,14 @@ class Kernels:
 
     def moe(
         self,
-        x: torch.Tensor,
+        x: Tensor,
         fused: Fused,
         router: PackedLinear,
         routing: Routing,
         experts: PackedExperts,
-        load: torch.Tensor,
-        is_counted: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        load: Tensor,
+        is_counted: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Return (the experts' output on `add_rms_norm` [T, D], the sum [T, D]).
 
         Adds to load [X] int64 how many tokens chose each expert: the only argument that an op modifies. With is_counted
@@ -203,28 +197,28 @@ class Kernels:
 
     def adapted_moe(
         self,
-        x: torch.Tensor,
+        x: Tensor,
         fused: Fused,
         router: PackedLinear,
         routing: Routing,
         experts: PackedExperts,
-        load: torch.Tensor,
+        load: Tensor,
         adapters: ExpertAdapters,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Like `moe`, the experts' linears with adapters; a token without one gets the same."""
         return self._moe(x, fused, router, routing, experts, load, None, adapters)
 
     def _moe(
         self,
-        x: torch.Tensor,
+        x: Tensor,
         fused: Fused,
         router: PackedLinear,
         routing: Routing,
         experts: PackedExperts,
-        load: torch.Tensor,
-        is_counted: torch.Tensor | None,
+        load: Tensor,
+        is_counted: Tensor | None,
         adapters: ExpertAdapters | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         normed, total = self.add_rms_norm(x, fused)
         routes = self.route(normed, router, routing)
         chosen = routes.expert_ids[:, : routing.top_k].flatten()
@@ -235,7 +229,7 @@ class Kernels:
         rows = self.expert_rows(*pairs) if adapters is None else self.adapted_expert_rows(*pairs, adapters)
         return self.combine_experts(rows.view(len(x), routing.num_choices, x.shape[1]), routes.weights), total
 
-    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Allocate memory that stays and is read in every step."""
         return torch.zeros(shape, dtype=dtype, device=device)
 
@@ -257,9 +251,7 @@ class Kernels:
             ranks=torch.zeros(num_slots, dtype=torch.int32, device=device),
         )
 
-    def add_lora(
-        self, base: torch.Tensor, x: torch.Tensor, adapters: LoraAdapters, adapter_ids: torch.Tensor
-    ) -> torch.Tensor:
+    def add_lora(self, base: Tensor, x: Tensor, adapters: LoraAdapters, adapter_ids: Tensor) -> Tensor:
         """Return base [T, N] plus the output of slot adapter_ids[t] [T] int64 for row t of x [T, K]; -1: no adapter.
 
         base + up(down(x)) (Hu et al. 2021, arXiv:2106.09685), in float32, rounded once. The result may overwrite base.
@@ -271,7 +263,7 @@ class Kernels:
                 out[rows] = (base[rows].float() + self._lora(x[rows].float(), adapters, slot)).to(base.dtype)
         return out
 
-    def _lora(self, x: torch.Tensor, adapters: LoraAdapters, slot: int) -> torch.Tensor:
+    def _lora(self, x: Tensor, adapters: LoraAdapters, slot: int) -> Tensor:
         """Return up(down(x)) [T, N] of x [T, K] float32: sums over K, then over ranks in order; each row by itself."""
         down, up = adapters.down[slot].float(), adapters.up[slot].float()
         sums = []
@@ -284,27 +276,21 @@ class Kernels:
         return torch.cat(sums, dim=1)
 
     def adapted_linear(
-        self,
-        x: torch.Tensor,
-        packed: PackedLinear,
-        adapters: LoraAdapters,
-        adapter_ids: torch.Tensor,
-        *,
-        is_gated: bool = False,
-    ) -> torch.Tensor:
+        self, x: Tensor, packed: PackedLinear, adapters: LoraAdapters, adapter_ids: Tensor, *, is_gated: bool = False
+    ) -> Tensor:
         """Apply `linear`, or `gated_linear`, to x [T, K], then `add_lora`: [T, N], or [T, 2 * I]."""
         base = self.gated_linear(x, packed) if is_gated else self.linear(x, packed)
         return self.add_lora(base, x, adapters, adapter_ids)
 
-    def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         """Return rows ids [T] of table [V, D]: [T, D]."""
         return table.index_select(0, ids)
 
-    def packed_rows(self, ids: torch.Tensor, packed: PackedLinear, size: int) -> torch.Tensor:
+    def packed_rows(self, ids: Tensor, packed: PackedLinear, size: int) -> Tensor:
         """Return rows ids [T] of a weight [N, K] packed by `pack_logits_linear`: [T, K]; K is `size`."""
         return packed.weight.index_select(0, ids)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         """Return x [..., D] / sqrt(mean(x^2) + eps) * (weight [D] + offset), the mean over the last dimension.
 
         Zhang and Sennrich 2019, arXiv:1910.07467.
@@ -314,7 +300,7 @@ class Kernels:
         factors = weight.float() + offset if offset else weight.float()
         return (wide * scale * factors).to(x.dtype)
 
-    def add_rms_norm(self, x: torch.Tensor, fused: Fused) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_rms_norm(self, x: Tensor, fused: Fused) -> tuple[Tensor, Tensor]:
         """Return (the norm of x + residual, x + residual), each [T, D]; without a residual the sum is x itself.
 
         The sum is rounded to the dtype, as later layers read it; the norm is taken of the rounded sum.
@@ -322,15 +308,15 @@ class Kernels:
         total = x if fused.residual is None else x + fused.residual
         return self.rms_norm(total, fused.norm_weight, fused.eps, fused.norm_offset), total
 
-    def gelu(self, x: torch.Tensor, kind: GeluKind) -> torch.Tensor:
+    def gelu(self, x: Tensor, kind: GeluKind) -> Tensor:
         """Return the GELU of x [T, I], approximated, rounded once."""
         return approximate_gelu(x.float(), kind).to(x.dtype)
 
-    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
         """Apply the activation: x is [T, 2 * I] if gated, gates first, else [T, I]; returns [T, I]."""
         return activated(x.float(), activation).to(x.dtype)
 
-    def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate x [T, H, D] by cos, sin [T, P] float32, 2 * P <= D: element i pairs with i + P; the rest is unchanged.
 
         Each pair turns by the angle of its position and i (Su et al. 2021, arXiv:2104.09864).

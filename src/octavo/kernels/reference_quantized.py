@@ -4,6 +4,7 @@ Legend: T = tokens, N = outputs, K = inputs, G = groups of inputs, E = inputs of
 """
 
 import torch
+from torch import Tensor
 
 from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight
 
@@ -11,7 +12,7 @@ _MAX = 127.0
 _VANISHING = 2.0**-120  # smaller rows count as zeros
 
 
-def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
     """Apply a weight and bias [N] to x [T, K]: [T, N] float32.
 
     With integer weights, each row is rotated if the weight is, and quantized with a scale of its own; products are
@@ -23,12 +24,12 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
     return _biased(row_scales * _sum_of_groups(values, weight), bias)
 
 
-def weight_only_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def weight_only_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
     """Do the same without quantizing x [T, K], whatever the weight's format."""
     return _biased(_sum_of_groups(_rotated_like(x, weight), weight), bias)
 
 
-def integer_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def integer_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize x [T, K] to int8, to nearest, ties to even; also return the scales [T, 1] float32: max|x| / 127.
 
     A row that is not finite gets a scale of NaN.
@@ -42,12 +43,12 @@ def integer_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values.round().to(torch.int8), scales
 
 
-def _rotated_like(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+def _rotated_like(x: Tensor, weight: QuantizedWeight) -> Tensor:
     """Return x [T, K], rotated if the weight is."""
     return weight.format.rotated(x) if isinstance(weight.format, IntegerFormat) else x
 
 
-def _sum_of_groups(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+def _sum_of_groups(x: Tensor, weight: QuantizedWeight) -> Tensor:
     """Return the sum over groups, in order, of scale * (exact sum) + offset * (sum of x): [T, N] float32."""
     in_size = x.shape[1]
     group_size = weight.format.group_size or in_size
@@ -62,5 +63,5 @@ def _sum_of_groups(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     return total
 
 
-def _biased(total: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _biased(total: Tensor, bias: Tensor | None) -> Tensor:
     return total if bias is None else total + bias.float()

@@ -12,12 +12,13 @@ import math
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 ROTATION_BLOCK = 64  # inputs
 Rotation = Literal["blocks", "row"]
 
 
-def rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+def rotated(x: Tensor, rotation: Rotation) -> Tensor:
     """Multiply x [..., K] float32 by an orthogonal matrix that mixes each whole block of 64; the rest is unchanged.
 
     With "row", blocks are then mixed with each other, as far as their number has factors of 2 and 3. It is a fast
@@ -44,7 +45,7 @@ def mixing_scale(size: int) -> float:
     return 1.0 / (math.sqrt(powers) * threes)
 
 
-def _mix_blocks(x: torch.Tensor) -> torch.Tensor:
+def _mix_blocks(x: Tensor) -> Tensor:
     """Mix all blocks of x [..., K], K a multiple of 64."""
     size, step = x.shape[-1], ROTATION_BLOCK
     mixed = x
@@ -58,6 +59,6 @@ def _mix_blocks(x: torch.Tensor) -> torch.Tensor:
     return mixed * mixing_scale(size)
 
 
-def _sums_and_differences(x: torch.Tensor, step: int) -> torch.Tensor:
+def _sums_and_differences(x: Tensor, step: int) -> Tensor:
     first, second = x.reshape(*x.shape[:-1], -1, 2, step).unbind(-2)  # [..., K / (2 * step), step] each
     return torch.stack((first + second, first - second), dim=-2).flatten(-3)

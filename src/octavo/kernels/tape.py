@@ -11,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
@@ -21,14 +22,14 @@ class TapeBuffers:
     """Memory for the results of a tape's calls. A result's memory is reused once its tensor is freed."""
 
     def __init__(self) -> None:
-        self._all: list[torch.Tensor] = []
-        self._free: dict[int, list[torch.Tensor]] = {}  # by size in bytes
+        self._all: list[Tensor] = []
+        self._free: dict[int, list[Tensor]] = {}  # by size in bytes
 
     @property
     def num_bytes(self) -> int:
         return sum(buffer.numel() for buffer in self._all)
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return an uninitialized tensor of this shape."""
         size = math.prod(shape) * dtype.itemsize
         free = self._free.setdefault(size, [])
@@ -37,7 +38,7 @@ class TapeBuffers:
         weakref.finalize(tensor, free.append, buffer)
         return tensor
 
-    def _new(self, size: int) -> torch.Tensor:
+    def _new(self, size: int) -> Tensor:
         buffer = torch.empty(size, dtype=torch.uint8)
         self._all.append(buffer)
         return buffer

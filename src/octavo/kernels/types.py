@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
+from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.quantization import WeightFormat
@@ -44,8 +44,8 @@ class Fused:
         UnsupportedModelError: a kind of norm that the kernels do not support.
     """
 
-    residual: torch.Tensor | None  # [T, K], added to the rows first
-    norm_weight: torch.Tensor  # [K]
+    residual: Tensor | None  # [T, K], added to the rows first
+    norm_weight: Tensor  # [K]
     eps: float
     norm_kind: NormKind = "rms"
     norm_offset: float = 0.0  # added to the norm's weight: 1 where checkpoints hold the weight less one
@@ -60,8 +60,8 @@ class Fused:
 class PackedLinear:
     """The weights of a linear layer, ready to compute. Only the kernels that packed it know the layout of `weight`."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None  # [N]
+    weight: Tensor
+    bias: Tensor | None  # [N]
     num_outputs: int  # N; 2 * I where it is gated
 
 
@@ -92,8 +92,8 @@ class Routing:
 class Routes:
     """Each token's experts and their weights, the heaviest first, the shared one last."""
 
-    expert_ids: torch.Tensor  # [T, C] int64
-    weights: torch.Tensor  # [T, C] float32
+    expert_ids: Tensor  # [T, C] int64
+    weights: Tensor  # [T, C] float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,10 +103,10 @@ class LoraAdapters:
     Allocated once (`Kernels.empty_lora`) and refilled in place. Rows beyond an adapter's own rank are never read.
     """
 
-    down: torch.Tensor  # [S, P * R, K]
-    up: torch.Tensor  # [S, R, N]: of output n, the ranks of its part; scaled by alpha / rank
+    down: Tensor  # [S, P * R, K]
+    up: Tensor  # [S, R, N]: of output n, the ranks of its part; scaled by alpha / rank
     parts: tuple[int, ...]  # [P] outputs of each part, in order; their sum is N
-    ranks: torch.Tensor  # [S] int32, of each slot: the largest rank of the parts; 0: this linear is unchanged
+    ranks: Tensor  # [S] int32, of each slot: the largest rank of the parts; 0: this linear is unchanged
 
     @property
     def max_rank(self) -> int:
@@ -120,7 +120,7 @@ class ExpertAdapters:
 
     gate_up: tuple[LoraAdapters, ...]
     down: tuple[LoraAdapters, ...]
-    adapter_ids: torch.Tensor  # [T] int64, the slot of each token; -1: none
+    adapter_ids: Tensor  # [T] int64, the slot of each token; -1: none
 
 
 LinearRole = Literal["plain", "gated", "logits", "router"]  # which packing function a linear went through
@@ -135,13 +135,13 @@ class KeepsPacked(ABC):
         """Identify everything that determines the meaning of packed bytes."""
 
     @abstractmethod
-    def packed_tensors(self, packed: PackedLinear) -> dict[str, torch.Tensor]:
+    def packed_tensors(self, packed: PackedLinear) -> dict[str, Tensor]:
         """Return the tensors of a packed linear."""
 
     @abstractmethod
     def adopt_linear(
         self,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, Tensor],
         num_outputs: int,
         in_size: int,
         role: LinearRole,

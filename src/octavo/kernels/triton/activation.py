@@ -1,7 +1,7 @@
 """Activations of MLPs: `kernels/activation.py`. Legend: T = tokens, I = intermediate size."""
 
-import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.triton.arguments import aligned
@@ -61,7 +61,7 @@ def _activate_kernel(
     tl.store(out + row * size + columns, result.to(out.dtype.element_ty), mask=is_inside)
 
 
-def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+def activate(x: Tensor, activation: Activation) -> Tensor:
     """Apply the activation to x: [T, 2 * I] if gated, gates first, else [T, I]; returns [T, I]."""
     x, size = aligned(x), x.shape[1] // (1 + activation.is_gated)
     out = x.new_empty(len(x), size)

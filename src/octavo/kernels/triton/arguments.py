@@ -1,11 +1,11 @@
 """How launchers prepare tensors before a kernel gets their addresses."""
 
-import torch
+from torch import Tensor
 
 _ALIGNMENT = 16  # bytes: aligned addresses get a compiled variant of their own
 
 
-def aligned(x: torch.Tensor) -> torch.Tensor:
+def aligned(x: Tensor) -> Tensor:
     """Return x, or a contiguous copy of it aligned to 16 bytes.
 
     Triton specializes kernels on alignment, which changes how a row is spread over threads and so the order of a sum: a

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.triton.attention_parts import attend_span, first_seen, join, join_sink, last_seen, mean
@@ -185,19 +186,19 @@ def _join_kernel(
 class PagedContext:
     """Locations of a step's contexts, and which of their positions are new."""
 
-    query_start_loc: torch.Tensor  # [R + 1] int32
-    seq_lens: torch.Tensor  # [R] int32; 0: padding, which gets zeros
-    block_table: torch.Tensor  # [R, row_size] int32
+    query_start_loc: Tensor  # [R + 1] int32
+    seq_lens: Tensor  # [R] int32; 0: padding, which gets zeros
+    block_table: Tensor  # [R, row_size] int32
     block_size: int
-    visible_ends: torch.Tensor | None = None  # [T] int32, see `ForwardBatch.visible_ends`
+    visible_ends: Tensor | None = None  # [T] int32, see `ForwardBatch.visible_ends`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FewRows:
     """Work that is split: requests with few rows, at most one tile or one token."""
 
-    items: torch.Tensor | None  # [N, 3] int32: request, first row, number of its first token among M; None: see below
-    tokens: torch.Tensor | None  # [M, 2] int32: token, its request; None: every request has one token
+    items: Tensor | None  # [N, 3] int32: request, first row, number of its first token among M; None: see below
+    tokens: Tensor | None  # [M, 2] int32: token, its request; None: every request has one token
     num_tokens: int  # M
     num_items: int  # N
     num_splits: int  # S, at least what the longest context needs
@@ -210,7 +211,7 @@ class Softmax:
     scale: float
     sliding_window: int | None = None
     soft_cap: float | None = None
-    sinks: torch.Tensor | None = None  # [H] float32
+    sinks: Tensor | None = None  # [H] float32
 
     @property
     def exponent_scale(self) -> float:
@@ -224,12 +225,12 @@ class Softmax:
 
 
 def attend_few(
-    query: torch.Tensor,  # [T, H, E]
-    key_pool: torch.Tensor,  # [num_slots, G, E], arranged as `heads.kv_place` says; any float dtype
-    value_pool: torch.Tensor,  # [num_slots, G, E]
+    query: Tensor,  # [T, H, E]
+    key_pool: Tensor,  # [num_slots, G, E], arranged as `heads.kv_place` says; any float dtype
+    value_pool: Tensor,  # [num_slots, G, E]
     context: PagedContext,
     work: FewRows,
-    out: torch.Tensor,  # [T, H, E], written at the work's tokens
+    out: Tensor,  # [T, H, E], written at the work's tokens
     softmax: Softmax,
     tiling: Tiling,
 ) -> None:
@@ -274,12 +275,12 @@ def attend_few(
 
 
 def attend_many(
-    query: torch.Tensor,  # [T, H, E]
-    key_pool: torch.Tensor,  # [num_slots, G, E], arranged as `heads.kv_place` says; any float dtype
-    value_pool: torch.Tensor,  # [num_slots, G, E]
+    query: Tensor,  # [T, H, E]
+    key_pool: Tensor,  # [num_slots, G, E], arranged as `heads.kv_place` says; any float dtype
+    value_pool: Tensor,  # [num_slots, G, E]
     context: PagedContext,
-    items: torch.Tensor,  # [N, 3] int32: request, first row, unused
-    out: torch.Tensor,  # [T, H, E], written at the items' tokens
+    items: Tensor,  # [N, 3] int32: request, first row, unused
+    out: Tensor,  # [T, H, E], written at the items' tokens
     softmax: Softmax,
     tiling: Tiling,
 ) -> None:
@@ -302,12 +303,12 @@ def attend_many(
 
 def _launch(
     grid: tuple[int, ...],
-    query: torch.Tensor,  # [T, H, E]
-    key_pool: torch.Tensor,  # [num_slots, G, E]
-    value_pool: torch.Tensor,  # [num_slots, G, E]
+    query: Tensor,  # [T, H, E]
+    key_pool: Tensor,  # [num_slots, G, E]
+    value_pool: Tensor,  # [num_slots, G, E]
     context: PagedContext,
-    items: torch.Tensor | None,  # [N, 3]; None: see `FewRows.items`
-    results: tuple[torch.Tensor | None, ...],  # the output; or per split: weighted values, largest scores, sums
+    items: Tensor | None,  # [N, 3]; None: see `FewRows.items`
+    results: tuple[Tensor | None, ...],  # the output; or per split: weighted values, largest scores, sums
     softmax: Softmax,
     *,
     tile_size: int,

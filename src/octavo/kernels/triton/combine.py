@@ -1,7 +1,7 @@
 """The weighted sum of a token's expert outputs. Legend: T = tokens, C = experts per token, D = hidden size."""
 
-import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 _BLOCK = 1024
@@ -27,7 +27,7 @@ def _combine_kernel(
     tl.store(out + token * size + columns, total.to(out.dtype.element_ty), mask=is_inside)
 
 
-def combine_experts(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def combine_experts(rows: Tensor, weights: Tensor) -> Tensor:
     """Sum rows [T, C, D] weighted by weights [T, C] float32: [T, D]."""
     num_tokens, num_choices, size = rows.shape
     out = rows.new_empty(num_tokens, size)

@@ -1,6 +1,6 @@
 """Batch-invariant GPU kernels: all of Octavo's own, and none of cuBLAS's."""
 
-import torch
+from torch import Tensor
 
 from octavo.kernels.triton.kernels import TritonKernels
 from octavo.kernels.triton.matmul import matmul
@@ -13,5 +13,5 @@ class DeterministicKernels(TritonKernels):
     name = "triton-deterministic"
     is_batch_invariant = True
 
-    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return matmul(x, packed.weight, packed.bias)

@@ -11,6 +11,7 @@ Legend: L = rows, V = vocabulary size, P = parts of a row, each searched by a pr
 
 import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 _PART = 8192  # ids; a multiple of the block
@@ -91,15 +92,15 @@ def _draw_kernel(
 
 
 def draw(
-    logits: torch.Tensor,
-    max_logit: torch.Tensor,
-    temperatures: torch.Tensor,
-    seed_low: torch.Tensor,
-    seed_high: torch.Tensor,
-    output_indices: torch.Tensor,
-    thresholds: torch.Tensor | None = None,
-    log_min_p: torch.Tensor | None = None,
-) -> torch.Tensor:
+    logits: Tensor,
+    max_logit: Tensor,
+    temperatures: Tensor,
+    seed_low: Tensor,
+    seed_high: Tensor,
+    output_indices: Tensor,
+    thresholds: Tensor | None = None,
+    log_min_p: Tensor | None = None,
+) -> Tensor:
     """Draw from logits [L, V] float32 with maxima [L]; parameters are [L], float64 and int64. Returns ids [L] int64.
 
     With `thresholds` [L] float32 and `log_min_p` [L] float64, only among tokens that reach both. Ties go to the lowest

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.triton.activation import constants, gated, squared
@@ -28,9 +29,9 @@ _ALIGNMENT = 16  # bytes
 class TritonExperts(PackedExperts):
     """Experts with the tables that the kernel reads. The tuples keep the addressed memory alive."""
 
-    gate_up_addresses: torch.Tensor  # [X] int64, of weights [2 * I, D], gates first
-    down_addresses: torch.Tensor  # [X] int64, of weights [D, I]
-    sizes: torch.Tensor  # [X] int32, each expert's I
+    gate_up_addresses: Tensor  # [X] int64, of weights [2 * I, D], gates first
+    down_addresses: Tensor  # [X] int64, of weights [D, I]
+    sizes: Tensor  # [X] int32, each expert's I
     largest_size: int
     size_divisor: int  # divides each I: elements that are contiguous and aligned wherever a row begins
 
@@ -121,12 +122,12 @@ def _experts_kernel(
 
 
 def expert_rows(
-    x: torch.Tensor,  # [T, D]
-    token_ids: torch.Tensor,  # [R] int64
-    expert_ids: torch.Tensor,  # [R] int64
+    x: Tensor,  # [T, D]
+    token_ids: Tensor,  # [R] int64
+    expert_ids: Tensor,  # [R] int64
     experts: TritonExperts,
     activation: Activation,
-) -> torch.Tensor:  # [R, D]
+) -> Tensor:  # [R, D]
     """Return in row r the output of expert expert_ids[r] on token token_ids[r]. Does not sync with the device."""
     x, (num_pairs, num_experts) = aligned(x), (len(expert_ids), len(experts.down))
     order, bounds = sort_by_group(expert_ids, num_experts)

@@ -6,6 +6,7 @@ count.
 
 import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 
@@ -31,7 +32,7 @@ def rows_of_block(
     return group, rows, rows < end
 
 
-def sort_by_group(group_ids: torch.Tensor, num_groups: int) -> tuple[torch.Tensor, torch.Tensor]:
+def sort_by_group(group_ids: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
     """Return (rows [T] sorted by their group_ids [T], bounds [num_groups + 1]); ids below 0 mean no group."""
     ordered, order = group_ids.sort(stable=True)
     return order, torch.searchsorted(ordered, torch.arange(num_groups + 1, device=ordered.device, dtype=ordered.dtype))

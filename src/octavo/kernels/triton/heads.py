@@ -4,8 +4,8 @@ Legend: T = tokens, H = query heads, G = kv heads, E = head size, B = slots in a
 that are rotated.
 """
 
-import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.triton.arguments import aligned
@@ -128,15 +128,15 @@ def _heads_kernel(
 
 
 def rotate_and_write(
-    qkv: torch.Tensor,  # [T, (H + 2 * G) * E]
-    rotary: tuple[torch.Tensor, torch.Tensor] | None,  # cos and sin, [T, A] float32; None: nothing is rotated
-    norms: tuple[torch.Tensor, torch.Tensor, float] | None,  # of queries and keys, [E] float32 each, and their epsilon
-    slots: torch.Tensor,  # [T] int64; below 0: not written
-    key_pool: torch.Tensor,  # [num_slots, G, E], in the layout of `kv_place`
-    value_pool: torch.Tensor,  # [num_slots, G, E]
+    qkv: Tensor,  # [T, (H + 2 * G) * E]
+    rotary: tuple[Tensor, Tensor] | None,  # cos and sin, [T, A] float32; None: nothing is rotated
+    norms: tuple[Tensor, Tensor, float] | None,  # of queries and keys, [E] float32 each, and their epsilon
+    slots: Tensor,  # [T] int64; below 0: not written
+    key_pool: Tensor,  # [num_slots, G, E], in the layout of `kv_place`
+    value_pool: Tensor,  # [num_slots, G, E]
     num_heads: int,
     block_size: int,
-) -> torch.Tensor:  # [T, H, E]
+) -> Tensor:  # [T, H, E]
     """Normalize and rotate queries and keys, store keys and values in their slots, return the queries.
 
     Element i of a head pairs with i + A; those from 2 * A on stay as they are.

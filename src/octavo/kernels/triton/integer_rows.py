@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.rotation import ROTATION_BLOCK, Rotation, mixing_scale
@@ -21,16 +22,16 @@ from octavo.kernels.types import SILU, Activation, Fused
 class IntegerRows:
     """Quantized rows, ready for products."""
 
-    values: torch.Tensor  # [T, P] int8, padded with zeros
-    scales: torch.Tensor  # [T] float32
+    values: Tensor  # [T, P] int8, padded with zeros
+    scales: Tensor  # [T] float32
 
 
 @dataclass(frozen=True, slots=True)
 class RowSizes:
     """Of rows shorter than the longest, padded with zeros; what `mixing_scale` is of each."""
 
-    sizes: torch.Tensor  # [T] int32
-    mixing_scales: torch.Tensor  # [T] float32
+    sizes: Tensor  # [T] int32
+    mixing_scales: Tensor  # [T] float32
 
 
 @triton.jit
@@ -147,18 +148,13 @@ def _integer_rows_kernel(
     _put_integers(floats, values + number * PADDED, scales + number, PADDED, BLOCK)
 
 
-def integer_rows(x: torch.Tensor, padded_size: int, *, rotation: Rotation | None) -> IntegerRows:
+def integer_rows(x: Tensor, padded_size: int, *, rotation: Rotation | None) -> IntegerRows:
     """Quantize x [T, K] to integers [T, P], rotated first as the weight is."""
     return _launch(x, x.shape[1], padded_size, rotation)[0]
 
 
 def activated_integer_rows(
-    x: torch.Tensor,
-    activation: Activation,
-    padded_size: int,
-    *,
-    rotation: Rotation | None,
-    sizes: RowSizes | None = None,
+    x: Tensor, activation: Activation, padded_size: int, *, rotation: Rotation | None, sizes: RowSizes | None = None
 ) -> IntegerRows:
     """Quantize the activation [T, K] of x: [T, 2 * K] if gated, gates first, else [T, K].
 
@@ -169,22 +165,22 @@ def activated_integer_rows(
 
 
 def normed_integer_rows(
-    x: torch.Tensor, fused: Fused, padded_size: int, *, rotation: Rotation | None
-) -> tuple[IntegerRows, torch.Tensor]:
+    x: Tensor, fused: Fused, padded_size: int, *, rotation: Rotation | None
+) -> tuple[IntegerRows, Tensor]:
     """Return (the quantized norm of x + residual, x + residual [T, K]); without a residual the sum is x itself."""
     rows, total = _launch(x, x.shape[1], padded_size, rotation, fused)
     return rows, x if total is None else total
 
 
 def _launch(
-    x: torch.Tensor,
+    x: Tensor,
     size: int,
     padded_size: int,
     rotation: Rotation | None,
     fused: Fused | None = None,
     activation: Activation | None = None,
     sizes: RowSizes | None = None,
-) -> tuple[IntegerRows, torch.Tensor | None]:
+) -> tuple[IntegerRows, Tensor | None]:
     x, num_rows, total = aligned(x), len(x), None
     values = torch.empty(num_rows, padded_size, dtype=torch.int8, device=x.device)
     scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)

@@ -5,7 +5,7 @@ Legend: T = tokens, K = input size, N = output size.
 
 from collections.abc import Sequence
 
-import torch
+from torch import Tensor
 
 from octavo.kernels.reference import Kernels
 from octavo.kernels.triton import combine, lora, rms_norm, route
@@ -21,42 +21,35 @@ class TritonKernels(Kernels):
     is_batch_invariant = False  # cuBLAS selects its algorithm by the number of rows
     captures_experts = True
 
-    def logits_argmax(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits_argmax(self, x: Tensor, packed: PackedLinear) -> tuple[Tensor, Tensor]:
         """Taken before the logits are widened to float32: half the bytes."""
         values, ids = self.linear(x, packed).max(-1)
         return values.float(), ids
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         return rms_norm.rms_norm(x, weight, eps, offset)
 
-    def add_rms_norm(self, x: torch.Tensor, fused: Fused) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_rms_norm(self, x: Tensor, fused: Fused) -> tuple[Tensor, Tensor]:
         return rms_norm.add_rms_norm(x, fused)
 
-    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
         return activate(x, activation)
 
     def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
         """Weights stay in place and are read by address."""
         return pack_experts(gate_up, down)
 
-    def route(self, x: torch.Tensor, router: PackedLinear, routing: Routing) -> Routes:
+    def route(self, x: Tensor, router: PackedLinear, routing: Routing) -> Routes:
         return route.route(self.router_logits(x, router), routing)
 
     def expert_rows(
-        self,
-        x: torch.Tensor,
-        token_ids: torch.Tensor,
-        expert_ids: torch.Tensor,
-        experts: PackedExperts,
-        activation: Activation,
-    ) -> torch.Tensor:
+        self, x: Tensor, token_ids: Tensor, expert_ids: Tensor, experts: PackedExperts, activation: Activation
+    ) -> Tensor:
         assert isinstance(experts, TritonExperts)
         return expert_rows(x, token_ids, expert_ids, experts, activation)
 
-    def combine_experts(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def combine_experts(self, rows: Tensor, weights: Tensor) -> Tensor:
         return combine.combine_experts(rows, weights)
 
-    def add_lora(
-        self, base: torch.Tensor, x: torch.Tensor, adapters: LoraAdapters, adapter_ids: torch.Tensor
-    ) -> torch.Tensor:
+    def add_lora(self, base: Tensor, x: Tensor, adapters: LoraAdapters, adapter_ids: Tensor) -> Tensor:
         return lora.add_lora(base, x, adapters, adapter_ids)

@@ -8,6 +8,7 @@ Legend: T = rows, S = slots, P = parts, K = inputs, R = the largest rank, N = ou
 
 import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.triton.arguments import aligned
@@ -104,11 +105,11 @@ def _up_kernel(
 
 
 def add_lora(
-    base: torch.Tensor,  # [T, N]
-    x: torch.Tensor,  # [T, K]
+    base: Tensor,  # [T, N]
+    x: Tensor,  # [T, K]
     adapters: LoraAdapters,
-    adapter_ids: torch.Tensor,  # [T], -1: none
-) -> torch.Tensor:  # [T, N]
+    adapter_ids: Tensor,  # [T], -1: none
+) -> Tensor:  # [T, N]
     """Add each row's adapter output to base, in place. Does not sync with the device."""
     x, out, (num_rows, in_size) = aligned(x), base.contiguous(), x.shape
     num_slots, max_rank, num_outputs = adapters.up.shape

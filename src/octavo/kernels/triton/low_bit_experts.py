@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.quantization import Float8Format
@@ -33,10 +34,10 @@ _ALIGNMENT = 16  # bytes
 class LowBitExperts(PackedExperts):
     """Experts with the tables that the kernel reads. The tuples keep the addressed memory alive."""
 
-    gate_up_addresses: torch.Tensor  # [4, X] int64, of weights [2 * I, D], gates first: see `_addresses`
-    down_addresses: torch.Tensor  # [4, X] int64, of weights [D, I]
-    sizes: torch.Tensor  # [X] int32, each expert's I
-    mixing_scales: torch.Tensor  # [X] float32, `mixing_scale` of each
+    gate_up_addresses: Tensor  # [4, X] int64, of weights [2 * I, D], gates first: see `_addresses`
+    down_addresses: Tensor  # [4, X] int64, of weights [D, I]
+    sizes: Tensor  # [X] int32, each expert's I
+    mixing_scales: Tensor  # [X] float32, `mixing_scale` of each
     form: Form
     is_integer: bool
     rotation: Rotation | None
@@ -84,7 +85,7 @@ def _low_bit_linears(linears: Sequence[PackedLinear]) -> tuple[LowBitLinear, ...
     return found
 
 
-def _addresses(linears: Sequence[LowBitLinear]) -> torch.Tensor:
+def _addresses(linears: Sequence[LowBitLinear]) -> Tensor:
     """Return [4, X] int64: of weights, scales, offsets and multipliers; absent ones point to the scales."""
     parts = [
         [linear.weight for linear in linears],
@@ -157,14 +158,14 @@ def _low_bit_experts_kernel(
 
 
 def expert_rows(
-    x: torch.Tensor,  # [T, D]
-    token_ids: torch.Tensor,  # [R] int64
-    expert_ids: torch.Tensor,  # [R] int64
+    x: Tensor,  # [T, D]
+    token_ids: Tensor,  # [R] int64
+    expert_ids: Tensor,  # [R] int64
     experts: LowBitExperts,
     activation: Activation,
     *,
     one_tiling: bool,
-) -> torch.Tensor:  # [R, D]
+) -> Tensor:  # [R, D]
     """Return in row r the output of expert expert_ids[r] on token token_ids[r]. Does not sync with the device.
 
     With `one_tiling`, float weights, too, use the same tiling for any number of rows.
@@ -183,7 +184,7 @@ def expert_rows(
     return out
 
 
-def _operand(x: torch.Tensor, experts: LowBitExperts) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _operand(x: Tensor, experts: LowBitExperts) -> tuple[Tensor, Tensor | None]:
     """Return x [T, D] in the linears' format, [T, P], and for integer weights its scales [T]."""
     if not experts.is_integer:
         return padded_rows(x, experts.padded_size), None
@@ -192,8 +193,8 @@ def _operand(x: torch.Tensor, experts: LowBitExperts) -> tuple[torch.Tensor, tor
 
 
 def _activated_operand(
-    middle: torch.Tensor, sizes: RowSizes | None, experts: LowBitExperts, activation: Activation
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    middle: Tensor, sizes: RowSizes | None, experts: LowBitExperts, activation: Activation
+) -> tuple[Tensor, Tensor | None]:
     """The same for the activation, [R, Q] of middle [R, 2 * Q], or [R, Q] if not gated; `sizes` if not all are Q."""
     if not experts.is_integer:
         return activate(middle, activation), None
@@ -202,11 +203,11 @@ def _activated_operand(
 
 
 def _launch(
-    x: torch.Tensor,
-    row_scales: torch.Tensor | None,
-    pairs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],  # token_ids, order, bounds
+    x: Tensor,
+    row_scales: Tensor | None,
+    pairs: tuple[Tensor, Tensor, Tensor],  # token_ids, order, bounds
     experts: LowBitExperts,
-    out: torch.Tensor,
+    out: Tensor,
     *,
     is_into: bool,
     one_tiling: bool,

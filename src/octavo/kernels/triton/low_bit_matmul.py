@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 import triton
+from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.triton.arguments import aligned
@@ -115,23 +116,23 @@ def _join_kernel(
     tl.store(out + places, total.to(out.dtype.element_ty), mask=is_inside)
 
 
-def integer_linear(x: torch.Tensor, packed: LowBitLinear, dtype: torch.dtype) -> torch.Tensor:
+def integer_linear(x: Tensor, packed: LowBitLinear, dtype: torch.dtype) -> Tensor:
     """Apply an integer linear to x [T, K], quantized per row: [T, N] of a dtype."""
     return integer_product(integer_rows(x, packed.padded_size, rotation=packed.rotation), packed, dtype)
 
 
-def integer_product(rows: IntegerRows, packed: LowBitLinear, dtype: torch.dtype) -> torch.Tensor:
+def integer_product(rows: IntegerRows, packed: LowBitLinear, dtype: torch.dtype) -> Tensor:
     """Apply an integer linear to quantized rows [T, P]: [T, N] of a dtype."""
     return _launch(rows.values, rows.scales, packed, dtype, one_tiling=False)
 
 
-def weight_only_linear(x: torch.Tensor, packed: LowBitLinear, dtype: torch.dtype, *, one_tiling: bool) -> torch.Tensor:
+def weight_only_linear(x: Tensor, packed: LowBitLinear, dtype: torch.dtype, *, one_tiling: bool) -> Tensor:
     """Apply a linear to unquantized x [T, K]: [T, N] of a dtype; with `one_tiling` one for any number of rows."""
     assert packed.rotation is None, "rotated weights need rotated rows"
     return _launch(padded_rows(x, packed.padded_size), None, packed, dtype, one_tiling=one_tiling)
 
 
-def padded_rows(x: torch.Tensor, padded_size: int) -> torch.Tensor:
+def padded_rows(x: Tensor, padded_size: int) -> Tensor:
     """Return x [T, K] padded with zeros to [T, P], aligned for the kernel."""
     return aligned(x if x.shape[1] == padded_size else F.pad(x, (0, padded_size - x.shape[1])))
 
@@ -146,13 +147,13 @@ def tiling_for(num_rows: int, dtype: torch.dtype, *, one_tiling: bool) -> Matmul
 
 
 def _launch(
-    x: torch.Tensor,  # [T, P]
-    row_scales: torch.Tensor | None,  # [T]
+    x: Tensor,  # [T, P]
+    row_scales: Tensor | None,  # [T]
     packed: LowBitLinear,
     dtype: torch.dtype,
     *,
     one_tiling: bool,
-) -> torch.Tensor:
+) -> Tensor:
     (num_rows, in_size), num_outputs, form = x.shape, packed.num_outputs, form_of(packed)
     tiling = tiling_for(num_rows, x.dtype, one_tiling=one_tiling)
     out = torch.empty(num_rows, num_outputs, dtype=dtype, device=x.device)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from octavo.kernels.quantization import Float8Format, IntegerFormat, PlainFormat, QuantizedWeight
 from octavo.kernels.rotation import Rotation
@@ -27,9 +28,9 @@ class LowBitLinear(PackedLinear):
 
     form: PlainFormat
     in_size: int  # K
-    scales: torch.Tensor  # [G, N] float32
-    offsets: torch.Tensor | None  # [G, N] float32
-    multipliers: torch.Tensor | None  # [P / 32, N] int8, of two-level integers
+    scales: Tensor  # [G, N] float32
+    offsets: Tensor | None  # [G, N] float32
+    multipliers: Tensor | None  # [P / 32, N] int8, of two-level integers
 
     @property
     def padded_size(self) -> int:
@@ -42,7 +43,7 @@ class LowBitLinear(PackedLinear):
         return self.form.rotation if isinstance(self.form, IntegerFormat) else None
 
 
-def pack(weight: QuantizedWeight, bias: torch.Tensor | None) -> LowBitLinear:
+def pack(weight: QuantizedWeight, bias: Tensor | None) -> LowBitLinear:
     """Convert a weight and bias [N] to this layout."""
     form, (num_outputs, in_size) = weight.format, weight.values.shape
     is_float = isinstance(form, Float8Format)
@@ -66,6 +67,6 @@ def pack(weight: QuantizedWeight, bias: torch.Tensor | None) -> LowBitLinear:
     )
 
 
-def _by_groups(of_outputs: torch.Tensor, num_groups: int) -> torch.Tensor:
+def _by_groups(of_outputs: Tensor, num_groups: int) -> Tensor:
     """Return [N, G] as [G, N], padded with zeros."""
     return F.pad(of_outputs, (0, num_groups - of_outputs.shape[1])).T.contiguous()

@@ -9,6 +9,7 @@ Legend: T = rows, K = input size, N = output size, S = splits.
 
 import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.triton.arguments import aligned
@@ -116,7 +117,7 @@ def _join_kernel(
     tl.store(out + places, total.to(out.dtype.element_ty), mask=is_inside)
 
 
-def matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply x [T, K] with weight [N, K] and add bias [N]: [T, N], accumulated in float32."""
     x, weight = aligned(x), aligned(weight)
     (num_rows, in_size), num_outputs = x.shape, len(weight)

@@ -9,6 +9,7 @@ W = words of a mask.
 
 import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 _TOKENS, _IDS = 1024, 2048  # per program
@@ -80,13 +81,13 @@ def _process_logits_kernel(
 
 
 def process_logits(
-    logits: torch.Tensor,
-    context: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    logits: Tensor,
+    context: tuple[Tensor, Tensor, Tensor, Tensor],
     max_context: int,
-    penalties: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    mask_indices: torch.Tensor,
-    masks: torch.Tensor,
-) -> torch.Tensor:
+    penalties: tuple[Tensor, Tensor, Tensor],
+    mask_indices: Tensor,
+    masks: Tensor,
+) -> Tensor:
     """Return logits [L, V] float32 after penalties and masks; a copy.
 
     The context is (tokens [N, .] int32, rows [L] of it, tokens in each [L], and prompt tokens in each [L]), at most

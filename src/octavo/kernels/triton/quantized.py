@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import TypeGuard
 
 import torch
+from torch import Tensor
 
 from octavo.kernels.quantization import Float8Format, IntegerFormat, LowBitWeight, QuantizedWeight, WeightFormat
 from octavo.kernels.quantize import quantize
@@ -35,40 +36,38 @@ class QuantizedKernels(TritonKernels):
         return isinstance(form, IntegerFormat | Float8Format) and form.group_size in _GROUP_SIZES
 
     def pack_quantized(
-        self, weight: torch.Tensor | LowBitWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
+        self, weight: Tensor | LowBitWeight, bias: Tensor | None, form: WeightFormat, role: LinearRole
     ) -> PackedLinear:
         if isinstance(weight, QuantizedWeight):
             return pack(weight, bias)
         assert isinstance(form, IntegerFormat | Float8Format), f"{self.name} does not compute with weights of {form}"
-        assert isinstance(weight, torch.Tensor), "blocks are never converted to another form"
+        assert isinstance(weight, Tensor), "blocks are never converted to another form"
         return pack(quantize(weight, form), bias)
 
-    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         if isinstance(packed, LowBitLinear):
             return self._linear(x, packed, x.dtype)
         return matmul(x, packed.weight, packed.bias) if self._one_tiling else super().linear(x, packed)
 
-    def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    def logits_linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         if isinstance(packed, LowBitLinear):
             return self._linear(x, packed, torch.float32)
         return self.linear(x, packed).float()
 
-    def normed_linear(self, x: torch.Tensor, fused: Fused, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
+    def normed_linear(self, x: Tensor, fused: Fused, packed: PackedLinear) -> tuple[Tensor, Tensor]:
         if not _is_of_integers(packed):
             return super().normed_linear(x, fused, packed)
         rows, total = normed_integer_rows(x, fused, packed.padded_size, rotation=packed.rotation)
         return integer_product(rows, packed, x.dtype), total
 
-    def mlp(
-        self, x: torch.Tensor, fused: Fused, up: PackedLinear, down: PackedLinear
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def mlp(self, x: Tensor, fused: Fused, up: PackedLinear, down: PackedLinear) -> tuple[Tensor, Tensor]:
         if not _is_of_integers(down):
             return super().mlp(x, fused, up, down)
         middle, total = self.normed_linear(x, fused, up)
         rows = activated_integer_rows(middle, fused.activation, down.padded_size, rotation=down.rotation)
         return integer_product(rows, down, x.dtype), total
 
-    def router_logits(self, x: torch.Tensor, router: PackedLinear) -> torch.Tensor:
+    def router_logits(self, x: Tensor, router: PackedLinear) -> Tensor:
         return matmul(x.float(), router.weight, None)
 
     def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
@@ -76,18 +75,13 @@ class QuantizedKernels(TritonKernels):
         return (pack_experts if isinstance(down[0], LowBitLinear) else super().pack_experts)(gate_up, down)
 
     def expert_rows(
-        self,
-        x: torch.Tensor,
-        token_ids: torch.Tensor,
-        expert_ids: torch.Tensor,
-        experts: PackedExperts,
-        activation: Activation,
-    ) -> torch.Tensor:
+        self, x: Tensor, token_ids: Tensor, expert_ids: Tensor, experts: PackedExperts, activation: Activation
+    ) -> Tensor:
         if not isinstance(experts, LowBitExperts):
             return super().expert_rows(x, token_ids, expert_ids, experts, activation)
         return expert_rows(x, token_ids, expert_ids, experts, activation, one_tiling=self._one_tiling)
 
-    def _linear(self, x: torch.Tensor, packed: LowBitLinear, dtype: torch.dtype) -> torch.Tensor:
+    def _linear(self, x: Tensor, packed: LowBitLinear, dtype: torch.dtype) -> Tensor:
         if _is_of_integers(packed):
             return integer_linear(x, packed, dtype)
         return weight_only_linear(x, packed, dtype, one_tiling=self._one_tiling)

@@ -8,6 +8,7 @@ Legend: L = rows, V = vocabulary size, P = parts of a row, K = how many of the m
 
 import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.triton.threshold import key_of
@@ -49,8 +50,8 @@ def _rate_kernel(
 
 
 def rate(
-    logits: torch.Tensor, max_logit: torch.Tensor, chosen: torch.Tensor, is_wanted: torch.Tensor, count: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    logits: Tensor, max_logit: Tensor, chosen: Tensor, is_wanted: Tensor, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return masses [L], ranks [L] and the largest `count` keys [L, count], best first, all int64.
 
     logits are [L, V] float32, with maxima and chosen logits [L]; results are undefined for rows where is_wanted [L]

@@ -5,6 +5,7 @@ Legend: T = rows, D = size normalized over.
 
 import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.triton.arguments import aligned
@@ -40,12 +41,12 @@ def _rms_norm_kernel(
     tl.store(out + places, (wide * scale * factors).to(row.dtype), mask=is_inside)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     """Normalize x [..., D] over its last dimension and scale by weight [D] + offset."""
     return add_rms_norm(x, Fused(residual=None, norm_weight=weight, eps=eps, norm_offset=offset))[0]
 
 
-def add_rms_norm(x: torch.Tensor, fused: Fused) -> tuple[torch.Tensor, torch.Tensor]:
+def add_rms_norm(x: Tensor, fused: Fused) -> tuple[Tensor, Tensor]:
     """Return (normalized x + residual, x + residual), each [..., D]; without a residual the sum is x itself."""
     x, size, residual = aligned(x), x.shape[-1], fused.residual
     out, total = torch.empty_like(x), None

@@ -5,6 +5,7 @@ Legend: T = tokens, X = experts, C = experts per token.
 
 import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.types import Routes, Routing
@@ -50,7 +51,7 @@ def _route_kernel(
     tl.store(weights + token * C + places, shares, mask=places < C)
 
 
-def route(logits: torch.Tensor, routing: Routing) -> Routes:
+def route(logits: Tensor, routing: Routing) -> Routes:
     """Choose experts by logits [T, X], or [T, X + 1] with a shared expert, float32."""
     num_choices = routing.num_choices
     logits = logits.contiguous()

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 _WAYS, _PASSES = 16, 8  # 16 ** 8 = 2 ** 32
@@ -132,13 +133,7 @@ def _threshold_kernel(
     tl.store(thresholds + row, threshold)
 
 
-def thresholds(
-    logits: torch.Tensor,
-    max_logit: torch.Tensor,
-    temperatures: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-) -> torch.Tensor:
+def thresholds(logits: Tensor, max_logit: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Return the lowest logit of each row that top-k and top-p keep, [L] float32; -inf if they keep all.
 
     logits are [L, V] float32, with maxima [L]; temperatures and top_p [L] float64, top_k [L] int64: V or more is off,
@@ -149,14 +144,7 @@ def thresholds(
     return _least(logits, max_logit, temperatures, top_p, floors, 1)
 
 
-def _least(
-    logits: torch.Tensor,
-    max_logit: torch.Tensor,
-    temperatures: torch.Tensor,
-    limits: torch.Tensor,
-    floors: torch.Tensor,
-    off: int,
-) -> torch.Tensor:
+def _least(logits: Tensor, max_logit: Tensor, temperatures: Tensor, limits: Tensor, floors: Tensor, off: int) -> Tensor:
     """Return the lowest logit with less than a limit above it, among those not below the floors: [L] float32."""
     num_rows, vocab_size = logits.shape
     states = logits.new_empty(_PASSES, num_rows, _STATE_SIZE, dtype=torch.int64)
