@@ -21,7 +21,6 @@ from octavo.kernels.reference import Kernels
 from octavo.kernels.reference_quantized import quantized_linear
 from octavo.kernels.types import SILU, PackedExperts
 from octavo.layers.quant.base import QuantizedAtLoad, check_quantization_at_load
-from octavo.layers.quant.packing import pack_dense
 
 _TURNS = 16  # choices of experts: one row's are a few, which stay in the caches
 
@@ -106,8 +105,8 @@ class _Mixture:
         gate_up, down = [], []
         for _number in range(self._num_experts):
             into, back = self._random(2 * self._inner, self._hidden), self._random(self._hidden, self._inner)
-            gate_up.append(pack_dense(self._kernels, into, None, "gated", self._form))
-            down.append(pack_dense(self._kernels, back, None, "plain", self._form))
+            gate_up.append(self._kernels.pack_linear(into, None, "gated", self._form))
+            down.append(self._kernels.pack_linear(back, None, "plain", self._form))
             self._plain.append(tuple(self._as_kept(weight) for weight in (into, back)))
         return self._kernels.pack_experts(gate_up, down)
 

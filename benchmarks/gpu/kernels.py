@@ -124,8 +124,8 @@ class _Layer:
 
     def _logits_argmax(self, num_rows: int) -> Case:
         x, weight = self._random(num_rows, self._hidden), self._random(self._vocab, self._hidden)
-        packed = self._kernels.pack_logits_linear(weight, None)
-        plain = self._reference.pack_logits_linear(weight, None)
+        packed = self._kernels.pack_linear(weight, None, "logits")
+        plain = self._reference.pack_linear(weight, None, "logits")
         return Case(
             name="largest logit",
             run=lambda: self._kernels.logits_argmax(x, packed)[0],

@@ -56,7 +56,7 @@ def _linears(
     hidden, inner = int(geometry["hidden_size"]), int(geometry["intermediate_size"])
     for name, num_outputs, in_size in (("gate_up", 2 * inner, hidden), ("down", hidden, inner)):
         weight = _random(num_outputs, in_size, device, dtype)
-        packed = kernels.pack_quantized(weight, None, quantization.linear, "plain")
+        packed = kernels.pack_linear(weight, None, "plain", quantization.linear)
         num_bytes = quantization.linear.num_bytes(num_outputs, in_size)
         num_copies = max(1, min(16, COLD_BYTES // num_bytes))
         turns = cycle([replace(packed, weight=packed.weight.clone()) for _ in range(num_copies)])

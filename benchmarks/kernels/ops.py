@@ -31,9 +31,8 @@ from octavo.attention.selector import select_attention
 from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.quantization import QUANTIZATIONS, WeightFormat, get_quantization
 from octavo.kernels.reference import Kernels
-from octavo.kernels.types import SILU, Fused, KeepsPacked, PackedExperts, PackedLinear, Routing
+from octavo.kernels.types import SILU, Fused, PackedExperts, PackedLinear, Routing
 from octavo.layers.quant.base import check_quantization_at_load, make_schemes
-from octavo.layers.quant.packing import pack_dense
 from octavo.sampling.backend import SamplerBackend, TorchSamplerBackend
 from octavo.sampling.native_backend import select_sampler_backend
 from octavo.sampling.rows import SamplingRows
@@ -76,7 +75,7 @@ def linear_cases(kernels: Kernels, form: Form, num_rows: int, dtype: torch.dtype
     """Time each linear layer."""
     for name, (num_outputs, in_size) in LINEARS.items():
         weight, x = torch.randn(num_outputs, in_size).to(dtype), torch.randn(num_rows, in_size).to(dtype)
-        pack = partial(pack_dense, kernels, bias=None, role="plain", form=form)
+        pack = partial(kernels.pack_linear, bias=None, form=form)
         num_bytes = packed_bytes(kernels, pack(weight.clone()), weight)
         copies = [pack(weight.clone()) for _ in range(num_copies(num_bytes))]
         yield Case(
@@ -92,7 +91,7 @@ def head_cases(kernels: Kernels, form: Form, num_rows: int, dtype: torch.dtype) 
     if num_rows > MAX_HEAD_ROWS:
         return
     weight, x = torch.randn(VOCAB, HIDDEN).to(dtype), torch.randn(num_rows, HIDDEN).to(dtype)
-    packed = pack_dense(kernels, weight, None, "logits", form)
+    packed = kernels.pack_linear(weight, None, "logits", form)
     yield Case(
         name=f"largest of head {VOCAB}x{HIDDEN}",
         run=lambda: kernels.logits_argmax(x, packed),
@@ -108,7 +107,7 @@ def linear_run(kernels: Kernels, x: torch.Tensor, copies: list[PackedLinear]) ->
 
 def packed_bytes(kernels: Kernels, packed: PackedLinear, weight: torch.Tensor) -> int:
     """Return what a map reads of its weight: as it is packed, or as it was where that is not shown."""
-    tensors = kernels.packed_tensors(packed).values() if isinstance(kernels, KeepsPacked) else [weight]
+    tensors = [weight] if kernels.layout is None else packed.packed_tensors().values()
     return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -116,7 +115,7 @@ def expert_cases(kernels: Kernels, form: Form, num_rows: int, dtype: torch.dtype
     """Time a mixture of experts. Of the inputs, which take turns, that one counts which touches the fewest experts."""
     routing = Routing(num_experts=NUM_EXPERTS, top_k=TOP_K, renormalizes=True, has_shared=False)
     layers = [make_experts(kernels, form, dtype) for _ in range(NUM_EXPERT_LAYERS)]
-    router = kernels.pack_router(torch.randn(NUM_EXPERTS, EXPERT_HIDDEN).to(dtype))
+    router = kernels.pack_linear(torch.randn(NUM_EXPERTS, EXPERT_HIDDEN).to(dtype), None, "router")
     inputs = [torch.randn(num_rows, EXPERT_HIDDEN).to(dtype) for _ in range(8)]
     norm, load = torch.ones(EXPERT_HIDDEN, dtype=dtype), torch.zeros(NUM_EXPERTS, dtype=torch.int64)
     touched = min(len(torch.unique(kernels.route(x, router, routing).expert_ids)) for x in inputs)
@@ -143,8 +142,8 @@ def make_experts(kernels: Kernels, form: Form, dtype: torch.dtype) -> PackedExpe
     gate_up = torch.randn(2 * EXPERT_INTERMEDIATE, EXPERT_HIDDEN).to(dtype)
     down = torch.randn(EXPERT_HIDDEN, EXPERT_INTERMEDIATE).to(dtype)
     return kernels.pack_experts(
-        [pack_dense(kernels, gate_up.clone(), None, "gated", form) for _ in range(NUM_EXPERTS)],
-        [pack_dense(kernels, down.clone(), None, "plain", form) for _ in range(NUM_EXPERTS)],
+        [kernels.pack_linear(gate_up.clone(), None, "gated", form) for _ in range(NUM_EXPERTS)],
+        [kernels.pack_linear(down.clone(), None, "plain", form) for _ in range(NUM_EXPERTS)],
     )
 
 

@@ -11,7 +11,7 @@ from tests.breadth import each, pick
 
 from octavo.attention.selector import select_attention
 from octavo.errors import InvalidParameterError, UnknownOptionError, UnsupportedModelError
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 
 CPU = torch.device("cpu")
 # Results are means of values of size 1: float32 keeps 7 digits, bfloat16 rounds weights and result to 1 in 256.

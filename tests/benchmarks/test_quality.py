@@ -10,7 +10,7 @@ from tests.breadth import pick
 from tests.end_to_end.test_smollm2 import is_installed
 
 from octavo.gguf.file import GgufTensor
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.kernels.quantization import get_quantization
 from octavo.models.interfaces import CausalLM
 

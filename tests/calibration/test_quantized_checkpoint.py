@@ -26,7 +26,7 @@ from octavo.convert.run import TargetOptions, convert
 from octavo.convert.source import Checkpoint
 from octavo.distributed.groups import ParallelGroups
 from octavo.errors import InvalidParameterError, UnsupportedModelError
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.kernels.quantization import get_quantization
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.octavo import FORMS

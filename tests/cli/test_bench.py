@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from octavo.cli.bench import request_times
 from octavo.cli.main import app
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from octavo.cli.generate import collect_prompts, follow_all, raise_first_error
 from octavo.cli.main import app
 from octavo.errors import InvalidParameterError, RequestError
-from octavo.kernels.native_level import is_built
+from octavo.kernels.dispatch import is_built
 from octavo.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 

@@ -14,7 +14,7 @@ from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo import LoRARequest
 from octavo.inputs import Prompt
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.sampling_params import SamplingParams
 
 NUM_TOKENS = 6

@@ -21,7 +21,7 @@ from octavo import LLM
 from octavo.demo import demo_model_path
 from octavo.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
 from octavo.inputs import Prompt
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.structured_output import StructuredOutput

@@ -25,7 +25,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.output_processor import OutputProcessor, StepResult
 from octavo.engine.process_client import ProcessClient
 from octavo.inputs import Prompt
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.sampling_params import SamplingParams
 from octavo.testing import KnownDrafter
 

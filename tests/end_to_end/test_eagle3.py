@@ -20,7 +20,7 @@ from octavo import LLM
 from octavo.contracts.schedule import Int32Array, SchedulerOutput
 from octavo.errors import CheckpointError, InvalidParameterError, OctavoError, UnsupportedModelError
 from octavo.inputs import Prompt, TokensPrompt
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.sampling_params import SamplingParams
 from octavo.worker.eagle_model import EagleModel
 

@@ -19,7 +19,7 @@ from octavo.config.args import EngineArgs
 from octavo.engine import inproc_client
 from octavo.engine.core import EngineCore
 from octavo.errors import InvalidParameterError
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.testing import KnownDrafter
 from octavo.worker.worker import Worker
 

@@ -20,7 +20,7 @@ from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo.config.engine import EngineConfig
 from octavo.executor.base import make_executor
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.models.interfaces import CausalLM
 from octavo.outputs import CompletionOutput
 from octavo.sampling_params import SamplingParams

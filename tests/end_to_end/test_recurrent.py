@@ -17,7 +17,7 @@ from tests.worker.threaded_ranks import ThreadedRanks
 from octavo import ModelRunner
 from octavo.config.args import EngineArgs
 from octavo.errors import InsufficientMemoryError, UnsupportedModelError
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.sampling_params import SamplingParams
 
 MIXES = pick([(0, 1, 2), (0, 2)], [(0, 1, 2), (0, 2), (1,)])

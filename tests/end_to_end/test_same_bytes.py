@@ -13,7 +13,7 @@ from tests.end_to_end.support import answers, random_prompt, random_tokens
 
 from octavo import LLM, AsyncLLM
 from octavo.inputs import Prompt
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.sampling_params import RequestPriority, SamplingParams
 
 MODELS = ["qwen3-mixed-windows", "qwen2-moe-windows"]

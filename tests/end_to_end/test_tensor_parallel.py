@@ -24,7 +24,7 @@ from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo import LLM
 from octavo.errors import CheckpointError, EngineDeadError, InvalidParameterError
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.sampling_params import SamplingParams
 
 

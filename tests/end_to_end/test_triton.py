@@ -20,9 +20,9 @@ from octavo.device.cpu import CpuKind
 from octavo.kernels.quantization import Float8Format
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference import Kernels
-from octavo.kernels.triton import draw, threshold
+from octavo.kernels.triton import draw
 from octavo.kernels.triton.kernels import TritonKernels
-from octavo.kernels.types import PackedLinear
+from octavo.kernels.types import LinearRole, PackedLinear
 from octavo.sampling_params import SamplingParams
 from octavo.testing_device import CalledQueue
 
@@ -67,7 +67,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return watched
 
-    for name in ("rotate_and_write", "attend_few", "attend_many"):
+    for name in ("rotate_and_write", "attend"):
         monkeypatch.setattr(triton_paged, name, wrap(name))
     return seen
 
@@ -80,8 +80,8 @@ def test_padded_steps_on_static_tensors_give_the_same_tokens(
     queue, prompts = CalledQueue(), [*PROMPTS, random_prompt(2, seed=2)]
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
     monkeypatch.setattr(CpuKind, "queue", lambda kind: queue if "OCTAVO_GPU_KERNELS" in os.environ else None)
-    monkeypatch.setattr(draw, "_PART", 1024)  # the vocabulary is small, and the interpreter slow
-    monkeypatch.setattr(threshold, "_FEWEST_IDS", 256)
+    monkeypatch.setattr(draw, "_DRAWN_PART", 1024)  # the vocabulary is small, and the interpreter slow
+    monkeypatch.setattr(draw, "_FEWEST_IDS", 256)
     plain, triton = make_pair("qwen3-mixed-windows", max_num_seqs=4)
     assert tokens_of(triton, prompts, MIXED) == tokens_of(plain, prompts, MIXED)
     assert queue.captures
@@ -123,7 +123,7 @@ def test_greedy_tokens_are_those_of_the_cpu(
     kernels = watch(monkeypatch)
     assert tokens_of(triton, PROMPTS) == expected
     assert tokens_of(triton, PROMPTS[1:]) == expected[1:]
-    assert set(kernels) == {"rotate_and_write", "attend_few", "attend_many"}
+    assert set(kernels) == {"rotate_and_write", "attend"}
 
 
 @pytest.mark.full
@@ -145,7 +145,9 @@ def test_weights_in_integers_give_the_tokens_of_the_cpu(
 def test_weights_in_8_bit_floats_are_the_nearest_weights(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens of weights that are rounded before they are packed as ever."""
 
-    def pack_rounded(kernels: TritonKernels, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+    def pack_rounded(
+        kernels: TritonKernels, weight: torch.Tensor, bias: torch.Tensor | None, role: LinearRole, form: None
+    ) -> PackedLinear:
         return Kernels.pack_linear(kernels, quantize(weight, Float8Format()).dequantized(), bias)
 
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", "triton")

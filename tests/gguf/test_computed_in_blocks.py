@@ -19,7 +19,7 @@ from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
 from octavo.distributed.groups import ParallelGroups
 from octavo.errors import InvalidParameterError, UnsupportedModelError
-from octavo.kernels.native_level import is_built
+from octavo.kernels.dispatch import is_built
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.gguf import BlockScheme
 from octavo.loader.packed_cache import PackedCache

@@ -7,14 +7,12 @@ import pytest
 import torch
 from tests.kernels.levels import LEVELS
 
-from octavo.kernels import onednn
-from octavo.kernels.cpu_float32 import Float32CpuKernels
-from octavo.kernels.cpu_half import HalfCpuKernels
 from octavo.kernels.native import NativeKernels
-from octavo.kernels.native_integers import IntegerNativeKernels
-from octavo.kernels.quantization import IntegerFormat
+from octavo.kernels.native_weights import IntegerWeights
+from octavo.kernels.onednn import Float32CpuKernels, HalfCpuKernels, has_onednn
+from octavo.kernels.quantization import IntegerFormat, LowBitWeight, QuantizedWeight, WeightFormat
 from octavo.kernels.reference import Kernels
-from octavo.kernels.types import PackedLinear
+from octavo.kernels.types import LinearRole, PackedLinear
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NATIVE_DTYPES = [torch.float32, torch.bfloat16]
@@ -41,7 +39,7 @@ def fast_and_dtype(request: pytest.FixtureRequest) -> tuple[Kernels, torch.dtype
     name, dtype = request.param
     if name.startswith("native-"):
         return native(name.removeprefix("native-"), 2, dtype), dtype
-    if not onednn.is_supported(dtype):
+    if not has_onednn(dtype):
         pytest.skip(f"oneDNN does not compute {dtype} on this processor")
     return Float32CpuKernels() if name == "float32" else HalfCpuKernels(), dtype
 
@@ -49,22 +47,27 @@ def fast_and_dtype(request: pytest.FixtureRequest) -> tuple[Kernels, torch.dtype
 @cache
 def native(level: str, num_threads: int, dtype: torch.dtype = torch.bfloat16) -> NativeKernels:
     """Return the C++ kernels of a level; the same object each time, for it holds threads."""
-    kind = IntegerNativeKernels if dtype == torch.bfloat16 else NativeKernels
-    return kind(level, num_threads, dtype)
+    return NativeKernels(level, num_threads, dtype)
 
 
-class InOneForm(IntegerNativeKernels):
+class InOneForm(NativeKernels):
     """The same kernels; every weight that they pack is brought into one form."""
 
     def __init__(self, level: str, form: IntegerFormat, num_threads: int = 2) -> None:
         vars(self).update(vars(native(level, num_threads)))
         self._form = form
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        return self.pack_quantized(weight, bias, self._form, "plain")
+    def pack_linear(
+        self,
+        weight: torch.Tensor | LowBitWeight,
+        bias: torch.Tensor | None,
+        role: LinearRole = "plain",
+        form: WeightFormat | None = None,
+    ) -> PackedLinear:
+        return super().pack_linear(weight, bias, role, form if role == "router" else form or self._form)
 
-    def pack_logits_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        return self.pack_quantized(weight, bias, self._form, "logits")
-
-    def pack_gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        return self.pack_quantized(weight, bias, self._form, "gated")
+    def quantize(self, weight: torch.Tensor, form: IntegerFormat) -> QuantizedWeight:
+        """Quantize to the integers that packing would choose."""
+        integers = self.weight_kinds[IntegerFormat]
+        assert isinstance(integers, IntegerWeights)
+        return integers.quantize(weight, form)

@@ -2,7 +2,7 @@
 
 from tests.breadth import pick
 
-from octavo.kernels.native_level import available_levels, is_built
+from octavo.kernels.dispatch import available_levels, is_built
 
 ALL_LEVELS = available_levels() if is_built() else []
 # The one that this machine computes with and the one for any machine; `make test-all` tries those between.

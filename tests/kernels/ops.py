@@ -62,7 +62,7 @@ def _logits_linear(num_outputs: int, in_size: int) -> Callable[[torch.dtype], Op
 def _pack_up(kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> PackedLinear:
     """Pack [2 * I, K] for an activation; one without gates takes the first half."""
     if activation.is_gated:
-        return kernels.pack_gated_linear(weight, bias)
+        return kernels.pack_linear(weight, bias, "gated")
     size = len(weight) // 2
     return kernels.pack_linear(weight[:size], None if bias is None else bias[:size])
 
@@ -117,7 +117,7 @@ def _route(size: int, routing: Routing) -> Callable[[torch.dtype], Op]:
         weight = _random(routing.num_experts + routing.has_shared, size, dtype=dtype) * size**-0.5
 
         def compute(kernels: Kernels, rows: slice) -> torch.Tensor:
-            routes = kernels.route(x[rows], kernels.pack_router(weight), routing)
+            routes = kernels.route(x[rows], kernels.pack_linear(weight, None, "router"), routing)
             return torch.cat((routes.expert_ids.float(), routes.weights), dim=-1)  # [T, 2 * C]
 
         return compute
@@ -176,7 +176,10 @@ def _moe(
         experts = _experts(size, middle_sizes, dtype, activation)
 
         def compute(kernels: Kernels, rows: slice) -> torch.Tensor:
-            load, router = torch.ones(routing.num_experts, dtype=torch.int64), kernels.pack_router(weight)
+            load, router = (
+                torch.ones(routing.num_experts, dtype=torch.int64),
+                kernels.pack_linear(weight, None, "router"),
+            )
             out = kernels.moe(
                 x[rows], _fused(residual[rows], norm, activation), router, routing, experts(kernels), load
             )

@@ -22,10 +22,11 @@ class Layer:
     def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
         self.kernels, self.dtype = kernels, dtype
         self.x, self.residual = random(ROWS, SIZE, dtype=dtype), random(SIZE, ROWS, dtype=dtype).T.contiguous()
-        self.norm, self.router = random(SIZE, dtype=dtype), kernels.pack_router(random(NUM_EXPERTS, SIZE, dtype=dtype))
+        self.norm = random(SIZE, dtype=dtype)
+        self.router = kernels.pack_linear(random(NUM_EXPERTS, SIZE, dtype=dtype), None, "router")
         weights = [random(2 * INNER + 1, SIZE + number, dtype=dtype) * 0.3 for number in range(NUM_EXPERTS)]
         self.experts: PackedExperts = kernels.pack_experts(
-            [kernels.pack_gated_linear(weight[1:, :SIZE].contiguous(), None) for weight in weights],
+            [kernels.pack_linear(weight[1:, :SIZE].contiguous(), None, "gated") for weight in weights],
             [kernels.pack_linear(weight[:INNER, :SIZE].T.contiguous(), None) for weight in weights],
         )
         slots = [adapters_of(kernels, shape, dtype) for shape in (UP, DOWN) for _ in range(NUM_EXPERTS)]
@@ -40,8 +41,8 @@ class Layer:
     def adapted(self, ids: torch.Tensor, rows: slice = slice(None)) -> torch.Tensor:
         load = torch.zeros(NUM_EXPERTS, dtype=torch.int64)
         adapters = ExpertAdapters(gate_up=self.gate_up, down=self.down, adapter_ids=ids[rows])
-        out, total = self.kernels.adapted_moe(
-            self.x[rows], self._fused(rows), self.router, ROUTING, self.experts, load, adapters
+        out, total = self.kernels.moe(
+            self.x[rows], self._fused(rows), self.router, ROUTING, self.experts, load, adapters=adapters
         )
         assert load.sum() == 2 * len(out)
         assert torch.equal(total, (self.x + self.residual)[rows])

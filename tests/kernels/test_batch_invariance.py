@@ -7,13 +7,10 @@ from tests.kernels.conftest import NATIVE_DTYPES, native
 from tests.kernels.levels import LEVELS
 from tests.kernels.ops import CASES, MAX_ROWS, Case
 
-from octavo.kernels import onednn
-from octavo.kernels.cpu_float32 import Float32CpuKernels
+from octavo.kernels.onednn import Float32CpuKernels, has_onednn
 from octavo.kernels.reference import Kernels
 
-needs_onednn = pytest.mark.skipif(
-    not onednn.is_supported(torch.float32), reason="no oneDNN here, so nothing is promised"
-)
+needs_onednn = pytest.mark.skipif(not has_onednn(torch.float32), reason="no oneDNN here, so nothing is promised")
 THREADS = pick([1, 3], [1, 2, 3])
 SIZES = (1, 2, 3, 5, 7, 8, 10, 15, 16, 17, 31, 64, 100, 129, 255)
 # By default not every size at every start: each start meets sizes below, at and above those of tiles.

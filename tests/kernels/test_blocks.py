@@ -11,7 +11,7 @@ from tests.kernels.levels import LEVELS
 
 from octavo.gguf.types import GGML_NUMBERS, GGML_TYPES
 from octavo.kernels.blocks import BlockFormat, BlockWeight, block_linear, integer_groups
-from octavo.kernels.native_blocks import BlockNativeKernels
+from octavo.kernels.native import NativeKernels
 from octavo.kernels.types import SILU, Fused, LinearRole
 
 QUANTIZED = [kind.name for kind in GGML_TYPES.values() if kind.is_quantized]
@@ -45,13 +45,13 @@ def inputs(num_rows: int, size: int) -> torch.Tensor:
     return x.to(torch.bfloat16)
 
 
-def kernels_of(level: str) -> BlockNativeKernels:
-    return BlockNativeKernels(level, 2)
+def kernels_of(level: str) -> NativeKernels:
+    return NativeKernels(level, 2)
 
 
 def check(level: str, weight: BlockWeight, role: LinearRole = "plain") -> None:
     kernels, bias = kernels_of(level), torch.randn(sum(weight.format.sizes))
-    packed = kernels.pack_quantized(weight, bias, weight.format, role)
+    packed = kernels.pack_linear(weight, bias, role, weight.format)
     x = inputs(max(ROWS), weight.in_size)
     expected = block_linear(x, weight, bias)
     whole = kernels.logits_linear(x, packed)
@@ -88,7 +88,7 @@ def test_parts_of_several_types(level: str) -> None:
 @pytest.mark.parametrize("types", [("Q4_0", "Q4_0"), ("Q5_0", "Q2_K")])
 def test_gated(types: tuple[str, str], level: str) -> None:
     kernels, weight = kernels_of(level), weight_of((types[0], 40), (types[1], 40), in_size=512)
-    packed = kernels.pack_quantized(weight, None, weight.format, "gated")
+    packed = kernels.pack_linear(weight, None, "gated", weight.format)
     x = inputs(9, 512)
     gate, up = block_linear(x, weight, None).to(torch.bfloat16).float().chunk(2, dim=-1)
     found = kernels.activated_linear(x, packed, SILU).float()
@@ -106,7 +106,7 @@ def test_shares_of_inputs(name: str, level: str) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_rows_that_are_not_finite_spoil_themselves_only(level: str) -> None:
     kernels, weight = kernels_of(level), weight_of(("Q4_K", 32), in_size=256)
-    packed = kernels.pack_quantized(weight, None, weight.format, "plain")
+    packed = kernels.pack_linear(weight, None, "plain", weight.format)
     x = inputs(4, 256)
     alone = kernels.logits_linear(x[2:3], packed)
     x[1, 7], x[3, 9] = torch.inf, torch.nan
@@ -121,8 +121,8 @@ def test_mlp_and_norm(level: str) -> None:
     """One call for all of an MLP gives the bits of its parts."""
     kernels = kernels_of(level)
     up, down = weight_of(("Q4_K", 256), ("Q4_K", 256), in_size=512), weight_of(("Q6_K", 512), in_size=256)
-    packed_up = kernels.pack_quantized(up, None, up.format, "gated")
-    packed_down = kernels.pack_quantized(down, None, down.format, "plain")
+    packed_up = kernels.pack_linear(up, None, "gated", up.format)
+    packed_down = kernels.pack_linear(down, None, "plain", down.format)
     x = inputs(7, 512)
     fused = Fused(residual=inputs(7, 512), norm_weight=torch.rand(512).to(torch.bfloat16), eps=1e-6)
     out, total = kernels.mlp(x, fused, packed_up, packed_down)
@@ -135,7 +135,7 @@ def test_mlp_and_norm(level: str) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_argmax(level: str) -> None:
     kernels, weight = kernels_of(level), weight_of(("Q6_K", 200), in_size=256)
-    packed = kernels.pack_quantized(weight, None, weight.format, "logits")
+    packed = kernels.pack_linear(weight, None, "logits", weight.format)
     values, ids = kernels.logits_linear(inputs(9, 256), packed).max(-1)
     largest, found = kernels.logits_argmax(inputs(9, 256), packed)
     assert torch.equal(largest, values)
@@ -148,8 +148,8 @@ def test_experts(level: str) -> None:
     kernels = kernels_of(level)
     ups = [weight_of(("Q4_K", 256), ("Q4_K", 256), in_size=512)] * 3
     downs = [weight_of((name, 512), in_size=256) for name in ("Q6_K", "Q4_0", "Q6_K")]
-    packed_ups = [kernels.pack_quantized(weight, None, weight.format, "gated") for weight in ups]
-    packed_downs = [kernels.pack_quantized(weight, None, weight.format, "plain") for weight in downs]
+    packed_ups = [kernels.pack_linear(weight, None, "gated", weight.format) for weight in ups]
+    packed_downs = [kernels.pack_linear(weight, None, "plain", weight.format) for weight in downs]
     experts = kernels.pack_experts(packed_ups, packed_downs)
     x, token_ids = inputs(20, 512), torch.arange(40) % 20
     expert_ids = torch.arange(40) * 7 % 3

@@ -18,14 +18,14 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 def experts_of(kernels: Kernels, dtype: torch.dtype) -> PackedExperts:
     return kernels.pack_experts(
-        [kernels.pack_gated_linear(random(64, SIZE, dtype=dtype, seed=i) / 6, None) for i in range(NUM_EXPERTS)],
+        [kernels.pack_linear(random(64, SIZE, dtype=dtype, seed=i) / 6, None, "gated") for i in range(NUM_EXPERTS)],
         [kernels.pack_linear(random(SIZE, 32, dtype=dtype, seed=i) / 6, None) for i in range(NUM_EXPERTS)],
     )
 
 
 def moe(kernels: Kernels, x: torch.Tensor, router: torch.Tensor, load: torch.Tensor) -> torch.Tensor:
     norm, dtype = torch.ones(SIZE, dtype=x.dtype), x.dtype
-    packed = kernels.pack_router(router)
+    packed = kernels.pack_linear(router, None, "router")
     fused = Fused(residual=torch.zeros_like(x), norm_weight=norm, eps=1e-6)
     return kernels.moe(x, fused, packed, ROUTING, experts_of(kernels, dtype), load)[0]
 
@@ -35,14 +35,14 @@ def test_equal_logits_go_to_the_lower_number(fast_and_dtype: tuple[Kernels, torc
     weight = random(NUM_EXPERTS, SIZE, dtype=dtype)
     weight[4] = weight[2] = weight[5]
     x = random(64, SIZE, dtype=dtype, seed=1)
-    routes = kernels.route(x, kernels.pack_router(weight), ROUTING)
+    routes = kernels.route(x, kernels.pack_linear(weight, None, "router"), ROUTING)
     first, second = routes.expert_ids.T
     has_tie = (first == 2) | (first == 4) | (first == 5)
     assert has_tie.sum() > 5
     assert (first[has_tie] == 2).all()
     assert (second[has_tie] == 4).all()
     torch.testing.assert_close(routes.weights[has_tie], torch.full_like(routes.weights[has_tie], 0.5))
-    zeros = kernels.route(torch.zeros_like(x), kernels.pack_router(weight), ROUTING)
+    zeros = kernels.route(torch.zeros_like(x), kernels.pack_linear(weight, None, "router"), ROUTING)
     assert zeros.expert_ids.tolist() == [[0, 1]] * 64
 
 
@@ -63,7 +63,9 @@ def test_load_adds_up(fast_and_dtype: tuple[Kernels, torch.dtype]) -> None:
     router, x = random(NUM_EXPERTS, SIZE, dtype=dtype), random(70, SIZE, dtype=dtype, seed=1)
     load = torch.zeros(NUM_EXPERTS, dtype=torch.int64)
     moe(kernels, x, router, load)
-    ids = kernels.route(kernels.rms_norm(x, torch.ones(SIZE, dtype=dtype), 1e-6), kernels.pack_router(router), ROUTING)
+    ids = kernels.route(
+        kernels.rms_norm(x, torch.ones(SIZE, dtype=dtype), 1e-6), kernels.pack_linear(router, None, "router"), ROUTING
+    )
     once = torch.bincount(ids.expert_ids.flatten(), minlength=NUM_EXPERTS)
     assert torch.equal(load, once)
     moe(kernels, x[:1], router, load)
@@ -81,7 +83,7 @@ def test_the_whole_is_its_parts(num_tokens: int, fast_and_dtype: tuple[Kernels, 
     whole = moe(kernels, x, router, load)
     fused = Fused(residual=torch.zeros_like(x), norm_weight=torch.ones(SIZE, dtype=dtype), eps=1e-6)
     normed, _ = kernels.add_rms_norm(x, fused)
-    routes = kernels.route(normed, kernels.pack_router(router), ROUTING)
+    routes = kernels.route(normed, kernels.pack_linear(router, None, "router"), ROUTING)
     pairs = torch.randperm(2 * num_tokens, generator=torch.Generator().manual_seed(2))
     rows = torch.empty(2 * num_tokens, SIZE, dtype=dtype)
     rows[pairs] = kernels.expert_rows(normed, pairs // 2, routes.expert_ids.flatten()[pairs], experts, SILU)

@@ -35,7 +35,7 @@ def test_they_err_as_sums_of_short_sums_do(level: str, num_rows: int, num_output
 @each("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_stays_in_its_row(level: str, num_rows: int, value: float) -> None:
     kernels, x, residual = native(level, 2, torch.float32), random(4, num_rows, 70), random(5, num_rows, 70)
-    gate_up = kernels.pack_gated_linear(random(6, 2 * 50, 70), None)
+    gate_up = kernels.pack_linear(random(6, 2 * 50, 70), None, "gated")
     down, plain = kernels.pack_linear(random(7, 70, 50), None), kernels.pack_linear(random(8, 99, 70), None)
     norm, bad = torch.ones(70), num_rows // 2
 

@@ -46,7 +46,7 @@ def assert_same(weight: QuantizedWeight, expected: torch.Tensor) -> None:
     rounded = (x.float() * (torch.tensor(127.0) / (scale * 127))).round().double() * scale.double()
     for level in LEVELS:
         kernels = InOneForm(level, form)
-        result = kernels.logits_linear(x, kernels.pack(weight, None, form)).double()
+        result = kernels.logits_linear(x, kernels.pack_linear(weight, None, "plain", form)).double()
         torch.testing.assert_close(result, rounded @ expected.T, rtol=1e-5, atol=1e-4)
 
 

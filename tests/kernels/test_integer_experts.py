@@ -9,7 +9,7 @@ from tests.breadth import each
 from tests.kernels.levels import LEVELS
 from tests.kernels.test_integers import FORMS, TWO_LEVEL, every_form, every_level, make_kernels, random
 
-from octavo.kernels.native_integers import IntegerNativeKernels
+from octavo.kernels.native import NativeKernels
 from octavo.kernels.quantization import IntegerFormat
 from octavo.kernels.types import SILU, Fused, PackedExperts, PackedLinear, Routing
 
@@ -20,19 +20,19 @@ ROUTING = Routing(num_experts=4, top_k=2, renormalizes=True, has_shared=True)
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
 
 
-def experts_of(kernels: IntegerNativeKernels) -> PackedExperts:
+def experts_of(kernels: NativeKernels) -> PackedExperts:
     return kernels.pack_experts(
-        [kernels.pack_gated_linear(random(2 * middle, SIZE, scale=0.2), None) for middle in MIDDLE_SIZES],
+        [kernels.pack_linear(random(2 * middle, SIZE, scale=0.2), None, "gated") for middle in MIDDLE_SIZES],
         [kernels.pack_linear(random(SIZE, middle, scale=0.2), None) for middle in MIDDLE_SIZES],
     )
 
 
-def router_of(kernels: IntegerNativeKernels) -> PackedLinear:
-    return kernels.pack_router(random(ROUTING.num_experts + 1, SIZE))
+def router_of(kernels: NativeKernels) -> PackedLinear:
+    return kernels.pack_linear(random(ROUTING.num_experts + 1, SIZE), None, "router")
 
 
 def one_by_one(
-    kernels: IntegerNativeKernels, x: torch.Tensor, expert_ids: torch.Tensor, experts: PackedExperts
+    kernels: NativeKernels, x: torch.Tensor, expert_ids: torch.Tensor, experts: PackedExperts
 ) -> torch.Tensor:
     """Return [R, D]: what expert expert_ids[r] makes of row r of x [R, D], by its two maps alone."""
     linears = [(experts.gate_up[expert], experts.down[expert]) for expert in expert_ids.tolist()]
@@ -100,7 +100,7 @@ def test_a_row_that_is_not_finite_spoils_no_other(form: IntegerFormat, level: st
 def test_experts_of_several_forms_are_refused(level: str) -> None:
     """One kind of activations serves all."""
     kernels = make_kernels(level, FORMS[0])
-    gate_up = [kernels.pack(random(74, SIZE), None, form, is_gated=True) for form in (FORMS[0], TWO_LEVEL)]
+    gate_up = [kernels.pack_linear(random(74, SIZE), None, "gated", form) for form in (FORMS[0], TWO_LEVEL)]
     down = [kernels.pack_linear(random(SIZE, 37), None) for _ in range(2)]
     with pytest.raises(ValueError, match="experts have weights of one form"):
         kernels.pack_experts(gate_up, down)

@@ -15,7 +15,6 @@ from tests.kernels.levels import ALL_LEVELS, LEVELS
 
 from octavo.errors import InvalidParameterError
 from octavo.kernels.dispatch import select_kernels
-from octavo.kernels.native_integers import IntegerNativeKernels
 from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, get_quantization
 from octavo.kernels.types import SILU, Activation, ActivationKind, Fused, PackedLinear
 from octavo.layers.quant.base import check_quantization_at_load, make_schemes
@@ -37,7 +36,7 @@ every_form = each("form", FORMS)
 every_level = pytest.mark.parametrize("level", LEVELS)
 
 
-def make_kernels(level: str, form: IntegerFormat, num_threads: int = 2) -> IntegerNativeKernels:
+def make_kernels(level: str, form: IntegerFormat, num_threads: int = 2) -> InOneForm:
     return InOneForm(level, form, num_threads)
 
 
@@ -93,7 +92,7 @@ def test_products_are_exact_but_for_the_last_roundings(form: IntegerFormat, leve
         for has_offsets in (False, True):
             weight = random_integers(form, num_outputs, in_size, has_offsets=has_offsets)
             x, bias = random(MAX_ROWS, in_size), random(num_outputs)
-            result = kernels.logits_linear(x, kernels.pack(weight, bias, form))
+            result = kernels.logits_linear(x, kernels.pack_linear(weight, bias, "plain", form))
             expected = exact_product(x, weight) + bias
             assert result.dtype == torch.float32
             torch.testing.assert_close(result.double(), expected, atol=3e-6 * in_size**0.5, rtol=1e-6)
@@ -107,7 +106,7 @@ def test_a_wrong_integer_is_noticed(form: IntegerFormat, level: str) -> None:
     x = random(1, 84)
     expected = exact_product(x, weight)
     weight.values[5, 83] ^= 1
-    result = kernels.logits_linear(x, kernels.pack(weight, None, form)).double()
+    result = kernels.logits_linear(x, kernels.pack_linear(weight, None, "plain", form)).double()
     assert not torch.allclose(result, expected, atol=3e-6 * 84**0.5, rtol=1e-6)
 
 
@@ -133,11 +132,12 @@ def test_packing_a_weight_is_packing_its_integers(form: IntegerFormat, level: st
     kernels, weight, x = make_kernels(level, form), random(2 * 37, 84), random(9, 84)
     quantized = kernels.quantize(weight, form)
     assert torch.equal(
-        kernels.linear(x, kernels.pack_linear(weight, None)), kernels.linear(x, kernels.pack(quantized, None, form))
+        kernels.linear(x, kernels.pack_linear(weight, None)),
+        kernels.linear(x, kernels.pack_linear(quantized, None, "plain", form)),
     )
     assert torch.equal(
-        kernels.activated_linear(x, kernels.pack_gated_linear(weight, None), SILU),
-        kernels.activated_linear(x, kernels.pack(quantized, None, form, is_gated=True), SILU),
+        kernels.activated_linear(x, kernels.pack_linear(weight, None, "gated"), SILU),
+        kernels.activated_linear(x, kernels.pack_linear(quantized, None, "gated", form), SILU),
     )
 
 
@@ -176,19 +176,22 @@ def test_levels_of_the_same_vectors_give_the_same_bits(form: IntegerFormat, leve
     x[::3] = -x[::3].abs()
     x[7], x[8, :50] = -1.0, 100.0
     without, by_them = (
-        kernels.logits_linear(x, kernels.pack(weight, None, form))
+        kernels.logits_linear(x, kernels.pack_linear(weight, None, "plain", form))
         for kernels in (make_kernels(level, form) for level in levels)
     )
     assert torch.equal(without, by_them)
 
 
-def fused_ops(kernels: IntegerNativeKernels, form: IntegerFormat) -> dict[str, Callable[[slice], torch.Tensor]]:
+def fused_ops(kernels: InOneForm, form: IntegerFormat) -> dict[str, Callable[[slice], torch.Tensor]]:
     """Return every op that reads packed weights, by name, as a function of the rows it computes."""
     size, middle = 84, 100
     x, residual, norm = random(MAX_ROWS, size), random(MAX_ROWS, size).flip(0), random(size)
     bias = random(middle)
     wide, gate_up = kernels.pack_linear(random(middle, size), bias), random(2 * middle, size, scale=0.1)
-    gated, down = kernels.pack_gated_linear(gate_up, None), kernels.pack_linear(random(size, middle, scale=0.1), None)
+    gated, down = (
+        kernels.pack_linear(gate_up, None, "gated"),
+        kernels.pack_linear(random(size, middle, scale=0.1), None),
+    )
     return {
         "linear": lambda rows: kernels.linear(x[rows], wide),
         "logits_linear": lambda rows: kernels.logits_linear(x[rows], wide),
@@ -236,7 +239,7 @@ def test_fused_ops_are_their_parts(kind: ActivationKind, level: str) -> None:
     form, activation = FORMS[0], Activation(kind, limit=1.25)
     kernels, x, residual, norm = make_kernels(level, form), random(20, 84), random(20, 84).flip(0), random(84)
     weight = random(200, 84, scale=0.1)
-    up = kernels.pack_gated_linear(weight, None) if activation.is_gated else kernels.pack_linear(weight[:100], None)
+    up = kernels.pack_linear(weight, None, "gated") if activation.is_gated else kernels.pack_linear(weight[:100], None)
     fused = Fused(residual=residual, norm_weight=norm, eps=1e-5, norm_offset=0.5, activation=activation)
     down = kernels.pack_linear(random(84, 100, scale=0.1), None)
     normed, total = kernels.add_rms_norm(x, fused)
@@ -247,7 +250,7 @@ def test_fused_ops_are_their_parts(kind: ActivationKind, level: str) -> None:
     assert torch.equal(mapped, kernels.linear(normed, down_of(kernels)))
 
 
-def down_of(kernels: IntegerNativeKernels) -> PackedLinear:
+def down_of(kernels: InOneForm) -> PackedLinear:
     return kernels.pack_linear(random(50, 84), None)
 
 

@@ -31,7 +31,7 @@ def make_kernels(level: str, num_threads: int, kept: torch.dtype | IntegerFormat
 
 
 def assert_like_max(kernels: NativeKernels, x: torch.Tensor, weight: torch.Tensor) -> None:
-    packed = kernels.pack_logits_linear(weight, None)
+    packed = kernels.pack_linear(weight, None, "logits")
     values, ids = kernels.logits_argmax(x, packed)
     expected_values, expected_ids = kernels.logits_linear(x, packed).max(-1)
     torch.testing.assert_close(values, expected_values, rtol=0, atol=0, equal_nan=True)
@@ -68,7 +68,7 @@ def test_what_pads_a_panel_never_leads(level: str, kept: torch.dtype | IntegerFo
 def test_what_is_not_finite_stays_in_its_row(level: str, kept: torch.dtype | IntegerFormat, value: float) -> None:
     kernels, x, weight = make_kernels(level, 2, kept), random(kept, 8, 33, 32), random(kept, 9, 2000, 32)
     x[5, 3] = value
-    values, _ = kernels.logits_argmax(x, kernels.pack_logits_linear(weight, None))
+    values, _ = kernels.logits_argmax(x, kernels.pack_linear(weight, None, "logits"))
     assert values.isfinite().logical_not().nonzero().flatten().tolist() == [5]
     assert_like_max(kernels, x, weight)
 
@@ -79,5 +79,5 @@ def test_a_late_nan_is_not_overtaken(level: str, kept: torch.dtype | IntegerForm
     weight = random(kept, 10, 2000, 32)
     weight[7] = float("nan")
     kernels = make_kernels(level, 2, kept)
-    values, _ = kernels.logits_argmax(random(kept, 11, 3, 32), kernels.pack_logits_linear(weight, None))
+    values, _ = kernels.logits_argmax(random(kept, 11, 3, 32), kernels.pack_linear(weight, None, "logits"))
     assert bool(values.isnan().all())

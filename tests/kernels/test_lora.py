@@ -7,8 +7,8 @@ from tests.kernels.conftest import NATIVE_DTYPES, native
 from tests.kernels.levels import LEVELS
 from tests.kernels.lora import DOWN, GATE_UP, QKV, Shape, adapters_of, formula, random
 
-from octavo.kernels.cpu_float32 import Float32CpuKernels
 from octavo.kernels.native import NativeKernels
+from octavo.kernels.onednn import Float32CpuKernels
 from octavo.kernels.reference import Kernels
 
 SHAPES = [QKV, DOWN, GATE_UP]

@@ -65,7 +65,7 @@ def test_dense(activation: Activation, level: str, dtype: torch.dtype) -> None:
 
     def pack(num_outputs: int, in_size: int, role: LinearRole) -> PackedLinear:
         weight, bias = random(num_outputs, in_size, dtype=dtype) * in_size**-0.5, random(num_outputs, dtype=dtype)
-        return kernels.pack_gated_linear(weight, bias) if role == "gated" else kernels.pack_linear(weight, bias)
+        return kernels.pack_linear(weight, bias, role)
 
     check(kernels, pack, activation, dtype)
 
@@ -77,7 +77,7 @@ def test_integers(form: IntegerFormat, level: str) -> None:
 
     def pack(num_outputs: int, in_size: int, role: LinearRole) -> PackedLinear:
         weight = random(num_outputs, in_size) * in_size**-0.5
-        return kernels.pack_quantized(weight, random(num_outputs), form, role)
+        return kernels.pack_linear(weight, random(num_outputs), role, form)
 
     check(kernels, pack, SILU, sizes=(320, 208) if form.group_size else ODD)
 
@@ -90,6 +90,6 @@ def test_blocks(kind: str, level: str) -> None:
     def pack(num_outputs: int, in_size: int, role: LinearRole) -> PackedLinear:
         sizes = [num_outputs // 2] * 2 if role == "gated" else [num_outputs]
         weight = weight_of(*((kind, size) for size in sizes), in_size=in_size)
-        return kernels.pack_quantized(weight, random(num_outputs).float(), weight.format, role)
+        return kernels.pack_linear(weight, random(num_outputs).float(), role, weight.format)
 
     check(kernels, pack, SILU, sizes=WHOLE_BLOCKS)

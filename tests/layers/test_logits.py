@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.models.paged import make_context
 
-from octavo.kernels.native_level import is_built, native_kernels
+from octavo.kernels.dispatch import is_built, native_kernels
 from octavo.layers.vocabulary import Embedding, LogitsHead
 
 HIDDEN_SIZE, VOCAB_SIZE = 24, 50

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from tests.models.paged import make_context
 
 from octavo.errors import CheckpointError
-from octavo.kernels.native_level import is_built
+from octavo.kernels.dispatch import is_built
 from octavo.layers.table_in_file import TableInFile
 from octavo.layers.vocabulary import Embedding
 

@@ -13,7 +13,7 @@ from tests.models.tiny import TINY_MODELS
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
 from octavo.device.manager import DeviceManager
-from octavo.kernels.native_level import is_built
+from octavo.kernels.dispatch import is_built
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.base import make_schemes
 from octavo.loader.packed_cache import Idleness, PackedCache, cache_folder, checkpoint_digest

@@ -22,7 +22,7 @@ from octavo.config.hf_quantization import QUANTIZATION_METHODS
 from octavo.distributed.groups import ParallelGroups
 from octavo.distributed.shares import Share
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.kernels.quantization import IntegerFormat
 from octavo.kernels.reference import Kernels
 from octavo.kernels.reference_quantized import quantized_linear

@@ -12,7 +12,7 @@ from tests.models.test_exactness import TOLERANCE, random_tokens
 from tests.models.tiny import TINY_MODELS, TinyModel
 
 from octavo.distributed.groups import ParallelGroups
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 
 NUM_TOKENS = pick(5, 12)
 PROMPTS = [random_tokens(length, seed=length) for length in (1, 4, 23, 8)]

@@ -11,7 +11,7 @@ from tests.multimodal.tiny import MAX_LEN, PLACE, VISION_MODELS, picture
 from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo import LLM, SamplingParams
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.outputs import RequestOutput
 
 PARAMS = SamplingParams(temperature=0.8, seed=1, max_tokens=10, logprobs=2, ignore_eos=True)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from octavo.contracts.schedule import Int32Array, TokenMasks
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.sampling.native_backend import NativeSamplerBackend
 from octavo.sampling.rows import SamplingRows
 from octavo.sampling.sampler import Sampler, SamplerOutput

@@ -11,8 +11,8 @@ import pytest
 from octavo.config.args import EngineArgs
 from octavo.config.hub import resolve_model
 from octavo.device.manager import DeviceManager
-from octavo.kernels import onednn
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels import dispatch
+from octavo.kernels.dispatch import native_kernels
 from octavo.worker.worker import Worker
 
 pytestmark = pytest.mark.skipif(native_kernels() is None, reason="needs the C++ kernels")
@@ -21,7 +21,7 @@ _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False,
 
 @pytest.fixture(autouse=True)
 def _without_float16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "is_supported", lambda dtype: False)
+    monkeypatch.setattr(dispatch, "has_onednn", lambda dtype: False)
 
 
 def worker(
@@ -75,7 +75,7 @@ def test_float16_by_name_says_what_it_costs(tmp_path: Path, caplog: pytest.LogCa
 def test_where_onednn_has_kernels_only_quantized_weights_change(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onednn, "is_supported", lambda dtype: True)
+    monkeypatch.setattr(dispatch, "has_onednn", lambda dtype: True)
     rank, text = worker(tmp_path, caplog, {})
     assert ("-float16-" in rank.profile, text) == (True, "")
     rank, _ = worker(tmp_path, caplog, {}, quantization="int8")

@@ -8,7 +8,7 @@ import torch
 from octavo.config.args import EngineArgs
 from octavo.device.manager import DeviceManager
 from octavo.errors import InvalidParameterError
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.worker.worker import Worker
 
 

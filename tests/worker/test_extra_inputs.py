@@ -23,7 +23,7 @@ from octavo.contracts.engine import AdapterRef, EmbeddingSpan, EngineCoreRequest
 from octavo.contracts.schedule import NewRequestData
 from octavo.engine.core import EngineCore
 from octavo.executor.base import Executor, make_executor
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.scheduler.gate import Gate
 from octavo.scheduler.request import Request
 from octavo.testing import make_request

@@ -13,8 +13,8 @@ from octavo import LLM, SamplingParams
 from octavo.config.args import EngineArgs
 from octavo.errors import RecordingError
 from octavo.inputs import Prompt
-from octavo.kernels.native_level import native_kernels
-from octavo.kernels.tape import TapeBuffers
+from octavo.kernels.dispatch import native_kernels
+from octavo.kernels.native import TapeBuffers
 from octavo.layers.norm import RMSNorm
 from octavo.models.common import GatedMLP
 from octavo.worker.graph import StepGraph, refuse_torch_ops

@@ -10,7 +10,7 @@ from tests.models.paged import PagedRunner, load
 from tests.models.test_exactness import random_tokens
 from tests.models.tiny import TINY_MODELS
 
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.layers.linear import MergedLinear
 from octavo.models.interfaces import CausalLM
 

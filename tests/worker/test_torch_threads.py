@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from octavo import LLM, SamplingParams
-from octavo.kernels.native_level import native_kernels
+from octavo.kernels.dispatch import native_kernels
 from octavo.models.common import DecoderForCausalLM
 from octavo.sampling.sampler import Sampler
 from octavo.worker.graph import one_torch_thread

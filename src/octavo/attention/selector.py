@@ -8,8 +8,7 @@ import torch
 from octavo.attention.base import AttentionBackend
 from octavo.config.engine import KVCacheDType
 from octavo.errors import InvalidParameterError, UnknownOptionError
-from octavo.kernels.dispatch import select_kernels
-from octavo.kernels.triton.selection import uses_triton
+from octavo.kernels.dispatch import select_kernels, uses_triton
 
 if TYPE_CHECKING:
     from octavo.kernels.native import NativeKernels
@@ -74,6 +73,6 @@ def _native_kernels(device: torch.device, dtype: torch.dtype) -> "NativeKernels 
     """Return the C++ kernels if they support attention in this dtype."""
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float32):
         return None
-    from octavo.kernels.native_level import native_kernels
+    from octavo.kernels.dispatch import native_kernels
 
     return native_kernels(dtype)

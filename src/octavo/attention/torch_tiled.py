@@ -20,7 +20,7 @@ from torch import Tensor
 from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.attention.paged import TorchAttention, context_slots
-from octavo.kernels.activation import hyperbolic_tangent
+from octavo.kernels.reference import hyperbolic_tangent
 
 _TILE_WIDTH = 64  # context positions
 _MAX_POSITIONS = 1 << 14  # per group; limits gathered memory to 128 MiB with 8 kv heads of 128

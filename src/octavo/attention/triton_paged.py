@@ -14,27 +14,18 @@ from torch import Tensor
 from octavo.attention.base import AttentionBackend, AttentionLayer, KVLayout
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.kernels.triton.attention import (
-    EXACT,
-    EXACT_FLOAT32,
     SPLIT_SIZE,
+    TILING,
+    TILING_FLOAT32,
     FewRows,
     PagedContext,
     Softmax,
-    Tiling,
-    attend_few,
-    attend_many,
+    Work,
+    attend,
 )
 from octavo.kernels.triton.heads import rotate_and_write
 
 _Items = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
-    """A step's work, assigned to programs."""
-
-    few: FewRows | None
-    many: Tensor | None  # [N, 3] int32, see `attend_many`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,22 +38,19 @@ class TritonPlan:
 
 
 class TritonAttention(AttentionBackend[TritonPlan]):
-    """See `AttentionBackend`. Keys and values in the model's dtype, or in e4m3, widened when read.
-
-    With the tilings `EXACT` and `EXACT_FLOAT32`, the default, a token has the same bits in any batch and chunking. With
-    `FASTEST`, this holds for batches of decodes only; prompt tokens are summed in another order.
+    """Keys and values in the model's dtype, or in e4m3, widened when read.
 
     A step of one token per request reads from the host only the number of requests and splits: a captured launch is
     valid for any such step whose contexts need no more splits.
     """
 
+    is_batch_invariant = True
     is_capturable = True
     features = frozenset({"soft_cap", "sinks"})
 
-    def __init__(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, tiling: Tiling | None = None) -> None:
-        exact = EXACT_FLOAT32 if dtype == torch.float32 else EXACT
-        self._kv_dtype, self._tiling = kv_dtype or dtype, tiling or exact
-        self.is_batch_invariant = self._tiling.is_same_for_all
+    def __init__(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> None:
+        self._kv_dtype = kv_dtype or dtype
+        self._tiling = TILING_FLOAT32 if dtype == torch.float32 else TILING
         self.name = "triton" + ("-fp8-kv" if self._kv_dtype == torch.float8_e4m3fn else "")
 
     def kv_layout(self, head_dim: int) -> KVLayout:
@@ -95,37 +83,31 @@ class TritonAttention(AttentionBackend[TritonPlan]):
         plan: TritonPlan = step.plans[layer.kv_group]
         group_size = layer.num_heads // layer.num_kv_heads
         if group_size not in plan.work:
-            plan.work[group_size] = assign_programs(plan.batch, group_size, self._tiling)
-        work, out = plan.work[group_size], torch.empty_like(query)
+            plan.work[group_size] = assign_programs(plan.batch, group_size, self._tiling.num_rows)
         softmax = Softmax(
             scale=layer.softmax_scale, sliding_window=layer.sliding_window, soft_cap=layer.soft_cap, sinks=layer.sinks
         )
-        if work.few is not None:
-            attend_few(query, kv_cache.key, kv_cache.value, plan.context, work.few, out, softmax, self._tiling)
-        if work.many is not None:
-            attend_many(query, kv_cache.key, kv_cache.value, plan.context, work.many, out, softmax, self._tiling)
-        return out.flatten(1)
+        pools = kv_cache.key, kv_cache.value
+        return attend(query, pools, plan.context, plan.work[group_size], softmax, self._tiling).flatten(1)
 
 
-def assign_programs(batch: ForwardBatch, group_size: int, tiling: Tiling) -> Work:
-    """Assign a step with `group_size` query heads per kv head. Requests with few rows are split."""
-    device = batch.seq_lens.device
+def assign_programs(batch: ForwardBatch, group_size: int, rows: int) -> Work:
+    """Assign a step with `group_size` query heads per kv head to programs of some rows. Requests with few are split."""
     num_tokens = np.diff(batch.query_start_loc_list)  # [R]
-    is_few = (num_tokens == 1) | (num_tokens * group_size <= tiling.few_rows)  # [R]
     if (num_tokens == 1).all():
-        num_items = len(num_tokens) * -(-group_size // tiling.few_rows)
         few = FewRows(
             items=None,
             tokens=None,
             num_tokens=len(num_tokens),
-            num_items=num_items,
+            num_items=len(num_tokens) * -(-group_size // rows),
             num_splits=num_splits(max(batch.seq_lens_list)),
         )
         return Work(few=few, many=None)
+    is_few = (num_tokens == 1) | (num_tokens * group_size <= rows)  # [R]
     few_requests, many_requests = is_few.nonzero()[0], (~is_few).nonzero()[0]
     return Work(
-        few=_assign_few(batch, few_requests, group_size, tiling) if len(few_requests) else None,
-        many=_assign_many(batch, many_requests, group_size, tiling).to(device) if len(many_requests) else None,
+        few=_assign_few(batch, few_requests, group_size, rows) if len(few_requests) else None,
+        many=_assign_many(batch, many_requests, group_size, rows) if len(many_requests) else None,
     )
 
 
@@ -134,13 +116,13 @@ def num_splits(seq_len: int) -> int:
     return max(1, -(-seq_len // SPLIT_SIZE))
 
 
-def _assign_few(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size: int, tiling: Tiling) -> FewRows:
+def _assign_few(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size: int, rows: int) -> FewRows:
     starts, device = np.asarray(batch.query_start_loc_list), batch.seq_lens.device
     num_tokens = np.diff(starts)[requests]
     firsts = np.cumsum(num_tokens) - num_tokens  # among M
     owners = np.repeat(requests, num_tokens)  # [M]
     tokens = np.arange(len(owners)) + np.repeat(starts[requests] - firsts, num_tokens)  # [M]
-    items = _cut(requests, num_tokens * group_size, firsts, tiling.few_rows)
+    items = _cut(requests, num_tokens * group_size, firsts, rows)
     return FewRows(
         items=torch.from_numpy(items).to(device),
         tokens=torch.from_numpy(np.stack((tokens, owners), axis=1).astype(np.int32)).to(device),
@@ -150,13 +132,13 @@ def _assign_few(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size
     )
 
 
-def _assign_many(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size: int, tiling: Tiling) -> Tensor:
+def _assign_many(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size: int, rows: int) -> Tensor:
     """Return items [N, 3], longest contexts first: long-running programs should start early."""
     num_tokens = np.diff(batch.query_start_loc_list)[requests]
-    items = _cut(requests, num_tokens * group_size, np.zeros_like(requests), tiling.many_rows)
+    items = _cut(requests, num_tokens * group_size, np.zeros_like(requests), rows)
     firsts = np.asarray(batch.seq_lens_list) - np.diff(batch.query_start_loc_list)  # [R], positions
     lengths = firsts[items[:, 0]] + items[:, 1] // group_size
-    return torch.from_numpy(items[np.argsort(-lengths, kind="stable")])
+    return torch.from_numpy(items[np.argsort(-lengths, kind="stable")]).to(batch.seq_lens.device)
 
 
 def _cut(

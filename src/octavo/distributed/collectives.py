@@ -123,7 +123,7 @@ class SharedMemoryGroup(TorchGroup):
 
 def make_collective(memory_fd: int, index: int, num_groups: int, rank: int, size: int) -> "_cpu.Collective | None":
     """Map the memory of group number `index`; return None without C++ kernels."""
-    from octavo.kernels.native_level import native_kernels
+    from octavo.kernels.dispatch import native_kernels
 
     if (kernels := native_kernels()) is None:
         return None

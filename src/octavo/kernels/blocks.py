@@ -77,6 +77,10 @@ class BlockWeight:
     parts: tuple[Tensor, ...]  # [N of the part, R] uint8
     in_size: int  # K
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(self.format.sizes), self.in_size
+
     def dequantized(self) -> Tensor:
         """Return the weight [N, K] in float32."""
         inputs = slice(self.format.first_input, self.format.first_input + self.in_size)

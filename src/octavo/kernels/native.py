@@ -7,13 +7,16 @@ Legend: T = tokens, K = input size, N = output size, D = hidden or head size, I 
 """
 
 import hashlib
+import math
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import local
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,14 +25,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
+from octavo.kernels.blocks import BlockFormat
 from octavo.kernels.large_pages import zeros_on_large_pages
-from octavo.kernels.quantization import WeightFormat
+from octavo.kernels.native_weights import (
+    NO_ADDRESS,
+    BlockWeights,
+    DenseWeights,
+    IntegerWeights,
+    LinearSpec,
+    NativeLinear,
+    WeightKind,
+    address,
+)
+from octavo.kernels.quantization import LowBitWeight, WeightFormat
 from octavo.kernels.reference import Kernels
-from octavo.kernels.tape import Tape, TapeBuffers
 from octavo.kernels.types import (
     Activation,
+    ExpertAdapters,
     Fused,
-    KeepsPacked,
     LinearRole,
     LoraAdapters,
     PackedExperts,
@@ -41,7 +54,7 @@ from octavo.kernels.types import (
 if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
 
-_NO_ADDRESS = 0
+_GROUP_SIZES = (None, 32, 64, 128)
 # Sampling parameters of a row: `DrawRow` of kernels/cpu/draw.h.
 DRAW_ROW = np.dtype(
     [
@@ -63,21 +76,59 @@ def _library_digest(path: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NativeLinear(PackedLinear):
-    """A packed linear and its C++ handle: sizes, and the addresses of `weight` and `bias`."""
-
-    handle: "_cpu.PackedWeight"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NativeExperts(PackedExperts):
     """Experts with the C++ handle of all their linears."""
 
     handle: "_cpu.Experts"
 
 
-class NativeKernels(Kernels, KeepsPacked):
-    """See `Kernels`. In `dtype`, bfloat16 or float32; ops not overridden here run on the reference."""
+class TapeBuffers:
+    """Memory for the results of a tape's calls. A result's memory is reused once its tensor is freed."""
+
+    def __init__(self) -> None:
+        self._all: list[Tensor] = []
+        self._free: dict[int, list[Tensor]] = {}  # by size in bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(buffer.numel() for buffer in self._all)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return an uninitialized tensor of this shape."""
+        size = math.prod(shape) * dtype.itemsize
+        free = self._free.setdefault(size, [])
+        if not free:
+            free.append(torch.empty(size, dtype=torch.uint8))
+            self._all += free
+        buffer = free.pop()
+        tensor = buffer.view(dtype).view(shape)
+        weakref.finalize(tensor, free.append, buffer)
+        return tensor
+
+
+class Tape:
+    """The native calls of a forward pass, recorded once and replayed in one call, without Python in between.
+
+    Python between two calls costs more than its instructions. Every call streams megabytes of weights through the
+    caches, so the interpreter always resumes with cold caches: 30 us per call, 5 ms per step of Qwen3-0.6B.
+    """
+
+    def __init__(self, kernels: "NativeKernels", calls: "_cpu.Tape") -> None:
+        self._kernels, self.calls, self.buffers = kernels, calls, TapeBuffers()
+
+    def replay(self, num_tokens: int, steps: "list[_cpu.AttentionStep]") -> None:
+        """Execute all calls for the first T rows of every tensor, no more than were recorded.
+
+        `steps` are this step's attention for each KV group.
+        """
+        self._kernels.timed(self._kernels.native.replay, self.calls, num_tokens, steps)
+
+
+class NativeKernels(Kernels):
+    """The ops, the same for all kinds of weights; packing is up to `kernels/native_weights.py`.
+
+    In `dtype`, bfloat16 or float32; ops not overridden here run on the reference. With float32, all weights are dense.
+    """
 
     is_batch_invariant = True
     packing_copies = False
@@ -93,6 +144,8 @@ class NativeKernels(Kernels, KeepsPacked):
         self.name = f"native-{level}"
         self.compute_s = 0.0  # in replays and in what follows them: logits and sampling
         self._recording = local()  # thread-local: `buffers` while recording
+        kinds = (DenseWeights, IntegerWeights, BlockWeights) if dtype == torch.bfloat16 else (DenseWeights,)
+        self.weight_kinds: dict[type, WeightKind] = {kind.form: kind(self.native, dtype) for kind in kinds}
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return memory for a result, in `dtype` or the kernels': from torch, or from the tape being recorded."""
@@ -110,7 +163,7 @@ class NativeKernels(Kernels, KeepsPacked):
 
         The tape refers to tensors by address: those that come from outside must stay alive.
         """
-        tape = Tape(self)
+        tape = Tape(self, self._cpu.Tape())
         self._recording.buffers = tape.buffers
         self.native.begin_recording(tape.calls)
         try:
@@ -127,12 +180,22 @@ class NativeKernels(Kernels, KeepsPacked):
 
     @property
     def layout(self) -> str:
-        """See `KeepsPacked`. Another build may use another layout, so the library's digest is part of the name."""
+        # Another build may use another layout, so the library's digest is part of the name.
         return f"{self.name}-{self.dtype}-{_library_digest(self._cpu.__file__)}"
 
-    def packed_tensors(self, packed: PackedLinear) -> dict[str, Tensor]:
-        every = {spec.name: getattr(packed, spec.name) for spec in fields(packed)}
-        return {name: value for name, value in every.items() if isinstance(value, Tensor)}
+    def computes(self, form: WeightFormat) -> bool:
+        return type(form) in self.weight_kinds and (isinstance(form, BlockFormat) or form.group_size in _GROUP_SIZES)
+
+    def pack_linear(
+        self,
+        weight: Tensor | LowBitWeight,
+        bias: Tensor | None,
+        role: LinearRole = "plain",
+        form: WeightFormat | None = None,
+    ) -> PackedLinear:
+        num_outputs, in_size = weight.shape
+        spec = LinearSpec(num_outputs=num_outputs, in_size=in_size, role=role, form=form)
+        return self._kind_of(form).pack(weight, bias, spec)
 
     def adopt_linear(
         self,
@@ -142,17 +205,13 @@ class NativeKernels(Kernels, KeepsPacked):
         role: LinearRole,
         form: WeightFormat | None = None,
     ) -> PackedLinear:
-        out_size = num_outputs // 2 if role == "gated" else num_outputs
-        return self._bind(tensors["weight"], tensors.get("bias"), num_outputs, out_size)
+        spec = LinearSpec(num_outputs=num_outputs, in_size=in_size, role=role, form=form)
+        return self._kind_of(form).bind(tensors, spec)
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        return self._pack(weight, bias, is_gated=False)
-
-    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        return self._pack(weight, bias, is_gated=True)
-
-    def pack_router(self, weight: Tensor) -> PackedLinear:
-        return self._pack(weight, None, is_gated=False)
+    def _kind_of(self, form: WeightFormat | None) -> WeightKind:
+        if type(form) not in self.weight_kinds:
+            raise TypeError(f"{self.name} has no kernels for weights of {form}")
+        return self.weight_kinds[type(form)]
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return self._linear(x.contiguous(), packed, self.dtype, self._cpu.Output.PLAIN)
@@ -227,13 +286,15 @@ class NativeKernels(Kernels, KeepsPacked):
         return out, total
 
     def mlp(self, x: Tensor, fused: Fused, up: PackedLinear, down: PackedLinear) -> tuple[Tensor, Tensor]:
+        if _is_dense(up) != _is_dense(down):
+            return super().mlp(x, fused, up, down)  # the fused op supports either dense or low-bit weights
         out = self.empty(len(x), _handle(down).out_size)
         rows, total = self._fused_rows(x, fused)
         self.native.mlp(rows, _handle(up), _handle(down), out.data_ptr())
         return out, total
 
     def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
-        if len({type(linear) for linear in (*gate_up, *down)}) > 1:
+        if len({linear.form for linear in (*gate_up, *down) if isinstance(linear, NativeLinear)}) > 1:
             raise UnsupportedModelError("the experts of a layer have linears of different formats on this rank")
         handle = self._cpu.Experts(list(map(_handle, gate_up)), list(map(_handle, down)))
         return NativeExperts(gate_up=tuple(gate_up), down=tuple(down), handle=handle)
@@ -273,8 +334,11 @@ class NativeKernels(Kernels, KeepsPacked):
         experts: PackedExperts,
         load: Tensor,
         is_counted: Tensor | None = None,
+        adapters: ExpertAdapters | None = None,
     ) -> tuple[Tensor, Tensor]:
         assert is_counted is None, "steps are not padded on a CPU"
+        if adapters is not None:
+            return super().moe(x, fused, router, routing, experts, load, None, adapters)
         out = self.empty(*x.shape)
         rows, total = self._fused_rows(x, fused)
         choice, handle = self._routing(routing), _experts_handle(experts)
@@ -299,18 +363,6 @@ class NativeKernels(Kernels, KeepsPacked):
         self.native.rms_norm(rows, out.data_ptr())
         return out, total
 
-    def _pack(self, weight: Tensor, bias: Tensor | None, *, is_gated: bool) -> PackedLinear:
-        weight = weight.contiguous()
-        num_outputs, in_size = weight.shape
-        out_size = num_outputs // 2 if is_gated else num_outputs
-        packed = zeros_on_large_pages((self._cpu.packed_size(in_size, out_size, is_gated),), self.dtype)
-        self.native.pack_linear(weight.data_ptr(), in_size, out_size, is_gated, packed.data_ptr())
-        return self._bind(packed, pack_bias(bias, is_gated=is_gated), num_outputs, out_size)
-
-    def _bind(self, packed: Tensor, bias: Tensor | None, num_outputs: int, out_size: int) -> NativeLinear:
-        handle = self._cpu.PackedWeight(out_size, packed.data_ptr(), _address(bias))
-        return NativeLinear(weight=packed, bias=bias, num_outputs=num_outputs, handle=handle)
-
     def _linear(self, x: Tensor, packed: PackedLinear, dtype: torch.dtype, output: "_cpu.Output") -> Tensor:
         out = self.empty(len(x), _handle(packed).out_size, dtype=dtype)
         self.timed(self.native.linear, self._rows(x), _handle(packed), output, out.data_ptr())
@@ -328,9 +380,9 @@ class NativeKernels(Kernels, KeepsPacked):
 
     def _activated_rows(self, x: Tensor, activation: Activation) -> "_cpu.Rows":
         """Return rows x [T, K] unchanged, for a linear followed by this activation."""
-        fused = self._cpu.Fused(_NO_ADDRESS, _NO_ADDRESS, 0.0, 0.0, _native_activation(activation))
+        fused = self._cpu.Fused(NO_ADDRESS, NO_ADDRESS, 0.0, 0.0, _native_activation(activation))
         num_rows, size = x.shape
-        return self._cpu.Rows.fused(x.data_ptr(), num_rows, size, fused, _NO_ADDRESS)
+        return self._cpu.Rows.fused(x.data_ptr(), num_rows, size, fused, NO_ADDRESS)
 
     def _fused_rows(self, x: Tensor, fused: Fused) -> tuple["_cpu.Rows", Tensor]:
         """Return (rows x [..., K] as a fused op takes them, memory for their sum with the residual, or x)."""
@@ -338,7 +390,7 @@ class NativeKernels(Kernels, KeepsPacked):
         residual = None if fused.residual is None else fused.residual.contiguous()
         total = x if residual is None else self.empty(*x.shape)
         weight, activation = fused.norm_weight.data_ptr(), _native_activation(fused.activation)
-        native = self._cpu.Fused(_address(residual), weight, fused.eps, fused.norm_offset, activation)
+        native = self._cpu.Fused(address(residual), weight, fused.eps, fused.norm_offset, activation)
         return self._cpu.Rows.fused(x.data_ptr(), x.numel() // size, size, native, total.data_ptr()), total
 
 
@@ -354,20 +406,10 @@ def _handle(packed: PackedLinear) -> "_cpu.PackedWeight":
     return packed.handle
 
 
+def _is_dense(packed: PackedLinear) -> bool:
+    return isinstance(packed, NativeLinear) and packed.form is NoneType
+
+
 def _experts_handle(experts: PackedExperts) -> "_cpu.Experts":
     assert isinstance(experts, NativeExperts), "packed by other kernels"
     return experts.handle
-
-
-def _address(tensor: Tensor | None) -> int:
-    return _NO_ADDRESS if tensor is None else tensor.data_ptr()
-
-
-def pack_bias(bias: Tensor | None, *, is_gated: bool) -> Tensor | None:
-    """Lay a bias out in the order of the panels' outputs, 32 each: float32, padded with zeros."""
-    if bias is None:
-        return None
-    parts = bias.float().view(2, -1) if is_gated else bias.float().view(1, -1)  # [1 or 2, N or I]
-    width = 32 // len(parts)
-    padded = torch.nn.functional.pad(parts, (0, -parts.shape[1] % width))
-    return padded.view(len(parts), -1, width).transpose(0, 1).contiguous().view(-1)

@@ -127,6 +127,10 @@ class QuantizedWeight:
     multipliers: Tensor | None = None  # [N, ceil(K / 32)] int8, of two-level integers
     order: Tensor | None = None  # [J] int32; None: groups are contiguous, J = K
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
     def integers(self) -> Tensor:
         """Return [N, K], int8 or float8_e4m3fn: what activations are multiplied by."""
         if self.multipliers is None:

@@ -7,13 +7,13 @@ Legend: T = tokens, K = input size, N = output size, V = vocabulary, D = hidden 
 I = intermediate size, X = experts, C = experts per token, R = pairs of a token and an expert.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels.activation import activated, approximate_gelu
 from octavo.kernels.quantization import LowBitWeight, WeightFormat
 from octavo.kernels.types import (
     Activation,
@@ -27,6 +27,8 @@ from octavo.kernels.types import (
     Routes,
     Routing,
 )
+
+_GELU_FACTOR, _GELU_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
 
 
 class Kernels:
@@ -42,19 +44,41 @@ class Kernels:
     reads_packed_rows: bool = False  # has `packed_rows`: a tied logits head, once packed, also serves as the embedding
     records_calls: bool = False  # ops between the first and last layer can be recorded: `worker/graph.py`
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """Convert weight [N, K] and bias [N] to the layout that `linear` reads; here, unchanged. Once, at load."""
-        return PackedLinear(weight=weight, bias=bias, num_outputs=weight.shape[0])
+    @property
+    def layout(self) -> str | None:
+        """Identifies what the bytes of packed linears mean, where these can be saved and adopted; None: they cannot."""
+        return None
+
+    def pack_linear(
+        self,
+        weight: Tensor | LowBitWeight,
+        bias: Tensor | None,
+        role: LinearRole = "plain",
+        form: WeightFormat | None = None,
+    ) -> PackedLinear:
+        """Convert weight [N, K] and bias [N] to the layout that ops of this role read: `LinearRole`. Once, at load.
+
+        With a form, one that `computes` supports, a dense weight is quantized to it. A low-bit weight has its own form.
+        """
+        if not isinstance(weight, Tensor) or form is not None:
+            raise TypeError(f"{self.name} has no kernels for weights of {form}")
+        weight = weight.float() if role == "router" else weight
+        return PackedLinear(weight=weight, bias=bias, num_outputs=len(weight))
+
+    def adopt_linear(
+        self,
+        tensors: Mapping[str, Tensor],
+        num_outputs: int,
+        in_size: int,
+        role: LinearRole,
+        form: WeightFormat | None = None,
+    ) -> PackedLinear:
+        """Return a linear made of saved `packed_tensors`, used in place; kernels of the same `layout` packed them."""
+        raise TypeError(f"{self.name} has no packed weights to restore")
 
     def computes(self, form: WeightFormat) -> bool:
         """Return whether these kernels compute with weights of this form directly; `layers/quant/` handles the rest."""
         return False
-
-    def pack_quantized(
-        self, weight: Tensor | LowBitWeight, bias: Tensor | None, form: WeightFormat, role: LinearRole
-    ) -> PackedLinear:
-        """Pack for an op of this role, in a supported form; a dense weight [N, K] is quantized to it."""
-        raise TypeError(f"{self.name} has no kernels for weights of {form}")
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """Return x [T, K] @ weight.T + bias, [T, N], accumulated in float32."""
@@ -70,10 +94,6 @@ class Kernels:
             return x.index_select(1, order)
         return F.pad(x, (1, 0)).index_select(1, order + 1)
 
-    def pack_logits_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """Like `pack_linear`, for `logits_linear`."""
-        return self.pack_linear(weight, bias)
-
     def logits_linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """Like `linear`, with float32 results."""
         return self.linear(x, packed).float()
@@ -83,19 +103,12 @@ class Kernels:
         values, ids = self.logits_linear(x, packed).max(-1)  # of ties, the lowest id
         return values, ids
 
-    def pack_gated_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """Like `pack_linear`, for weight [2 * I, K] and bias [2 * I], gates first, of gated activations."""
-        return self.pack_linear(weight, bias)
-
     def gated_linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """Apply a linear packed by `pack_gated_linear`, but no activation: x [T, K] to [T, 2 * I], gates first."""
+        """Apply a linear packed as "gated", but no activation: x [T, K] to [T, 2 * I], gates first."""
         return self.linear(x, packed)
 
     def activated_linear(self, x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
-        """Apply `linear`, round to the dtype, then `activate`: x [T, K] to [T, I].
-
-        Weights of gated linears are packed by `pack_gated_linear`, all others by `pack_linear`.
-        """
+        """Apply `linear`, round to the dtype, then `activate`: x [T, K] to [T, I]."""
         return self.activate(self.linear(x, packed), activation)
 
     def normed_linear(self, x: Tensor, fused: Fused, packed: PackedLinear) -> tuple[Tensor, Tensor]:
@@ -107,10 +120,6 @@ class Kernels:
         """Return (down(activated up(n)) [T, K], n being the norm of the sum; the sum [T, K]): see `add_rms_norm`."""
         normed, total = self.add_rms_norm(x, fused)
         return self.linear(self.activated_linear(normed, up, fused.activation), down), total
-
-    def pack_router(self, weight: Tensor) -> PackedLinear:
-        """Convert weight [X, D], or [X + 1, D] with a shared expert, to the layout of `route`, which is float32."""
-        return self.pack_linear(weight.float(), None)
 
     def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
         """Combine experts from their packed linears: gate_up (activated) and down."""
@@ -186,39 +195,14 @@ class Kernels:
         experts: PackedExperts,
         load: Tensor,
         is_counted: Tensor | None = None,
+        adapters: ExpertAdapters | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return (the experts' output on `add_rms_norm` [T, D], the sum [T, D]).
+        """Return (the experts' output on `add_rms_norm` [T, D], the sum [T, D]), with adapters if there are any.
 
         Adds to load [X] int64 how many tokens chose each expert: the only argument that an op modifies. With is_counted
         [T] int64, only tokens where it is 1 count, the others being 0: kernels of devices that capture steps support
         it.
         """
-        return self._moe(x, fused, router, routing, experts, load, is_counted, None)
-
-    def adapted_moe(
-        self,
-        x: Tensor,
-        fused: Fused,
-        router: PackedLinear,
-        routing: Routing,
-        experts: PackedExperts,
-        load: Tensor,
-        adapters: ExpertAdapters,
-    ) -> tuple[Tensor, Tensor]:
-        """Like `moe`, the experts' linears with adapters; a token without one gets the same."""
-        return self._moe(x, fused, router, routing, experts, load, None, adapters)
-
-    def _moe(
-        self,
-        x: Tensor,
-        fused: Fused,
-        router: PackedLinear,
-        routing: Routing,
-        experts: PackedExperts,
-        load: Tensor,
-        is_counted: Tensor | None,
-        adapters: ExpertAdapters | None,
-    ) -> tuple[Tensor, Tensor]:
         normed, total = self.add_rms_norm(x, fused)
         routes = self.route(normed, router, routing)
         chosen = routes.expert_ids[:, : routing.top_k].flatten()
@@ -275,19 +259,12 @@ class Kernels:
             sums.append(total)
         return torch.cat(sums, dim=1)
 
-    def adapted_linear(
-        self, x: Tensor, packed: PackedLinear, adapters: LoraAdapters, adapter_ids: Tensor, *, is_gated: bool = False
-    ) -> Tensor:
-        """Apply `linear`, or `gated_linear`, to x [T, K], then `add_lora`: [T, N], or [T, 2 * I]."""
-        base = self.gated_linear(x, packed) if is_gated else self.linear(x, packed)
-        return self.add_lora(base, x, adapters, adapter_ids)
-
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         """Return rows ids [T] of table [V, D]: [T, D]."""
         return table.index_select(0, ids)
 
     def packed_rows(self, ids: Tensor, packed: PackedLinear, size: int) -> Tensor:
-        """Return rows ids [T] of a weight [N, K] packed by `pack_logits_linear`: [T, K]; K is `size`."""
+        """Return rows ids [T] of a weight [N, K] packed as "logits": [T, K]; K is `size`."""
         return packed.weight.index_select(0, ids)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -309,12 +286,33 @@ class Kernels:
         return self.rms_norm(total, fused.norm_weight, fused.eps, fused.norm_offset), total
 
     def gelu(self, x: Tensor, kind: GeluKind) -> Tensor:
-        """Return the GELU of x [T, I], approximated, rounded once."""
-        return approximate_gelu(x.float(), kind).to(x.dtype)
+        """Return the GELU of x [T, I] (Hendrycks and Gimpel 2016, arXiv:1606.08415), approximated, rounded once.
+
+        In place where it can be: fresh memory costs more than the arithmetic.
+        """
+        wide = x.float()
+        if kind == "quick_gelu":
+            powers = wide * -1.702
+        else:
+            powers = (wide * wide).mul_(_GELU_CUBIC).add_(1.0).mul_(wide).mul_(-2.0 * _GELU_FACTOR)
+        return (wide / powers.exp_().add_(1.0)).to(x.dtype)
 
     def activate(self, x: Tensor, activation: Activation) -> Tensor:
         """Apply the activation: x is [T, 2 * I] if gated, gates first, else [T, I]; returns [T, I]."""
-        return activated(x.float(), activation).to(x.dtype)
+        wide = x.float()
+        if not activation.is_gated:
+            return wide.clamp(min=0.0).square().to(x.dtype)  # relu2 (So et al. 2021, arXiv:2109.08668)
+        gate, up = wide.chunk(2, dim=-1)  # [T, I] each
+        logits = gate  # of the sigmoid; silu: SwiGLU (Shazeer 2020, arXiv:2002.05202)
+        if activation.kind == "gelu_tanh":  # GEGLU (same paper), GELU approximated (Hendrycks 2016, arXiv:1606.08415)
+            # (1 + tanh(a)) / 2 is the sigmoid of 2a
+            logits = 2.0 * (_GELU_FACTOR * (gate + _GELU_CUBIC * gate * gate * gate))
+        elif activation.kind == "clamped_swiglu":  # as in gpt-oss: gates are bounded above, ups on both sides, shifted
+            gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit) + 1.0
+            logits = activation.alpha * gate if activation.alpha != 1.0 else gate
+        # By exp alone, never torch's sigmoid or tanh: those compute the tail of a thread's range, which fills no
+        # vector, differently, so that the last bit would depend on the number of rows.
+        return (gate / (1.0 + torch.exp(-logits)) * up).to(x.dtype)
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate x [T, H, D] by cos, sin [T, P] float32, 2 * P <= D: element i pairs with i + P; the rest is unchanged.
@@ -326,3 +324,9 @@ class Kernels:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, P]
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
         return turned.to(x.dtype)
+
+
+def hyperbolic_tangent(x: Tensor) -> Tensor:
+    """Return tanh(x), to some 1e-7, by exp alone: see `Kernels.activate`."""
+    powers = (x.abs() * -2.0).exp_()
+    return ((1.0 - powers) / (1.0 + powers)).copysign_(x)

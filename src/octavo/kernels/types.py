@@ -4,24 +4,24 @@ Legend: T = tokens, K = input size, N = output size, X = experts, C = experts pe
 S = slots, P = parts of a merged linear, R = the largest rank.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
-from octavo.kernels.quantization import WeightFormat
 
 ActivationKind = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"]
 GeluKind = Literal["gelu_tanh", "quick_gelu"]  # by a tanh, or by a sigmoid
 NormKind = Literal["rms", "layer"]
+# Which ops read a linear. Gated ones are [2 * I, K], gates first; a router is [X, D], or [X + 1, D] with a shared
+# expert, and computed in float32.
+LinearRole = Literal["plain", "gated", "logits", "router"]
 
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """The activation between an MLP's two linears; `kernels/activation.py` defines it."""
+    """The activation between an MLP's two linears; `Kernels.activate` defines it."""
 
     kind: ActivationKind = "silu"
     limit: float = 7.0  # of clamped_swiglu: the bound on gates and ups
@@ -63,6 +63,11 @@ class PackedLinear:
     weight: Tensor
     bias: Tensor | None  # [N]
     num_outputs: int  # N; 2 * I where it is gated
+
+    def packed_tensors(self) -> dict[str, Tensor]:
+        """Return its tensors by name, to be saved."""
+        every = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        return {name: value for name, value in every.items() if isinstance(value, Tensor)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,33 +126,3 @@ class ExpertAdapters:
     gate_up: tuple[LoraAdapters, ...]
     down: tuple[LoraAdapters, ...]
     adapter_ids: Tensor  # [T] int64, the slot of each token; -1: none
-
-
-LinearRole = Literal["plain", "gated", "logits", "router"]  # which packing function a linear went through
-
-
-class KeepsPacked(ABC):
-    """Kernels whose packed linears are plain tensors, which can be saved to a file and reused."""
-
-    @property
-    @abstractmethod
-    def layout(self) -> str:
-        """Identify everything that determines the meaning of packed bytes."""
-
-    @abstractmethod
-    def packed_tensors(self, packed: PackedLinear) -> dict[str, Tensor]:
-        """Return the tensors of a packed linear."""
-
-    @abstractmethod
-    def adopt_linear(
-        self,
-        tensors: Mapping[str, Tensor],
-        num_outputs: int,
-        in_size: int,
-        role: LinearRole,
-        form: WeightFormat | None = None,
-    ) -> PackedLinear:
-        """Return a linear made of saved tensors, of weight [num_outputs, in_size] packed in a form, None: dense.
-
-        The tensors are used in place.
-        """

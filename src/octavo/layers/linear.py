@@ -20,11 +20,11 @@ from octavo.distributed.shares import HeadShare, Share
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.blocks import BlockWeight
 from octavo.kernels.quantization import WeightFormat
-from octavo.kernels.types import SILU, Activation, KeepsPacked, LinearRole, LoraAdapters, PackedLinear
+from octavo.kernels.types import SILU, Activation, LinearRole, LoraAdapters, PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import DENSE, TensorSpec, Weight
-from octavo.layers.quant.packing import CompressedLinear, becomes_dense, columns_to_select, pack, pack_dense, stack
+from octavo.layers.quant.packing import CompressedLinear, becomes_dense, columns_to_select, pack, stack
 from octavo.layers.weight_owner import WeightOwner
 
 
@@ -100,7 +100,7 @@ class MergedLinear(WeightOwner):
         assert self._packed is not None, "process_weights_after_loading has not run"
         if isinstance(self._packed, CompressedLinear):
             dense = self._packed.unpacked().dequantized().to(self._context.dtype)
-            return pack_dense(self._context.kernels, dense, self._packed.bias, self.role, None)
+            return self._context.kernels.pack_linear(dense, self._packed.bias, self.role)
         return self._packed
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
@@ -146,15 +146,13 @@ class MergedLinear(WeightOwner):
     def packed_tensors(self) -> dict[str, torch.Tensor] | None:
         if isinstance(self._packed, CompressedLinear):
             return self._packed.tensors()
-        kernels = self._context.kernels
-        if not isinstance(kernels, KeepsPacked):
+        if self._context.kernels.layout is None:
             return None
         columns = {} if self._columns is None else {"columns": self._columns}
-        return kernels.packed_tensors(self.packed) | columns
+        return self.packed.packed_tensors() | columns
 
     def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
         kernels = self._context.kernels
-        assert isinstance(kernels, KeepsPacked), f"{kernels.name} has no packed weights to restore"
         form = None if becomes_dense(kernels, self._stored_form) else self._stored_form
         if "values" in tensors and form is not None:
             self._packed = CompressedLinear.adopt(tensors, self.inputs.size, form)
@@ -194,8 +192,6 @@ class MergedLinear(WeightOwner):
     def _adapted(self, x: torch.Tensor, adapter_ids: torch.Tensor, *, is_gated: bool = False) -> torch.Tensor:
         kernels = self._context.kernels
         assert self.adapters is not None
-        if self._columns is None:
-            return kernels.adapted_linear(x, self.packed, self.adapters, adapter_ids, is_gated=is_gated)
         linear = kernels.gated_linear if is_gated else kernels.linear
         return kernels.add_lora(linear(self.selected(x), self.packed), x, self.adapters, adapter_ids)
 

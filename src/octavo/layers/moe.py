@@ -154,11 +154,8 @@ class MixtureOfExperts(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the residual stream [T, D]; return (the experts' output on the sum, the sum)."""
         fused = norm.fused(residual, self._activation)
-        experts = self.router.packed, self._routing, self.packed, self.load
-        if (adapters := self.adapters_of(adapter_ids)) is None:
-            out, total = self._kernels.moe(x, fused, *experts, self.is_counted)
-        else:
-            out, total = self._kernels.adapted_moe(x, fused, *experts, adapters)
+        experts, adapters = (self.router.packed, self._routing, self.packed), self.adapters_of(adapter_ids)
+        out, total = self._kernels.moe(x, fused, *experts, self.load, self.is_counted, adapters)
         return self._group.all_reduce(out), total
 
     @property

@@ -15,12 +15,12 @@ import torch
 from octavo.distributed.shares import Share
 from octavo.kernels.ggml_blocks import dequantize
 from octavo.kernels.reference import Kernels
-from octavo.kernels.types import KeepsPacked, LoraAdapters, PackedLinear
+from octavo.kernels.types import LoraAdapters, PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.base import DENSE, DenseScheme, TensorSpec
 from octavo.layers.quant.gguf import BlockScheme
-from octavo.layers.quant.packing import pack, pack_dense
+from octavo.layers.quant.packing import pack
 from octavo.layers.table_in_file import TableInFile
 from octavo.layers.weight_owner import WeightOwner
 
@@ -156,7 +156,7 @@ class Embedding(WeightOwner):
             rows = self._table = torch.empty(self._shape, dtype=context.dtype, device=context.device).copy_(rows)
         if self._has_tied_head:  # as loaded, usually from a mapped file
             rows = rows.to(context.device, context.dtype)
-            self.packed = pack_dense(context.kernels, rows, None, "logits", self._head.form)
+            self.packed = context.kernels.pack_linear(rows, None, "logits", self._head.form)
 
     def _load_blocks(self, tensor: torch.Tensor, scheme: BlockScheme) -> None:
         rows = tensor[self.ids.start : self.ids.stop]
@@ -172,11 +172,11 @@ class Embedding(WeightOwner):
             return {"weight": self._table}
         kernels = self._context.kernels
         assert self.packed is not None, "not loaded"
-        return kernels.packed_tensors(self.packed) if isinstance(kernels, KeepsPacked) else None
+        return None if kernels.layout is None else self.packed.packed_tensors()
 
     def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
         kernels = self._context.kernels
-        if self.is_packed and isinstance(kernels, KeepsPacked):
+        if self.is_packed and kernels.layout is not None:
             self.packed = kernels.adopt_linear(tensors, *self._shape, "logits")
         else:  # in place: only the rows looked up are read from a mapped file
             self._table = self._in_file(tensors["weight"]) or tensors["weight"]

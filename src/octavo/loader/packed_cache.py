@@ -21,7 +21,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from octavo.config.engine import LoadConfig
-from octavo.kernels.types import KeepsPacked
 from octavo.layers.table_in_file import TableInFile
 from octavo.layers.weight_owner import WeightOwner
 from octavo.models.interfaces import CausalLM
@@ -225,7 +224,7 @@ class PackedModel:
     def of(cls, model: CausalLM, load_config: LoadConfig) -> "PackedModel | None":
         """Return None if nothing can be cached: it is disabled, or these kernels do not expose their layout."""
         kernels = model.context.kernels
-        if load_config.packed_cache_bytes == 0 or not isinstance(kernels, KeepsPacked):
+        if load_config.packed_cache_bytes == 0 or kernels.layout is None:
             return None
         if load_config.tensorizer_uri is not None:  # may change without a trace in the model's folder
             return None

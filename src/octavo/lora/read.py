@@ -18,7 +18,6 @@ from octavo.kernels.types import PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import MergedLinear
 from octavo.layers.moe import LinearElsewhere
-from octavo.layers.quant.packing import pack_dense
 from octavo.layers.vocabulary import Embedding, EmbeddingAdapter, LogitsAdapter, LogitsHead
 from octavo.loader.registry import get_model_loader
 from octavo.loader.safetensors import read_file
@@ -199,7 +198,7 @@ class HeadAdapter:
         """Return what the layer computes with."""
         if self.weight is not None:
             weight = self.weight.to(context.device)
-            self._packed, self.weight = pack_dense(context.kernels, weight, None, "logits", None), None
+            self._packed, self.weight = context.kernels.pack_linear(weight, None, "logits"), None
         down, up = (None if tensor is None else tensor.to(context.device) for tensor in (self.down, self.up))
         return LogitsAdapter(weight=self._packed, down=down, up=up)
 

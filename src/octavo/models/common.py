@@ -14,7 +14,7 @@ from torch import nn
 from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache, LayerKVCache
 from octavo.config.model import ModelConfig
-from octavo.kernels.activation import hyperbolic_tangent
+from octavo.kernels.reference import hyperbolic_tangent
 from octavo.kernels.types import SILU, Activation
 from octavo.layers.attention import Attention, HeadNormWeights, SinkWeights
 from octavo.layers.context import BuildContext

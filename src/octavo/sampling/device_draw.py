@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from octavo.kernels.triton.selection import uses_triton
+from octavo.kernels.dispatch import uses_triton
 from octavo.sampling.filters import Filters, thresholds
 from octavo.sampling.mass import relative_logits
 from octavo.sampling.noise import NoiseKeys, gumbel_for_all
@@ -67,11 +67,11 @@ def draw_on_device(logits: Tensor, metadata: SamplingMetadata, *, is_filtered: b
 
 
 def _draw_by_triton(logits: Tensor, max_logit: Tensor, metadata: SamplingMetadata, *, is_filtered: bool) -> Tensor:
-    from octavo.kernels.triton import draw, threshold
+    from octavo.kernels.triton import draw
 
     least = log_min_p = None
     if is_filtered:
-        least = threshold.thresholds(logits, max_logit, metadata.temperatures, metadata.top_k, metadata.top_p)
+        least = draw.thresholds(logits, max_logit, metadata.temperatures, metadata.top_k, metadata.top_p)
         log_min_p = metadata.min_p.log()
     keys = metadata.seed_low, metadata.seed_high, metadata.output_indices
     return draw.draw(logits, max_logit, metadata.temperatures, *keys, least, log_min_p)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.contracts.schedule import Int32Array, TokenMasks
-from octavo.kernels.triton.selection import uses_triton
+from octavo.kernels.dispatch import uses_triton
 from octavo.sampling.device_draw import SamplingMetadata
 from octavo.sampling.logits_processor_params import LogitsProcessorParams, LongBadWords
 from octavo.sampling.rows import SamplingRows
@@ -121,7 +121,7 @@ def process_logits_on_device(
 
 
 def _process_logits_by_triton(logits: Tensor, metadata: SamplingMetadata, context: Context, masks: Tensor) -> Tensor:
-    from octavo.kernels.triton.process_logits import process_logits
+    from octavo.kernels.triton.logits import process_logits
 
     known = context.token_ids, context.rows, context.num_tokens, metadata.num_prompt_tokens
     penalties = metadata.repetition, metadata.presence, metadata.frequency

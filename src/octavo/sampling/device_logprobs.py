@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.contracts.engine import TokenLogprobs
-from octavo.kernels.triton.selection import uses_triton
+from octavo.kernels.dispatch import uses_triton
 from octavo.sampling.mass import log_of_mass, masses, relative_logits
 from octavo.sampling_params import MAX_LOGPROBS
 
@@ -27,7 +27,7 @@ def rate_on_device(logits: Tensor, max_logit: Tensor, token_ids: Tensor, is_want
     """
     if not uses_triton(logits.device, logits.dtype):
         return rate_by_torch(logits, token_ids)
-    from octavo.kernels.triton.rate import rate
+    from octavo.kernels.triton.logits import rate
 
     chosen, count = logits.gather(1, token_ids[:, None]), min(MAX_LOGPROBS, logits.shape[1])
     return _joined(*rate(logits, max_logit, chosen[:, 0], is_wanted, count), _keys(chosen, token_ids[:, None]))

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.contracts.schedule import Int32Array
+from octavo.kernels.dispatch import native_kernels
 from octavo.kernels.native import DRAW_ROW, NativeKernels
-from octavo.kernels.native_level import native_kernels
 from octavo.kernels.reference import Kernels
 from octavo.sampling.backend import SampledTokens, SamplerBackend, TorchSamplerBackend
 

@@ -24,7 +24,7 @@ _ArgsT = TypeVar("_ArgsT", EngineArgs, ServerArgs)
 
 PREFIX = "OCTAVO_"
 CONFIG_VARIABLE = "OCTAVO_CONFIG"  # path of the YAML file, if there is no flag
-# Octavo's variables that are not options. kernels/native_level.py reads the second.
+# Octavo's variables that are not options. kernels/dispatch.py reads the second.
 _OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, "OCTAVO_CPU_LEVEL", "OCTAVO_CACHE"})
 HIDDEN = "(hidden)"
 _FIELDS: dict[str, "Field[Any]"] = {

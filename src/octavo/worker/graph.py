@@ -19,8 +19,7 @@ from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCach
 from octavo.attention.native import NativeAttention, NativePlan
 from octavo.contracts.kv_cache import KVGroup
 from octavo.errors import RecordingError
-from octavo.kernels.native import NativeKernels
-from octavo.kernels.tape import Tape
+from octavo.kernels.native import NativeKernels, Tape
 from octavo.layers.linear import MergedLinear
 from octavo.layers.moe import MixtureOfExperts
 from octavo.models.interfaces import CausalLM, IntermediateTensors

@@ -9,11 +9,9 @@ import torch
 from octavo.attention.base import AttentionLayer, HeadNorms
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.attention.triton_paged import TritonAttention
-from octavo.kernels.triton.activation import activate
-from octavo.kernels.triton.attention import FASTEST
+from octavo.kernels.triton.experts import route
 from octavo.kernels.triton.kernels import TritonKernels
-from octavo.kernels.triton.rms_norm import add_rms_norm, rms_norm
-from octavo.kernels.triton.route import route
+from octavo.kernels.triton.row_ops import activate, add_rms_norm
 from octavo.kernels.types import SILU, Activation, ActivationKind, Fused, Routing
 
 FIRST_WITH_E4M3 = 89
@@ -36,7 +34,7 @@ def launch_all(capability: int) -> None:
 def _launch_small(dtype: torch.dtype) -> None:
     for size in (100, 1024, 4096):
         x, weight = torch.zeros(2, size, dtype=dtype), torch.zeros(size, dtype=dtype)
-        rms_norm(x, weight, 1e-6, 0.0)
+        add_rms_norm(x, Fused(residual=None, norm_weight=weight, eps=1e-6))
         add_rms_norm(x, Fused(residual=x, norm_weight=weight, eps=1e-6))
         for kind in get_args(ActivationKind):
             activate(x, Activation(kind))
@@ -46,17 +44,17 @@ def _launch_attention(shape: tuple[int, int, int], dtype: torch.dtype, kv_dtype:
     """A step of prompts and decodes, and one of decodes only, in layers that each have what others lack."""
     num_heads, num_kv_heads, head_dim = shape
     pool = torch.zeros(64, num_kv_heads, head_dim).to(kv_dtype)
-    norm, faster = torch.zeros(head_dim), None if dtype == torch.float32 else FASTEST
+    norm = torch.zeros(head_dim)
     plain = AttentionLayer(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, sliding_window=None)
     normed = replace(plain, norms=HeadNorms(query=norm, key=norm, eps=1e-6))
     layers = [
-        (normed, None),
-        (replace(plain, sliding_window=100), faster),
-        (replace(normed, rotary=1, soft_cap=50.0), None),
-        (replace(plain, rotary=None, sinks=torch.zeros(num_heads)), None),
+        normed,
+        replace(plain, sliding_window=100),
+        replace(normed, rotary=1, soft_cap=50.0),
+        replace(plain, rotary=None, sinks=torch.zeros(num_heads)),
     ]
-    for layer, tiling in layers:
-        backend = TritonAttention(dtype, kv_dtype, tiling)
+    backend = TritonAttention(dtype, kv_dtype)
+    for layer in layers:
         for batch in (_batch([1, 1]), _batch([1, 300])):
             num_tokens = len(batch.positions)
             qkv = torch.zeros(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)
@@ -88,7 +86,7 @@ def _launch_experts(dtype: torch.dtype) -> None:
     for sizes, has_shared in (([64] * 128, False), ([37, 37, 101], True)):
         routing = Routing(num_experts=len(sizes) - has_shared, top_k=2, renormalizes=has_shared, has_shared=has_shared)
         experts = kernels.pack_experts(
-            [kernels.pack_gated_linear(torch.zeros(2 * size, 128, dtype=dtype), None) for size in sizes],
+            [kernels.pack_linear(torch.zeros(2 * size, 128, dtype=dtype), None, "gated") for size in sizes],
             [kernels.pack_linear(torch.zeros(128, size, dtype=dtype), None) for size in sizes],
         )
         route(torch.zeros(3, len(sizes)), routing)

@@ -7,11 +7,11 @@ import torch
 from octavo.kernels.quantization import Float8Format, IntegerFormat, PlainFormat
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference import Kernels
-from octavo.kernels.triton.integer_rows import activated_integer_rows, normed_integer_rows
+from octavo.kernels.triton.integer_rows import integer_rows
 from octavo.kernels.triton.lora import add_lora
-from octavo.kernels.triton.low_bit_experts import expert_rows, pack_experts
-from octavo.kernels.triton.low_bit_matmul import integer_linear, weight_only_linear
-from octavo.kernels.triton.low_bit_weight import LowBitLinear, pack
+from octavo.kernels.triton.low_bit_experts import pack_low_bit_experts
+from octavo.kernels.triton.low_bit_weight import LowBitLinear, pack_low_bit
+from octavo.kernels.triton.matmul import low_bit_linear, weight_only_linear
 from octavo.kernels.types import SILU, Fused
 
 _INT8 = IntegerFormat(bits=8, group_size=None, rotation="row")
@@ -26,7 +26,7 @@ def launch_all(capability: int) -> None:
     for num_rows in _SOME_ROWS:
         x = torch.zeros(num_rows, 256, dtype=torch.bfloat16)
         for form in (_INT8, _INT4, _GROUPS):
-            integer_linear(x, _packed(form), torch.bfloat16)
+            low_bit_linear(x, _packed(form), torch.bfloat16, one_tiling=False)
         with_offsets: list[tuple[PlainFormat, bool]] = [
             (Float8Format(), False),
             (_GROUPS, True),
@@ -37,8 +37,8 @@ def launch_all(capability: int) -> None:
         weight_only_linear(x.float(), _packed(Float8Format()), torch.float32, one_tiling=False)
     for size in (1024, 12288):
         rows, weight = torch.zeros(2, size, dtype=torch.bfloat16), torch.zeros(size, dtype=torch.bfloat16)
-        normed_integer_rows(rows, Fused(residual=rows, norm_weight=weight, eps=1e-6), size, rotation="row")
-        activated_integer_rows(rows, SILU, size // 2, rotation="blocks")
+        integer_rows(rows, size, "row", fused=Fused(residual=rows, norm_weight=weight, eps=1e-6))
+        integer_rows(rows, size // 2, "blocks", activation=SILU)
     for num_pairs in _SOME_PAIRS:
         for kind in (_INT8, _INT4, Float8Format()):
             _launch_experts(kind, num_pairs, [128] * _NUM_EXPERTS, torch.bfloat16)
@@ -51,16 +51,17 @@ def launch_all(capability: int) -> None:
 
 def _packed(form: PlainFormat, *, has_offsets: bool = False) -> LowBitLinear:
     weight = quantize(torch.ones(256, 256), form)
-    return pack(replace(weight, offsets=weight.scales if has_offsets else None), None)
+    return pack_low_bit(replace(weight, offsets=weight.scales if has_offsets else None), None)
 
 
 def _launch_experts(form: PlainFormat, num_pairs: int, sizes: list[int], dtype: torch.dtype) -> None:
-    experts = pack_experts(
-        [pack(quantize(torch.ones(2 * size, 256), form), None) for size in sizes],
-        [pack(quantize(torch.ones(256, size), form), None) for size in sizes],
+    experts = pack_low_bit_experts(
+        [pack_low_bit(quantize(torch.ones(2 * size, 256), form), None) for size in sizes],
+        [pack_low_bit(quantize(torch.ones(256, size), form), None) for size in sizes],
+        one_tiling=False,
     )
     ids = torch.zeros(num_pairs, dtype=torch.int64)
-    expert_rows(torch.zeros(3, 256, dtype=dtype), ids, ids, experts, SILU, one_tiling=False)
+    experts.compute_rows(torch.zeros(3, 256, dtype=dtype), ids, ids, SILU)
 
 
 def _launch_lora(rank: int, dtype: torch.dtype) -> None:

@@ -2,11 +2,9 @@
 
 import torch
 
-from octavo.kernels.triton.draw import draw
+from octavo.kernels.triton.draw import draw, thresholds
+from octavo.kernels.triton.logits import process_logits, rate
 from octavo.kernels.triton.matmul import matmul
-from octavo.kernels.triton.process_logits import process_logits
-from octavo.kernels.triton.rate import rate
-from octavo.kernels.triton.threshold import thresholds
 
 
 def launch_all(capability: int) -> None:

@@ -39,7 +39,7 @@ def test_what_does_not_compile_is_noticed(compile_in_process: Callable[..., Comp
     """Without it a compiler that is never called would pass. The older GPU has no such floats."""
     program = (
         "from tests.kernels.triton.ahead_of_time import Compiler; Compiler(80).install()\n"
-        "import torch; from octavo.kernels.triton.activation import activate\n"
+        "import torch; from octavo.kernels.triton.row_ops import activate\n"
         "from octavo.kernels.types import SILU\n"
         "activate(torch.zeros(2, 64).to(torch.float8_e4m3fn), SILU)"
     )

@@ -17,16 +17,7 @@ from octavo.attention.metadata import ForwardBatch
 from octavo.attention.paged import split_heads
 from octavo.attention.triton_paged import assign_programs
 from octavo.kernels.reference import Kernels
-from octavo.kernels.triton.attention import (
-    EXACT,
-    FASTEST,
-    SPLIT_SIZE,
-    PagedContext,
-    Softmax,
-    Tiling,
-    attend_few,
-    attend_many,
-)
+from octavo.kernels.triton.attention import SPLIT_SIZE, TILING, PagedContext, Softmax, attend
 from octavo.kernels.triton.heads import rotate_and_write
 
 # Means of values of size 1: bfloat16 rounds weights and result to 1 in 256; of e4m3, keys and values to 1 in 16.
@@ -66,24 +57,11 @@ class Memory:
             self.value[block, :, offset] = made.value[position].to(self.value.dtype)
         return made
 
-    def attend(self, parts: list[Part], tiling: Tiling, *, window: int | None = None) -> list[torch.Tensor]:
+    def attend(self, parts: list[Part], *, window: int | None = None) -> list[torch.Tensor]:
         """Compute each part's queries in one step; return each one's [., H, E]."""
         shape, batch = self.shape, on_device(make_batch(self.shape.block_size, parts))
         query = torch.cat([sequence.query[start:stop] for sequence, start, stop in parts])
-        out = torch.full_like(query, torch.nan)
-        key, value = (pool.view(-1, shape.num_kv_heads, shape.head_dim) for pool in (self.key, self.value))
-        context = PagedContext(
-            query_start_loc=batch.query_start_loc,
-            seq_lens=batch.seq_lens,
-            block_table=batch.block_table,
-            block_size=shape.block_size,
-        )
-        work = assign_programs(batch, shape.num_heads // shape.num_kv_heads, tiling)
-        softmax = Softmax(scale=shape.head_dim**-0.5, sliding_window=window)
-        if work.few is not None:
-            attend_few(query, key, value, context, work.few, out, softmax, tiling)
-        if work.many is not None:
-            attend_many(query, key, value, context, work.many, out, softmax, tiling)
+        out = attend_batch(self, batch, query, Softmax(scale=shape.head_dim**-0.5, sliding_window=window))
         return list(torch.split(out, [stop - start for _, start, stop in parts]))
 
 
@@ -98,21 +76,13 @@ def shape(request: pytest.FixtureRequest) -> Shape:
     return shape
 
 
-@pytest.fixture(params=[EXACT, FASTEST], ids=["exact", "fastest"])
-def tiling(request: pytest.FixtureRequest) -> Tiling:
-    tiling: Tiling = request.param
-    return tiling
-
-
 def assert_exact(result: torch.Tensor, expected: torch.Tensor, kv_dtype: torch.dtype) -> None:
     tolerance = TOLERANCES[kv_dtype]
     torch.testing.assert_close(result.double(), expected, atol=tolerance, rtol=tolerance)
 
 
 @each(("window", "dtype"), pick([(40, torch.bfloat16)], list(product([None, 40], [torch.float32, torch.bfloat16]))))
-def test_a_step_of_prompts_chunks_and_decodes(
-    shape: Shape, dtype: torch.dtype, window: int | None, tiling: Tiling
-) -> None:
+def test_a_step_of_prompts_chunks_and_decodes(shape: Shape, dtype: torch.dtype, window: int | None) -> None:
     memory = Memory(replace(shape, dtype=dtype))
     prompt, chunk, decode = (memory.sequence(length, seed=length) for length in (37, SPLIT_SIZE + 30, SPLIT_SIZE + 1))
     parts: list[Part] = [
@@ -120,15 +90,15 @@ def test_a_step_of_prompts_chunks_and_decodes(
         (chunk, SPLIT_SIZE + 20, SPLIT_SIZE + 30),
         (decode, SPLIT_SIZE, SPLIT_SIZE + 1),
     ]
-    for result, (sequence, start, stop) in zip(memory.attend(parts, tiling, window=window), parts, strict=True):
+    for result, (sequence, start, stop) in zip(memory.attend(parts, window=window), parts, strict=True):
         assert_exact(result, exact_attention(sequence, window)[start:stop], dtype)
 
 
-def test_keys_and_values_in_8_bits(tiling: Tiling) -> None:
+def test_keys_and_values_in_8_bits() -> None:
     memory = Memory(replace(SHAPES[0], dtype=torch.bfloat16), torch.float8_e4m3fn)
     prompt, decode = memory.sequence(70, seed=1), memory.sequence(90, seed=2)
     for result, (sequence, start, stop) in zip(
-        memory.attend(parts := [(prompt, 0, 70), (decode, 89, 90)], tiling), parts, strict=True
+        memory.attend(parts := [(prompt, 0, 70), (decode, 89, 90)]), parts, strict=True
     ):
         rounded = replace(sequence, key=e4m3(sequence.key), value=e4m3(sequence.value))
         assert_exact(result, exact_attention(rounded)[start:stop], torch.bfloat16)
@@ -148,40 +118,40 @@ def test_a_token_has_the_same_bits_by_either_way(dtype: torch.dtype, window: int
     shape, length = replace(SHAPES[0], dtype=dtype), SPLIT_SIZE + 70
     memory = Memory(shape)
     sequence, other = memory.sequence(length, seed=1), memory.sequence(40, seed=2)
-    [whole] = memory.attend([(sequence, length - 45, length)], EXACT, window=window)
+    [whole] = memory.attend([(sequence, length - 45, length)], window=window)
     spans = ((length - 1, length), (length - 20, length - 4), (length - 45, length - 44))
     for start, stop in spans[: pick(2, 3)]:
-        [alone] = memory.attend([(sequence, start, stop)], EXACT, window=window)
-        _, alongside = memory.attend([(other, 0, 40), (sequence, start, stop)], EXACT, window=window)
+        [alone] = memory.attend([(sequence, start, stop)], window=window)
+        _, alongside = memory.attend([(other, 0, 40), (sequence, start, stop)], window=window)
         expected = whole[start - length + 45 : stop - length + 45]
         assert torch.equal(alone, expected)
         assert torch.equal(alongside, expected)
 
 
 def test_decodes_do_not_show_in_one_another(shape: Shape) -> None:
-    """With any tiling: nor how many splits the longest of them needs."""
+    """Nor how many splits the longest of them needs."""
     memory = Memory(shape)
     short, long = memory.sequence(21, seed=1), memory.sequence(2 * SPLIT_SIZE + 1, seed=2)
-    [alone] = memory.attend([(short, 20, 21)], FASTEST)
-    alongside, _ = memory.attend([(short, 20, 21), (long, 2 * SPLIT_SIZE, 2 * SPLIT_SIZE + 1)], FASTEST)
+    [alone] = memory.attend([(short, 20, 21)])
+    alongside, _ = memory.attend([(short, 20, 21), (long, 2 * SPLIT_SIZE, 2 * SPLIT_SIZE + 1)])
     assert torch.equal(alone, alongside)
 
 
-def test_a_request_without_context_gets_zeros_and_reads_nothing(tiling: Tiling) -> None:
+def test_a_request_without_context_gets_zeros_and_reads_nothing() -> None:
     """As rows that fill up a batch for a captured graph."""
     memory = Memory(SHAPES[0])
     sequence = memory.sequence(20, seed=1)
-    [expected] = memory.attend([(sequence, 19, 20)], tiling)
+    [expected] = memory.attend([(sequence, 19, 20)])
     empty = replace(sequence, query=sequence.query[:1] * torch.nan)
     batch = make_batch(16, [(sequence, 19, 20), (empty, 0, 1)])
     batch.seq_lens[1] = 0
-    out = attend_batch(memory, batch, torch.cat((sequence.query[19:20], empty.query)), tiling)
+    out = attend_batch(memory, batch, torch.cat((sequence.query[19:20], empty.query)), Softmax(scale=0.25))
     assert torch.equal(out[:1], expected)
     assert torch.equal(out[1:], torch.zeros_like(expected))
 
 
-def attend_batch(memory: Memory, batch: ForwardBatch, query: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-    batch, out = on_device(batch), torch.full_like(query, torch.nan)
+def attend_batch(memory: Memory, batch: ForwardBatch, query: torch.Tensor, softmax: Softmax) -> torch.Tensor:
+    batch = on_device(batch)
     context = PagedContext(
         query_start_loc=batch.query_start_loc,
         seq_lens=batch.seq_lens,
@@ -189,10 +159,8 @@ def attend_batch(memory: Memory, batch: ForwardBatch, query: torch.Tensor, tilin
         block_size=batch.block_size,
     )
     key, value = (pool.view(-1, *pool.shape[1::2]) for pool in (memory.key, memory.value))
-    work = assign_programs(batch, query.shape[1] // key.shape[1], tiling)
-    assert work.few is not None
-    attend_few(query, key, value, context, work.few, out, Softmax(scale=0.25), tiling)
-    return out
+    work = assign_programs(batch, query.shape[1] // key.shape[1], TILING.num_rows)
+    return attend(query, (key, value), context, work, softmax, TILING)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -254,12 +222,12 @@ def test_every_row_is_in_one_program(group_size: int) -> None:
     sequence = Sequence(query=nothing, key=nothing, value=nothing, block_ids=list(range(40)))
     parts: list[Part] = [(sequence, start, stop) for start, stop in ((0, 200), (30, 31), (5, 9), (0, 1), (7, 500))]
     batch = make_batch(16, parts)
-    work = assign_programs(batch, group_size, EXACT)
+    work = assign_programs(batch, group_size, TILING.num_rows)
     assert work.few is not None
     assert work.few.items is not None
     assert work.few.tokens is not None
     items = torch.cat([some for some in (work.few.items, work.many) if some is not None]).tolist()
-    rows = [(request, first + at) for request, first, _ in items for at in range(EXACT.few_rows)]
+    rows = [(request, first + at) for request, first, _ in items for at in range(TILING.num_rows)]
     assert len(rows) == len(set(rows))
     for request, (_, start, stop) in enumerate(parts):
         assert {(request, row) for row in range((stop - start) * group_size)} <= set(rows)

@@ -37,8 +37,8 @@ def drawn_rows(found: torch.Tensor) -> list[int]:
 
 @pytest.mark.parametrize("vocab_size", pick([7, 1025], [1, 7, 1023, 1024, 1025, 3001]))
 def test_tokens_are_those_of_the_definition(vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PART", 1024)
-    monkeypatch.setattr(module, "_BLOCK", 64)
+    monkeypatch.setattr(module, "_DRAWN_PART", 1024)
+    monkeypatch.setattr(module, "_QUADS", 64)
     logits = torch.randn(NUM_ROWS, vocab_size, generator=torch.Generator().manual_seed(vocab_size)).to(DEVICE)
     if vocab_size > 2:
         logits[:, ::2] = -torch.inf  # masked
@@ -59,6 +59,6 @@ def test_a_row_of_another_seed_or_place_gets_another_token() -> None:
 
 
 def test_of_equal_scores_the_lowest_id_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PART", 1024)
+    monkeypatch.setattr(module, "_DRAWN_PART", 1024)
     logits = torch.full((NUM_ROWS, 4000), -torch.inf, device=DEVICE)
     assert drawn_rows(draw(logits, torch.zeros(NUM_ROWS, device=DEVICE), **columns(0))) == [0, 0, 0, 0]

@@ -14,13 +14,13 @@ from octavo.kernels.quantization import Float8Format, IntegerFormat, PlainFormat
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference_quantized import integer_rows, quantized_linear, weight_only_linear
 from octavo.kernels.rotation import Rotation, rotated
-from octavo.kernels.triton import low_bit_matmul as module
-from octavo.kernels.triton.integer_rows import IntegerRows, activated_integer_rows, normed_integer_rows
+from octavo.kernels.triton import matmul as module
+from octavo.kernels.triton.integer_rows import IntegerRows
 from octavo.kernels.triton.integer_rows import integer_rows as fast_integer_rows
 from octavo.kernels.triton.kernels import TritonKernels
-from octavo.kernels.triton.low_bit_matmul import integer_linear, split_size
-from octavo.kernels.triton.low_bit_matmul import weight_only_linear as fast_weight_only_linear
-from octavo.kernels.triton.low_bit_weight import pack
+from octavo.kernels.triton.low_bit_weight import pack_low_bit as pack
+from octavo.kernels.triton.matmul import low_bit_linear, split_size
+from octavo.kernels.triton.matmul import weight_only_linear as fast_weight_only_linear
 from octavo.kernels.types import SILU, Activation, Fused
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -75,7 +75,7 @@ def test_products_of_rotated_weights_are_the_reference_s(form: IntegerFormat) ->
 
 
 def assert_integer_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor) -> None:
-    found = integer_linear(x, pack(weight, bias), torch.float32)
+    found = low_bit_linear(x, pack(weight, bias), torch.float32, one_tiling=False)
     torch.testing.assert_close(found, quantized_linear(x, weight, bias), rtol=1e-5, atol=1e-5)
 
 
@@ -106,22 +106,20 @@ def test_halves_are_multiplied_as_they_are(form: PlainFormat, dtype: torch.dtype
 def test_a_row_has_its_bits_in_any_batch(form: PlainFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever tiling computes it, and whether or not splits have programs of their own."""
     weight, x = random_weight(form, (40, 300), has_offsets=False), random(66, 300, dtype=torch.bfloat16)
-    packed, is_integer = pack(weight, random(40)), isinstance(form, IntegerFormat)
+    packed = pack(weight, random(40))
 
     def compute(rows: slice) -> torch.Tensor:
-        if is_integer:
-            return integer_linear(x[rows], packed, torch.float32)
-        return fast_weight_only_linear(x[rows], packed, torch.float32, one_tiling=True)
+        return low_bit_linear(x[rows], packed, torch.float32, one_tiling=True)
 
     whole = compute(slice(0, 66))
     for start, stop in [(0, 1), (64, 66), (0, 17)]:
         assert torch.equal(compute(slice(start, stop)), whole[start:stop])
     monkeypatch.setattr(module, "_MAX_SOME", 17)
     assert torch.equal(compute(slice(0, 66)), whole)
-    split = split_size(40, 300)
+    split = split_size(40, 300, 64, 256)
     assert split < 300
     monkeypatch.setattr(module, "_PROGRAMS", 0)  # never apart; splits stay as they were
-    monkeypatch.setattr(module, "split_size", lambda num_outputs, in_size: split)
+    monkeypatch.setattr(module, "split_size", lambda *_: split)
     assert torch.equal(compute(slice(0, 66)), whole)
 
 
@@ -132,10 +130,10 @@ def test_rows_become_the_reference_s_integers() -> None:
     x[5] = torch.arange(300, device=DEVICE) - 149.5
     x[5, 0] = 254.0  # halves of steps: ties
     in_threes = random(3, 590)  # 9 blocks, and a rest
-    assert_rows(fast_integer_rows(in_threes, 640, rotation="row"), rotated(in_threes, "row"))
+    assert_rows(fast_integer_rows(in_threes, 640, "row"), rotated(in_threes, "row"))
     for dtype in DTYPES:
         for rotation in ROTATIONS:
-            rows = fast_integer_rows(x.to(dtype), 384, rotation=rotation)
+            rows = fast_integer_rows(x.to(dtype), 384, rotation)
             assert_rows(rows, rotated(x.to(dtype).float(), rotation) if rotation else x.to(dtype))
             assert not rows.values[:, 300:].any()
             assert rows.scales.isnan().tolist() == [False, False, True, True, False, False, False]
@@ -157,15 +155,15 @@ def test_norms_and_gates_before_integers_are_those_that_are_ops(dtype: torch.dty
     kernels = TritonKernels()
     fused = Fused(residual=residual, norm_weight=weight, eps=1e-6, norm_offset=0.5)
     normed, total = kernels.add_rms_norm(x, fused)
-    rows, found_total = normed_integer_rows(x, fused, 256, rotation=None)
-    assert torch.equal(found_total, total)
+    rows = fast_integer_rows(x, 256, None, fused=fused)
+    assert torch.equal(rows.total, total)
     assert_rows(rows, normed)
-    rows, same = normed_integer_rows(x, replace(fused, residual=None), 256, rotation=None)
+    rows = fast_integer_rows(x, 256, None, fused=replace(fused, residual=None))
     assert_rows(rows, kernels.rms_norm(x, weight, 1e-6, 0.5))
-    assert same is x
+    assert rows.total is x
     gate_up = torch.cat((x[:, :84], residual[:, :84]), dim=1)
     for activation in (SILU, Activation("clamped_swiglu", limit=1.25), Activation("relu2")):
-        rows = activated_integer_rows(gate_up, activation, 256, rotation=None)
+        rows = fast_integer_rows(gate_up, 256, None, activation=activation)
         assert_rows(rows, kernels.activate(gate_up, activation))
 
 
@@ -173,19 +171,19 @@ def test_rows_that_are_not_finite_stay_in_their_row() -> None:
     packed = pack(random_weight(INTEGERS[0], (37, 84), has_offsets=False), None)
     x = random(3, 84)
     x[1, 5] = float("inf")
-    found = integer_linear(x, packed, torch.float32)
+    found = low_bit_linear(x, packed, torch.float32, one_tiling=False)
     assert found[1].isnan().all()
-    assert torch.equal(found[[0, 2]], integer_linear(x[[0, 2]], packed, torch.float32))
+    assert torch.equal(found[[0, 2]], low_bit_linear(x[[0, 2]], packed, torch.float32, one_tiling=False))
 
 
 def test_no_rows_are_no_rows() -> None:
     packed = pack(random_weight(TWO_LEVEL, (37, 84), has_offsets=False), None)
-    assert integer_linear(random(0, 84), packed, torch.bfloat16).shape == (0, 37)
+    assert low_bit_linear(random(0, 84), packed, torch.bfloat16, one_tiling=False).shape == (0, 37)
 
 
 @pytest.mark.parametrize("shape", [(1024, 2048), (6144, 1024), (151936, 1024), (4096, 12288), (1, 128)])
 def test_splits_fill_a_gpu_with_one_tile_of_rows(shape: tuple[int, int]) -> None:
-    split, tiles = split_size(*shape), -(-shape[0] // 64)
+    split, tiles = split_size(*shape, 64, 256), -(-shape[0] // 64)
     assert split % 128 == 0
     num_programs = tiles * -(-shape[1] // split)
     assert num_programs <= max(tiles, 256)

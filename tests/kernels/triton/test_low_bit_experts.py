@@ -10,14 +10,13 @@ import torch
 from tests.breadth import each, pick
 from tests.kernels.triton.device import DEVICE
 
-from octavo.kernels.quantization import QUANTIZATIONS
+from octavo.kernels.quantization import QUANTIZATIONS, LowBitWeight, WeightFormat
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference import Kernels
 from octavo.kernels.reference_quantized import quantized_linear
-from octavo.kernels.triton import low_bit_matmul
+from octavo.kernels.triton import matmul
 from octavo.kernels.triton.kernels import TritonKernels
-from octavo.kernels.triton.quantized import QuantizedKernels
-from octavo.kernels.types import SILU, PackedExperts, PackedLinear
+from octavo.kernels.types import SILU, LinearRole, PackedExperts, PackedLinear
 from octavo.testing_device import NotCapturableError, RecordedQueue
 
 SIZE, NUM_TOKENS = 84, 20  # D, T
@@ -30,15 +29,21 @@ every_name = pytest.mark.parametrize("name", list(QUANTIZATIONS))
 every_size = each("sizes", pick([SHARED], [ALIKE, SHARED, EVEN]))
 
 
-class InOneForm(QuantizedKernels):
+class InOneForm(TritonKernels):
     """Kernels that bring every weight they pack into one form."""
 
     def __init__(self, name: str, *, deterministic: bool) -> None:
         self._form = QUANTIZATIONS[name].linear
         super().__init__({self._form}, deterministic=deterministic)
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        return self.pack_quantized(weight, bias, self._form, "plain")
+    def pack_linear(
+        self,
+        weight: torch.Tensor | LowBitWeight,
+        bias: torch.Tensor | None,
+        role: LinearRole = "plain",
+        form: WeightFormat | None = None,
+    ) -> PackedLinear:
+        return super().pack_linear(weight, bias, role, self._form)
 
 
 class OneByOne(InOneForm):
@@ -50,7 +55,7 @@ class OneByOne(InOneForm):
 class Quantized(Kernels):
     """Linears as they are defined; the gate is Triton's: another last bit there is another integer here and there."""
 
-    activate = TritonKernels.activate
+    activate = staticmethod(TritonKernels.activate)
 
     def __init__(self, name: str) -> None:
         self._form = QUANTIZATIONS[name].linear
@@ -59,7 +64,7 @@ class Quantized(Kernels):
         return quantized_linear(x, quantize(packed.weight, self._form), None).to(x.dtype)
 
 
-def kernels_of(name: str, *, deterministic: bool = False) -> QuantizedKernels:
+def kernels_of(name: str, *, deterministic: bool = False) -> TritonKernels:
     return InOneForm(name, deterministic=deterministic)
 
 
@@ -71,7 +76,7 @@ def packed_by(kernels: Kernels, sizes: Sequence[int]) -> PackedExperts:
     gate_up = [random(2 * size, SIZE, seed=number) * SIZE**-0.5 for number, size in enumerate(sizes)]
     down = [random(SIZE, size, seed=number) * size**-0.5 for number, size in enumerate(sizes)]
     return kernels.pack_experts(
-        [kernels.pack_gated_linear(weight, None) for weight in gate_up],
+        [kernels.pack_linear(weight, None, "gated") for weight in gate_up],
         [kernels.pack_linear(weight, None) for weight in down],
     )
 
@@ -127,8 +132,8 @@ def test_a_row_has_its_bits_in_any_batch(name: str, monkeypatch: pytest.MonkeyPa
         assert torch.equal(kernels.expert_rows(x, token_ids[part], expert_ids[part], experts, SILU), whole[part])
     assert torch.equal(kernels.expert_rows(x, token_ids.flip(0), expert_ids.flip(0), experts, SILU).flip(0), whole)
     for few, max_some in ((0, 256), (0, 0)):
-        monkeypatch.setattr(low_bit_matmul, "_MAX_FEW", few)
-        monkeypatch.setattr(low_bit_matmul, "_MAX_SOME", max_some)
+        monkeypatch.setattr(matmul, "_MAX_FEW", few)
+        monkeypatch.setattr(matmul, "_MAX_SOME", max_some)
         assert torch.equal(kernels.expert_rows(x, token_ids, expert_ids, experts, SILU), whole)
 
 
@@ -140,7 +145,7 @@ def test_nothing_waits_for_the_device(name: str) -> None:
     token_ids, expert_ids = (ids[:4] for ids in pairs_of(ALIKE))
     assert kernels.captures_experts
 
-    def compute(with_kernels: QuantizedKernels) -> None:
+    def compute(with_kernels: TritonKernels) -> None:
         with_kernels.expert_rows(x, token_ids, expert_ids, experts, SILU)
 
     RecordedQueue().capture(lambda: compute(kernels))

@@ -38,10 +38,10 @@ def test_a_row_has_its_bits_in_any_batch(dtype: torch.dtype, monkeypatch: pytest
     elsewhere = [(63, 65), (129, 130), (7, 107)] if DEVICE.type == "cuda" else []
     for start, stop in [(0, 1), (64, 65), (128, 130), (0, 107), *elsewhere]:
         assert torch.equal(matmul(x[start:stop], weight, bias), whole[start:stop])
-    split = split_size(200, 640)
+    split = split_size(200, 640, 128, 128)
     assert split < 640
-    monkeypatch.setattr(module, "_PROGRAMS", 0)  # never apart; splits stay as they were
-    monkeypatch.setattr(module, "split_size", lambda num_outputs, in_size: split)
+    monkeypatch.setattr(module, "_DENSE_PROGRAMS", 0)  # never apart; splits stay as they were
+    monkeypatch.setattr(module, "split_size", lambda *_: split)
     assert torch.equal(matmul(x, weight, bias), whole)
 
 
@@ -59,7 +59,7 @@ def test_no_rows_are_no_rows() -> None:
 
 @pytest.mark.parametrize("shape", [(1024, 2048), (6144, 1024), (151936, 1024), (4096, 12288), (1, 1)])
 def test_splits_fill_a_gpu_with_one_tile_of_rows(shape: tuple[int, int]) -> None:
-    split, tiles = split_size(*shape), -(-shape[0] // 128)
+    split, tiles = split_size(*shape, 128, 128), -(-shape[0] // 128)
     assert split % 128 == 0
     num_programs = tiles * -(-shape[1] // split)
     assert num_programs <= max(tiles, 128)

@@ -14,7 +14,6 @@ from tests.kernels.test_against_reference import assert_close
 from tests.kernels.triton.device import DEVICE
 
 from octavo.kernels.reference import Kernels
-from octavo.kernels.triton.deterministic import DeterministicKernels
 from octavo.kernels.triton.kernels import TritonKernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -56,6 +55,6 @@ def test_rows_are_independent(case: Case) -> None:
 @named(argvalues=[case for case in FEW if case.name.startswith(WITH_LINEARS)])
 def test_rows_are_independent_where_all_is_ours(case: Case) -> None:
     op = case.make(torch.bfloat16)
-    whole = op(DeterministicKernels(), slice(0, MOST))
+    whole = op(TritonKernels(deterministic=True), slice(0, MOST))
     for stop in pick((1, 33), (1, 7, 33)):
-        assert torch.equal(op(DeterministicKernels(), slice(0, stop)), whole[:stop])
+        assert torch.equal(op(TritonKernels(deterministic=True), slice(0, stop)), whole[:stop])

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tests.breadth import pick
 from tests.kernels.triton.device import DEVICE
 
-from octavo.kernels.triton import threshold as module
-from octavo.kernels.triton.threshold import thresholds
+from octavo.kernels.triton import draw as module
+from octavo.kernels.triton.draw import thresholds
 from octavo.sampling import filters
 from octavo.sampling.filters import Filters
 

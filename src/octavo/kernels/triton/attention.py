@@ -1,9 +1,11 @@
 """Causal attention over paged KV memory: one way of computing a row, and two ways of assigning rows to programs.
 
 A row is one query head of one token. The context is divided at absolute positions into splits of `SPLIT_SIZE`
-positions, and splits into tiles; `attention_parts.py` sums splits and joins them. Few rows get a program for each split
-and a second launch that joins; many rows get one program that does everything. Masked positions add an exact zero, so
-with equal tile heights (`Tiling.is_same_for_all`) both ways are the same operations on the same numbers.
+positions, and splits into tiles. A split's part is a weighted sum of values, the largest exponent, to which weights are
+relative, and the sum of the weights, computed over its tiles in order (online softmax: Milakov and Gimelshein 2018,
+arXiv:1805.02867); parts are joined in order (Flash-Decoding, Dao et al. 2023). Few rows get a program for each split
+and a second launch that joins; many rows get one program that does everything. Masked positions add an exact zero, and
+tiles have one height, so both ways are the same operations on the same numbers.
 
 Legend: T = tokens, R = requests, H = query heads, G = kv heads, E = head size, B = slots in a block, N = items of
 work, S = splits, M = tokens whose splits are joined by the second launch.
@@ -17,30 +19,148 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from octavo.kernels.triton.attention_parts import attend_span, first_seen, join, join_sink, last_seen, mean
+from octavo.kernels.triton.heads import kv_place
 
 SPLIT_SIZE = 256  # positions; a row's partial result is at most 1 % of the bytes read for a split
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiling:
-    """Rows per program of each kind, powers of two from 16 on, and positions per tile."""
+    """Rows per program, a power of two from 16 on, and positions per tile: the same for all steps."""
 
-    few_rows: int
-    many_rows: int
+    num_rows: int
     tile_size: int
-
-    @property
-    def is_same_for_all(self) -> bool:
-        """Whether both ways give a token the same bits; then both compute splits separately."""
-        return self.few_rows == self.many_rows
 
 
 # 64 rows fill an instruction of Hopper's tensor cores. Decoding wastes most of them: 64 operations per byte, of the 184
 # that an H200 can do for each byte it reads.
-EXACT = Tiling(few_rows=64, many_rows=64, tile_size=64)
-FASTEST = Tiling(few_rows=16, many_rows=128, tile_size=64)
-EXACT_FLOAT32 = Tiling(few_rows=32, many_rows=32, tile_size=32)  # three TF32 products need more registers
+TILING = Tiling(num_rows=64, tile_size=64)
+TILING_FLOAT32 = Tiling(num_rows=32, tile_size=32)  # three TF32 products need more registers
+
+
+@triton.jit
+def _shift(largest: tl.tensor) -> tl.tensor:
+    """Return the value to subtract from exponents: the largest, or 0 if everything is masked."""
+    return tl.where(largest == float("-inf"), 0.0, largest)
+
+
+@triton.jit
+def join(
+    mixed: tl.tensor,  # [..., E] float32
+    largest: tl.tensor,  # [...] float32, exponents of 2
+    total: tl.tensor,  # [...] float32
+    next_mixed: tl.tensor,
+    next_largest: tl.tensor,
+    next_total: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Add the next part to the previous ones. A fully masked part changes no bit."""
+    new_largest = tl.maximum(largest, next_largest)
+    shift = _shift(new_largest)
+    weight, next_weight = tl.exp2(largest - shift), tl.exp2(next_largest - shift)
+    mixed = mixed * tl.expand_dims(weight, -1) + next_mixed * tl.expand_dims(next_weight, -1)
+    return mixed, new_largest, total * weight + next_total * next_weight
+
+
+@triton.jit
+def join_sink(
+    mixed: tl.tensor,  # [..., E] float32
+    largest: tl.tensor,  # [...] float32, exponents of 2
+    total: tl.tensor,  # [...] float32
+    sink: tl.tensor,  # [...] float32
+) -> tuple[tl.tensor, tl.tensor]:
+    """Add a score without a value: return the sums and totals including its weight."""
+    exponent = sink * 1.4426950408889634  # log2(e)
+    shift = _shift(tl.maximum(largest, exponent))
+    weight = tl.exp2(largest - shift)
+    return mixed * tl.expand_dims(weight, -1), total * weight + tl.exp2(exponent - shift)
+
+
+@triton.jit
+def _tanh(x: tl.tensor) -> tl.tensor:
+    """Return tanh(x), to some 1e-7."""
+    power = tl.exp2(tl.abs(x) * -2.8853900817779268)  # e^-2|x|
+    size = (1.0 - power) / (1.0 + power)
+    return tl.where(x < 0.0, -size, size)
+
+
+@triton.jit
+def attend_span(
+    query: tl.tensor,  # [ROWS, E_BLOCK]
+    positions: tl.tensor,  # [ROWS], of the rows' tokens; -1: no row
+    lasts: tl.tensor,  # [ROWS], the last position that each sees; -1: no row
+    key_pool: tl.tensor,
+    value_pool: tl.tensor,
+    blocks: tl.tensor,  # the request's row of the block table
+    kv_head: tl.tensor,
+    start: tl.tensor,
+    stop: tl.tensor,
+    scale: tl.tensor,
+    score_scale: tl.tensor | None,
+    WINDOW: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+    B: tl.constexpr,
+    ROWS: tl.constexpr,
+    E_BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Attend to positions start ... stop - 1; return sums [ROWS, E_BLOCK], largest exponents, totals [ROWS]."""
+    columns = tl.arange(0, E_BLOCK)[None, :]
+    mixed = tl.zeros([ROWS, E_BLOCK], dtype=tl.float32)
+    largest = tl.full([ROWS], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    for first in range(start, stop, TILE):
+        at = first + tl.arange(0, TILE)
+        block = tl.load(blocks + at // B, mask=at < stop, other=0).to(tl.int64)
+        places = kv_place(block * B + at % B, kv_head, G, E, B)[:, None] + columns
+        is_read = (at < stop)[:, None] & (columns < E)
+        keys = tl.load(key_pool + places, mask=is_read, other=0.0).to(query.dtype)
+        scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")  # [ROWS, TILE]
+        if score_scale is not None:
+            scores = _tanh(scores * score_scale)
+        is_seen = at[None, :] <= lasts[:, None]
+        if WINDOW > 0:
+            is_seen &= at[None, :] > positions[:, None] - WINDOW
+        scores = tl.where(is_seen, scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, axis=1) * scale)
+        shift = _shift(new_largest)
+        # Explicit FMA: the compiler must not choose where to fuse (launches set `enable_fp_fusion=False`), as it could
+        # choose differently in the other kind of program.
+        weights = tl.fma(scores, scale, -shift[:, None])
+        weights = tl.exp2(weights)
+        fading = tl.exp2(largest - shift)
+        total = tl.fma(total, fading, tl.sum(weights, axis=1))
+        values = tl.load(value_pool + places, mask=is_read, other=0.0).to(query.dtype)
+        mixed = tl.dot(weights.to(query.dtype), values, mixed * fading[:, None], input_precision="tf32x3")
+        largest = new_largest
+    return mixed, largest, total
+
+
+@triton.jit
+def mean(mixed: tl.tensor, total: tl.tensor) -> tl.tensor:
+    """Return the weighted mean; zeros if everything is masked, as in padding rows."""
+    return mixed / tl.expand_dims(tl.where(total == 0.0, 1.0, total), -1)
+
+
+@triton.jit
+def first_seen(position: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
+    """Return the first position visible to a token."""
+    return tl.maximum(position - WINDOW + 1, 0) if WINDOW > 0 else position * 0
+
+
+@triton.jit
+def last_seen(
+    visible_ends: tl.tensor | None,  # [T] int32; None: a token sees nothing after itself
+    token: tl.tensor,  # [...]
+    position: tl.tensor,  # [...]; -1: no token
+    is_token: tl.tensor,  # [...]
+) -> tl.tensor:
+    """Return the last position visible to a token; -1 for none."""
+    # Not by an early return: the compiler also visits what follows one.
+    last = position
+    if visible_ends is not None:
+        last = tl.load(visible_ends + token, mask=is_token, other=0) - 1
+    return last
 
 
 @triton.jit
@@ -71,7 +191,6 @@ def _attention_kernel(
     E_BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,
-    KEEPS_SPLITS: tl.constexpr,
 ) -> None:
     """A program computes ROWS rows of one request and kv head, over one split of their context or all of it.
 
@@ -120,22 +239,16 @@ def _attention_kernel(
             tl.store(part_total + parts, total, mask=is_row)
             tl.store(part_mixed + parts[:, None] * E + columns, mixed, mask=is_inside)
     else:
-        if KEEPS_SPLITS:
-            mixed = tl.zeros([ROWS, E_BLOCK], dtype=tl.float32)
-            largest = tl.full([ROWS], float("-inf"), dtype=tl.float32)
-            total = tl.zeros([ROWS], dtype=tl.float32)
-            for split_start in range(begin // SPLIT * SPLIT, stop, SPLIT):
-                next_mixed, next_largest, next_total = attend_span(
-                    rotated, positions, lasts, key_pool, value_pool, blocks, kv_head,
-                    tl.maximum(begin, split_start), tl.minimum(stop, split_start + SPLIT), scale, score_scale,
-                    WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
-                )  # fmt: skip
-                mixed, largest, total = join(mixed, largest, total, next_mixed, next_largest, next_total)
-        else:
-            mixed, largest, total = attend_span(
-                rotated, positions, lasts, key_pool, value_pool, blocks, kv_head, begin, stop, scale, score_scale,
+        mixed = tl.zeros([ROWS, E_BLOCK], dtype=tl.float32)
+        largest = tl.full([ROWS], float("-inf"), dtype=tl.float32)
+        total = tl.zeros([ROWS], dtype=tl.float32)
+        for split_start in range(begin // SPLIT * SPLIT, stop, SPLIT):
+            next_mixed, next_largest, next_total = attend_span(
+                rotated, positions, lasts, key_pool, value_pool, blocks, kv_head,
+                tl.maximum(begin, split_start), tl.minimum(stop, split_start + SPLIT), scale, score_scale,
                 WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
             )  # fmt: skip
+            mixed, largest, total = join(mixed, largest, total, next_mixed, next_largest, next_total)
         if sinks is not None:
             mixed, total = join_sink(mixed, largest, total, tl.load(sinks + heads))
         tl.store(out + places, mean(mixed, total).to(rotated.dtype), mask=is_inside)
@@ -224,126 +337,76 @@ class Softmax:
         return None if self.soft_cap is None else self.scale / self.soft_cap
 
 
-def attend_few(
-    query: Tensor,  # [T, H, E]
-    key_pool: Tensor,  # [num_slots, G, E], arranged as `heads.kv_place` says; any float dtype
-    value_pool: Tensor,  # [num_slots, G, E]
-    context: PagedContext,
-    work: FewRows,
-    out: Tensor,  # [T, H, E], written at the work's tokens
-    softmax: Softmax,
-    tiling: Tiling,
-) -> None:
-    """Attention of few rows per request: a program for each split, and a launch that joins."""
-    _, num_heads, head_dim = query.shape
-    shape = work.num_tokens, num_heads, work.num_splits
-    mixed = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
-    largest, total = torch.empty(2, *shape, dtype=torch.float32, device=query.device)
-    _launch(
-        (work.num_items, key_pool.shape[1], work.num_splits),
-        query,
-        key_pool,
-        value_pool,
-        context,
-        work.items,
-        (None, mixed, largest, total),
-        softmax,
-        tile_size=tiling.tile_size,
-        num_rows=tiling.few_rows,
-        num_splits=work.num_splits,
-        keeps_splits=False,
-    )
-    _join_kernel[work.num_tokens, num_heads](
-        mixed,
-        largest,
-        total,
-        context.query_start_loc,
-        context.seq_lens,
-        work.tokens,
-        softmax.sinks,
-        context.visible_ends,
-        out,
-        work.num_splits,
-        WINDOW=softmax.sliding_window or 0,
-        H=num_heads,
-        E=head_dim,
-        E_BLOCK=_e_block(head_dim),
-        SPLIT=SPLIT_SIZE,
-        num_warps=1,
-        enable_fp_fusion=False,
-    )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """A step's work, assigned to programs."""
+
+    few: FewRows | None
+    many: Tensor | None  # [N, 3] int32: request, first row, unused
 
 
-def attend_many(
+def attend(
     query: Tensor,  # [T, H, E]
-    key_pool: Tensor,  # [num_slots, G, E], arranged as `heads.kv_place` says; any float dtype
-    value_pool: Tensor,  # [num_slots, G, E]
+    pools: tuple[Tensor, Tensor],  # keys, values: [num_slots, G, E], arranged as `kv_place` says; any float dtype
     context: PagedContext,
-    items: Tensor,  # [N, 3] int32: request, first row, unused
-    out: Tensor,  # [T, H, E], written at the items' tokens
+    work: Work,
     softmax: Softmax,
     tiling: Tiling,
-) -> None:
-    """Attention of many rows: a program loops over all of its rows' context."""
-    _launch(
-        (len(items), key_pool.shape[1]),
-        query,
-        key_pool,
-        value_pool,
-        context,
-        items,
-        (out, None, None, None),
-        softmax,
-        tile_size=tiling.tile_size,
-        num_rows=tiling.many_rows,
-        num_splits=1,
-        keeps_splits=tiling.is_same_for_all,
-    )
+) -> Tensor:  # [T, H, E]
+    """Attend to the context: requests with few rows in two launches, those with many in one."""
+    out, kv_heads = torch.empty_like(query), pools[0].shape[1]
+    if work.few is not None:
+        few, (_, num_heads, head_dim) = work.few, query.shape
+        shape = few.num_tokens, num_heads, few.num_splits
+        mixed = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
+        largest, total = torch.empty(2, *shape, dtype=torch.float32, device=query.device)
+        grid = few.num_items, kv_heads, few.num_splits
+        _launch(grid, query, pools, context, few.items, (None, mixed, largest, total), softmax, tiling, few.num_splits)
+        _join_kernel[few.num_tokens, num_heads](
+            *(mixed, largest, total, context.query_start_loc, context.seq_lens, few.tokens),
+            *(softmax.sinks, context.visible_ends, out, few.num_splits),
+            WINDOW=softmax.sliding_window or 0,
+            H=num_heads,
+            E=head_dim,
+            E_BLOCK=_e_block(head_dim),
+            SPLIT=SPLIT_SIZE,
+            num_warps=1,
+            enable_fp_fusion=False,
+        )
+    if work.many is not None:
+        grid = len(work.many), kv_heads, 1
+        _launch(grid, query, pools, context, work.many, (out, None, None, None), softmax, tiling, 1)
+    return out
 
 
 def _launch(
-    grid: tuple[int, ...],
+    grid: tuple[int, int, int],
     query: Tensor,  # [T, H, E]
-    key_pool: Tensor,  # [num_slots, G, E]
-    value_pool: Tensor,  # [num_slots, G, E]
+    pools: tuple[Tensor, Tensor],  # [num_slots, G, E]
     context: PagedContext,
     items: Tensor | None,  # [N, 3]; None: see `FewRows.items`
     results: tuple[Tensor | None, ...],  # the output; or per split: weighted values, largest scores, sums
     softmax: Softmax,
-    *,
-    tile_size: int,
-    num_rows: int,  # of a program
+    tiling: Tiling,
     num_splits: int,
-    keeps_splits: bool,
 ) -> None:
     _, num_heads, head_dim = query.shape
     e_block = _e_block(head_dim)
     _attention_kernel[grid](
-        query,
-        key_pool,
-        value_pool,
-        context.query_start_loc,
-        context.seq_lens,
-        context.block_table,
-        items,
-        *results,
-        softmax.sinks,
-        context.visible_ends,
-        context.block_table.stride(0),
-        num_splits,
-        softmax.exponent_scale,
-        softmax.score_scale,
+        *(query, *pools, context.query_start_loc, context.seq_lens, context.block_table, items, *results),
+        *(softmax.sinks, context.visible_ends, context.block_table.stride(0), num_splits),
+        *(softmax.exponent_scale, softmax.score_scale),
         WINDOW=softmax.sliding_window or 0,
         H=num_heads,
-        G=key_pool.shape[1],
+        G=pools[0].shape[1],
         E=head_dim,
         B=context.block_size,
-        ROWS=num_rows,
+        ROWS=tiling.num_rows,
         E_BLOCK=e_block,
-        TILE=tile_size,
+        TILE=tiling.tile_size,
         SPLIT=SPLIT_SIZE,
-        KEEPS_SPLITS=keeps_splits,
-        num_warps=_num_warps(num_rows, e_block),
+        # 8 if a program's sums, with those of previous splits, would not fit into registers
+        num_warps=8 if tiling.num_rows * e_block > 64 * 128 else 4,
         num_stages=2,
         enable_fp_fusion=False,
     )
@@ -352,8 +415,3 @@ def _launch(
 def _e_block(head_dim: int) -> int:
     size: int = triton.next_power_of_2(head_dim)
     return max(16, size)  # the minimum for `tl.dot`
-
-
-def _num_warps(num_rows: int, e_block: int) -> int:
-    """Return 4, or 8 if a program's sums, with those of previous splits, would not fit into registers."""
-    return 8 if num_rows * e_block > 64 * 128 else 4

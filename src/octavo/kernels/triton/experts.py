@@ -1,14 +1,17 @@
-"""The linears of many experts in two launches: rows are sorted by expert, weights are read in place, by address.
+"""Mixtures of experts: routing, the linears of many experts in two launches, and the weighted sum of their outputs.
 
-Tiles are the same for any number of rows, so a row's bits do not depend on the others. An expert with few rows wastes
-most of a tile; its cost is reading the weights, 64 operations per byte, of the 184 that an H200 can do.
+Rows are sorted by group, an expert here, or an adapter in `lora.py`, and cut into blocks of one group each. The number
+of blocks per group is known on the device alone: the host launches the upper bound, and never waits for a count.
+Weights are read in place, by address. Tiles are the same for any number of rows, so a row's bits do not depend on the
+others. An expert with few rows wastes most of a tile; its cost is reading the weights, 64 operations per byte, of the
+184 that an H200 can do.
 
-Legend: T = tokens, X = experts (a shared one is the last), D = hidden size, I = intermediate size of an expert,
-R = pairs of a token and an expert.
+Legend: T = tokens, X = experts (a shared one is the last), C = experts per token, D = hidden size, I = intermediate
+size of an expert, R = pairs of a token and an expert.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,41 +19,107 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from octavo.kernels.triton.activation import constants, gated, squared
-from octavo.kernels.triton.arguments import aligned
-from octavo.kernels.triton.grouped_rows import max_blocks, rows_of_block, sort_by_group
-from octavo.kernels.types import Activation, PackedExperts, PackedLinear
+from octavo.kernels.triton.row_ops import aligned, constants, gated, squared
+from octavo.kernels.types import Activation, PackedExperts, PackedLinear, Routes, Routing
 
 _ROWS, _COLUMNS, _DEPTH = 64, 64, 64  # tile: rows, outputs, inputs
 _ALIGNMENT = 16  # bytes
+_COMBINED = 1024  # elements per program that combines
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TritonExperts(PackedExperts):
-    """Experts with the tables that the kernel reads. The tuples keep the addressed memory alive."""
+@triton.jit
+def rows_of_block(
+    block: tl.tensor,
+    bounds: tl.tensor,  # [NUM_GROUPS + 1] int64: group g has rows order[bounds[g] ... bounds[g + 1] - 1]
+    NUM_GROUPS: tl.constexpr,
+    GROUPS: tl.constexpr,  # a power of two, at least NUM_GROUPS
+    ROWS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return (a block's group, at least NUM_GROUPS past the last; its positions in the order [ROWS]; which exist)."""
+    numbers = tl.arange(0, GROUPS)
+    begins = tl.load(bounds + numbers, mask=numbers < NUM_GROUPS, other=0).to(tl.int32)
+    ends = tl.load(bounds + numbers + 1, mask=numbers < NUM_GROUPS, other=0).to(tl.int32)
+    num_blocks = (ends - begins + ROWS - 1) // ROWS
+    last_blocks = tl.cumsum(num_blocks, axis=0)
+    group = tl.sum((last_blocks <= block).to(tl.int32), axis=0)
+    is_group = numbers == group
+    first_block = tl.sum(tl.where(is_group, last_blocks - num_blocks, 0), axis=0)
+    begin, end = tl.sum(tl.where(is_group, begins, 0), axis=0), tl.sum(tl.where(is_group, ends, 0), axis=0)
+    rows = begin + (block - first_block) * ROWS + tl.arange(0, ROWS)
+    return group, rows, rows < end
 
-    gate_up_addresses: Tensor  # [X] int64, of weights [2 * I, D], gates first
-    down_addresses: Tensor  # [X] int64, of weights [D, I]
-    sizes: Tensor  # [X] int32, each expert's I
-    largest_size: int
-    size_divisor: int  # divides each I: elements that are contiguous and aligned wherever a row begins
+
+def sort_by_group(group_ids: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+    """Return (rows [T] sorted by their group_ids [T], bounds [num_groups + 1]); ids below 0 mean no group."""
+    ordered, order = group_ids.sort(stable=True)
+    return order, torch.searchsorted(ordered, torch.arange(num_groups + 1, device=ordered.device, dtype=ordered.dtype))
 
 
-def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> TritonExperts:
-    """Combine experts: gate_up of [2 * I, D], or [I, D] if not gated, down of [D, I]."""
-    assert all(linear.bias is None for linear in (*gate_up, *down)), "experts have no biases"
-    linears = *gate_up, *down
-    assert all(linear.weight.is_contiguous() and linear.weight.data_ptr() % _ALIGNMENT == 0 for linear in linears)
-    sizes, device = [linear.weight.shape[1] for linear in down], down[0].weight.device
-    return TritonExperts(
-        gate_up=tuple(gate_up),
-        down=tuple(down),
-        gate_up_addresses=torch.tensor([linear.weight.data_ptr() for linear in gate_up], device=device),
-        down_addresses=torch.tensor([linear.weight.data_ptr() for linear in down], device=device),
-        sizes=torch.tensor(sizes, dtype=torch.int32, device=device),
-        largest_size=max(sizes),
-        size_divisor=math.gcd(_ALIGNMENT, *sizes),
+def max_blocks(num_rows: int, num_groups: int, rows: int) -> int:
+    """Return the upper bound on blocks: full ones, plus a partial one per group; no more than rows."""
+    return min(num_rows, num_rows // rows + num_groups)
+
+
+@triton.jit
+def _route_kernel(
+    logits: tl.tensor,  # [T, X], or [T, X + 1] with a shared expert; float32
+    expert_ids: tl.tensor,  # [T, C] int64
+    weights: tl.tensor,  # [T, C] float32
+    X: tl.constexpr,
+    C: tl.constexpr,
+    TOP_K: tl.constexpr,
+    RENORMALIZES: tl.constexpr,
+    X_BLOCK: tl.constexpr,
+    C_BLOCK: tl.constexpr,
+) -> None:
+    """One program per token: repeatedly takes the largest of the remaining logits."""
+    token = tl.program_id(0).to(tl.int64)
+    HAS_SHARED: tl.constexpr = C > TOP_K
+    numbers, places = tl.arange(0, X_BLOCK), tl.arange(0, C_BLOCK)
+    row = logits + token * (X + HAS_SHARED)
+    of_all = tl.load(row + numbers, mask=numbers < X, other=float("-inf"))
+    left = of_all
+    chosen = tl.full([C_BLOCK], float("-inf"), dtype=tl.float32)
+    chosen_ids = tl.zeros([C_BLOCK], dtype=tl.int64)
+    for choice in range(TOP_K):
+        largest = tl.max(left, axis=0)
+        # Of ties, the lowest index; if all are NaN, any remaining one.
+        number = tl.minimum(tl.min(tl.where(left == largest, numbers, X_BLOCK), axis=0), X - 1)
+        chosen = tl.where(places == choice, largest, chosen)
+        chosen_ids = tl.where(places == choice, number.to(tl.int64), chosen_ids)
+        left = tl.where(numbers == number, float("-inf"), left)
+    first = tl.max(of_all, axis=0)
+    powers = tl.exp(chosen - first)
+    total = tl.sum(powers, axis=0) if RENORMALIZES else tl.sum(tl.exp(of_all - first), axis=0)
+    shares = powers / total
+    if HAS_SHARED:
+        is_shared = places == TOP_K
+        chosen_ids = tl.where(is_shared, X, chosen_ids)
+        shares = tl.where(is_shared, 1.0 / (1.0 + tl.exp(-tl.load(row + X))), shares)
+    tl.store(expert_ids + token * C + places, chosen_ids, mask=places < C)
+    tl.store(weights + token * C + places, shares, mask=places < C)
+
+
+def route(logits: Tensor, routing: Routing) -> Routes:
+    """Choose experts by logits [T, X], or [T, X + 1] with a shared expert, float32."""
+    num_choices = routing.num_choices
+    logits = logits.contiguous()
+    expert_ids = torch.empty(len(logits), num_choices, dtype=torch.int64, device=logits.device)
+    weights = torch.empty(len(logits), num_choices, dtype=torch.float32, device=logits.device)
+    _route_kernel[(len(logits),)](
+        logits,
+        expert_ids,
+        weights,
+        X=routing.num_experts,
+        C=num_choices,
+        TOP_K=routing.top_k,
+        RENORMALIZES=routing.renormalizes,
+        X_BLOCK=triton.next_power_of_2(routing.num_experts),
+        C_BLOCK=triton.next_power_of_2(num_choices),
+        num_warps=1,
+        enable_fp_fusion=False,
     )
+    return Routes(expert_ids=expert_ids, weights=weights)
 
 
 @triton.jit
@@ -121,40 +190,90 @@ def _experts_kernel(
     tl.store(out + targets[:, None] + columns[None, :], result.to(dtype), mask=is_row[:, None] & is_column[None, :])
 
 
-def expert_rows(
-    x: Tensor,  # [T, D]
-    token_ids: Tensor,  # [R] int64
-    expert_ids: Tensor,  # [R] int64
-    experts: TritonExperts,
-    activation: Activation,
-) -> Tensor:  # [R, D]
-    """Return in row r the output of expert expert_ids[r] on token token_ids[r]. Does not sync with the device."""
-    x, (num_pairs, num_experts) = aligned(x), (len(expert_ids), len(experts.down))
-    order, bounds = sort_by_group(expert_ids, num_experts)
-    middle, out = x.new_empty(num_pairs, experts.largest_size), x.new_empty(num_pairs, x.shape[1])
-    linears = (x, experts.gate_up_addresses, middle), (middle, experts.down_addresses, out)
-    num_blocks = max_blocks(num_pairs, num_experts, _ROWS)
-    for is_into, (inputs, addresses, outputs) in zip((True, False), linears, strict=True):
-        _experts_kernel[num_blocks, triton.cdiv(outputs.shape[1], _COLUMNS)](
-            inputs,
-            token_ids,
-            order,
-            bounds,
-            addresses,
-            experts.sizes,
-            outputs,
-            experts.largest_size,
-            X=num_experts,
-            D=x.shape[1],
-            IS_INTO=is_into,
-            **constants(activation),
-            DIVISOR=experts.size_divisor,
-            X_BLOCK=triton.next_power_of_2(num_experts),
-            ROWS=_ROWS,
-            COLUMNS=_COLUMNS,
-            DEPTH=_DEPTH,
-            num_warps=4,
-            num_stages=3,
-            enable_fp_fusion=False,
-        )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TritonExperts(PackedExperts):
+    """Experts with the tables that the kernel reads. The tuples keep the addressed memory alive."""
+
+    gate_up_addresses: Tensor  # [X] int64, of weights [2 * I, D], gates first, or [I, D] if not gated
+    down_addresses: Tensor  # [X] int64, of weights [D, I]
+    sizes: Tensor  # [X] int32, each expert's I
+    largest_size: int
+    size_divisor: int  # divides each I: elements that are contiguous and aligned wherever a row begins
+
+    def compute_rows(self, x: Tensor, token_ids: Tensor, expert_ids: Tensor, activation: Activation) -> Tensor:
+        """Return `Kernels.expert_rows` of these experts. Does not sync with the device."""
+        x, (num_pairs, num_experts) = aligned(x), (len(expert_ids), len(self.down))
+        order, bounds = sort_by_group(expert_ids, num_experts)
+        middle, out = x.new_empty(num_pairs, self.largest_size), x.new_empty(num_pairs, x.shape[1])
+        linears = (x, self.gate_up_addresses, middle), (middle, self.down_addresses, out)
+        num_blocks = max_blocks(num_pairs, num_experts, _ROWS)
+        for is_into, (inputs, addresses, outputs) in zip((True, False), linears, strict=True):
+            _experts_kernel[num_blocks, triton.cdiv(outputs.shape[1], _COLUMNS)](
+                *(inputs, token_ids, order, bounds, addresses, self.sizes, outputs, self.largest_size),
+                X=num_experts,
+                D=x.shape[1],
+                IS_INTO=is_into,
+                **constants(activation),
+                DIVISOR=self.size_divisor,
+                X_BLOCK=triton.next_power_of_2(num_experts),
+                ROWS=_ROWS,
+                COLUMNS=_COLUMNS,
+                DEPTH=_DEPTH,
+                num_warps=4,
+                num_stages=3,
+                enable_fp_fusion=False,
+            )
+        return out
+
+
+def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> TritonExperts:
+    """Combine experts: gate_up of [2 * I, D], or [I, D] if not gated, down of [D, I]. Weights stay in place."""
+    assert all(linear.bias is None for linear in (*gate_up, *down)), "experts have no biases"
+    sizes, device = [linear.weight.shape[1] for linear in down], down[0].weight.device
+    return TritonExperts(
+        gate_up=tuple(gate_up),
+        down=tuple(down),
+        gate_up_addresses=addresses_of(linear.weight for linear in gate_up),
+        down_addresses=addresses_of(linear.weight for linear in down),
+        sizes=torch.tensor(sizes, dtype=torch.int32, device=device),
+        largest_size=max(sizes),
+        size_divisor=math.gcd(_ALIGNMENT, *sizes),
+    )
+
+
+def addresses_of(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the addresses of contiguous and aligned tensors, int64, on their device."""
+    parts = list(tensors)
+    assert all(part.is_contiguous() and part.data_ptr() % _ALIGNMENT == 0 for part in parts)
+    return torch.tensor([part.data_ptr() for part in parts], device=parts[0].device)
+
+
+@triton.jit
+def _combine_kernel(
+    rows: tl.tensor,  # [T, C, D]
+    weights: tl.tensor,  # [T, C] float32
+    out: tl.tensor,  # [T, D]
+    size: tl.tensor,  # D
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """In the order of a token's experts, each product rounded before it is added."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = columns < size
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for choice in range(C):
+        answer = tl.load(rows + (token * C + choice) * size + columns, mask=is_inside, other=0.0).to(tl.float32)
+        total += answer * tl.load(weights + token * C + choice)
+    tl.store(out + token * size + columns, total.to(out.dtype.element_ty), mask=is_inside)
+
+
+def combine_experts(rows: Tensor, weights: Tensor) -> Tensor:
+    """Sum rows [T, C, D] weighted by weights [T, C] float32: [T, D]."""
+    num_tokens, num_choices, size = rows.shape
+    out = rows.new_empty(num_tokens, size)
+    grid = num_tokens, triton.cdiv(size, _COMBINED)
+    _combine_kernel[grid](
+        rows.contiguous(), weights.contiguous(), out, size, C=num_choices, BLOCK=_COMBINED, enable_fp_fusion=False
+    )
     return out

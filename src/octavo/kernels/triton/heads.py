@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from octavo.kernels.triton.arguments import aligned
+from octavo.kernels.triton.row_ops import aligned
 
 _LARGEST_E4M3 = tl.constexpr(448.0)
 _ROWS = 16

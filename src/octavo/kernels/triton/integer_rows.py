@@ -1,4 +1,4 @@
-"""Activations quantized to int8 for integer weights (`integer_rows` of `kernels/reference_quantized.py`).
+"""Activations quantized to int8 for integer weights (`integer_rows` of `kernels/quantize.py`).
 
 A preceding norm or gate is fused into the same launch: a whole row fits in registers.
 
@@ -13,8 +13,7 @@ from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.rotation import ROTATION_BLOCK, Rotation, mixing_scale
-from octavo.kernels.triton.activation import constants, gated, squared
-from octavo.kernels.triton.arguments import aligned
+from octavo.kernels.triton.row_ops import aligned, constants, gated, squared
 from octavo.kernels.types import SILU, Activation, Fused
 
 
@@ -24,14 +23,7 @@ class IntegerRows:
 
     values: Tensor  # [T, P] int8, padded with zeros
     scales: Tensor  # [T] float32
-
-
-@dataclass(frozen=True, slots=True)
-class RowSizes:
-    """Of rows shorter than the longest, padded with zeros; what `mixing_scale` is of each."""
-
-    sizes: Tensor  # [T] int32
-    mixing_scales: Tensor  # [T] float32
+    total: Tensor  # [T, K] of what was quantized, x + residual; without a residual x itself
 
 
 @triton.jit
@@ -148,51 +140,34 @@ def _integer_rows_kernel(
     _put_integers(floats, values + number * PADDED, scales + number, PADDED, BLOCK)
 
 
-def integer_rows(x: Tensor, padded_size: int, *, rotation: Rotation | None) -> IntegerRows:
-    """Quantize x [T, K] to integers [T, P], rotated first as the weight is."""
-    return _launch(x, x.shape[1], padded_size, rotation)[0]
-
-
-def activated_integer_rows(
-    x: Tensor, activation: Activation, padded_size: int, *, rotation: Rotation | None, sizes: RowSizes | None = None
-) -> IntegerRows:
-    """Quantize the activation [T, K] of x: [T, 2 * K] if gated, gates first, else [T, K].
-
-    `sizes`: rows are shorter than K, padded with zeros.
-    """
-    size = x.shape[1] // (1 + activation.is_gated)
-    return _launch(x, size, padded_size, rotation, activation=activation, sizes=sizes)[0]
-
-
-def normed_integer_rows(
-    x: Tensor, fused: Fused, padded_size: int, *, rotation: Rotation | None
-) -> tuple[IntegerRows, Tensor]:
-    """Return (the quantized norm of x + residual, x + residual [T, K]); without a residual the sum is x itself."""
-    rows, total = _launch(x, x.shape[1], padded_size, rotation, fused)
-    return rows, x if total is None else total
-
-
-def _launch(
+def integer_rows(
     x: Tensor,
-    size: int,
     padded_size: int,
     rotation: Rotation | None,
+    *,
     fused: Fused | None = None,
     activation: Activation | None = None,
-    sizes: RowSizes | None = None,
-) -> tuple[IntegerRows, Tensor | None]:
-    x, num_rows, total = aligned(x), len(x), None
+    sizes: tuple[Tensor, Tensor] | None = None,
+) -> IntegerRows:
+    """Quantize x [T, K] to integers [T, P], rotated first as the weight is.
+
+    With `fused`, the norm of x + residual is quantized; with an activation, that of x, [T, 2 * K] if it is gated, gates
+    first. With `sizes` rows are shorter than K, padded with zeros: [T] int32, and `mixing_scale` of each, [T] float32.
+    """
+    x, num_rows = aligned(x), len(x)
+    size = x.shape[1] // (2 if activation is not None and activation.is_gated else 1)
     values = torch.empty(num_rows, padded_size, dtype=torch.int8, device=x.device)
     scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
-    residual = None if fused is None else fused.residual
+    residual, norm_weight, eps, offset, total = None, None, 0.0, 0.0, None
+    if fused is not None:
+        residual, norm_weight, eps, offset = fused.residual, fused.norm_weight, fused.eps, fused.norm_offset
     if residual is not None:
         residual, total = aligned(residual), torch.empty_like(x)
     if num_rows:
         block, num_rotated = triton.next_power_of_2(padded_size), size // ROTATION_BLOCK * ROTATION_BLOCK
-        norm_weight, eps, offset = (fused.norm_weight, fused.eps, fused.norm_offset) if fused else (None, 0.0, 0.0)
         _integer_rows_kernel[(num_rows,)](
             *(x, residual, norm_weight, total, values, scales),
-            *((None, None) if sizes is None else (sizes.sizes, sizes.mixing_scales)),
+            *((None, None) if sizes is None else sizes),
             *(mixing_scale(size), eps),
             OFFSET=offset,
             IS_ACTIVATED=activation is not None,
@@ -206,4 +181,4 @@ def _launch(
             num_warps=min(32, max(1, block // 512)),
             enable_fp_fusion=False,  # a fused multiply-add would not round in between
         )
-    return IntegerRows(values, scales), total
+    return IntegerRows(values, scales, x if total is None else total)

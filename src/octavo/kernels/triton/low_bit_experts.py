@@ -1,6 +1,6 @@
 """The linears of many experts with low-bit weights, in one launch each, for any number of rows per expert.
 
-Rows are sorted by expert, and weights read by address, as in `experts.py`; a program's product is `low_bit_sum.py`'s
+Rows are sorted by expert, and weights read by address, as in `experts.py`; a program's product is `split_sum`
 over all inputs, so a row's integers have the same bits in any batch, equal to those of an expert computed alone.
 Between the linears, a row is activated, and with integer weights quantized, as a whole.
 
@@ -17,84 +17,15 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from octavo.kernels.quantization import Float8Format
-from octavo.kernels.rotation import Rotation, mixing_scale
-from octavo.kernels.triton.activation import activate
-from octavo.kernels.triton.grouped_rows import max_blocks, rows_of_block, sort_by_group
-from octavo.kernels.triton.integer_rows import RowSizes, activated_integer_rows, integer_rows
-from octavo.kernels.triton.low_bit_matmul import padded_rows, tiling_for
-from octavo.kernels.triton.low_bit_sum import Form, finished, form_of, split_sum
-from octavo.kernels.triton.low_bit_weight import LowBitLinear
-from octavo.kernels.types import Activation, PackedExperts, PackedLinear
+from octavo.kernels.rotation import mixing_scale
+from octavo.kernels.triton.experts import TritonExperts, addresses_of, max_blocks, rows_of_block, sort_by_group
+from octavo.kernels.triton.integer_rows import integer_rows
+from octavo.kernels.triton.low_bit_weight import Form, LowBitLinear, finished, form_of, split_sum
+from octavo.kernels.triton.matmul import padded_rows, tiling_for
+from octavo.kernels.triton.row_ops import activate
+from octavo.kernels.types import Activation, PackedLinear
 
 _ALIGNMENT = 16  # bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LowBitExperts(PackedExperts):
-    """Experts with the tables that the kernel reads. The tuples keep the addressed memory alive."""
-
-    gate_up_addresses: Tensor  # [4, X] int64, of weights [2 * I, D], gates first: see `_addresses`
-    down_addresses: Tensor  # [4, X] int64, of weights [D, I]
-    sizes: Tensor  # [X] int32, each expert's I
-    mixing_scales: Tensor  # [X] float32, `mixing_scale` of each
-    form: Form
-    is_integer: bool
-    rotation: Rotation | None
-    hidden_size: int  # D
-    padded_size: int  # P
-    largest_size: int
-    row_size: int  # Q
-    num_parts: int  # parts of the first linear's output: 2 if gated, else 1
-    are_sizes_alike: bool  # each I is Q
-    size_divisor: int  # divides each I
-
-
-def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> LowBitExperts:
-    """Combine experts in place: gate_up of [2 * I, D], down of [D, I], all of one form."""
-    into, back = _low_bit_linears(gate_up), _low_bit_linears(down)
-    sizes, device = [linear.in_size for linear in back], back[0].weight.device
-    [num_parts] = {linear.num_outputs // size for linear, size in zip(into, sizes, strict=True)}
-    [form] = {linear.form for linear in (*into, *back)}
-    [kernel_form] = {form_of(linear) for linear in (*into, *back)}
-    row_size = max(linear.padded_size for linear in back)
-    return LowBitExperts(
-        gate_up=into,
-        down=back,
-        gate_up_addresses=_addresses(into),
-        down_addresses=_addresses(back),
-        sizes=torch.tensor(sizes, dtype=torch.int32, device=device),
-        mixing_scales=torch.tensor([mixing_scale(size) for size in sizes], device=device),
-        form=kernel_form,
-        is_integer=not isinstance(form, Float8Format),
-        rotation=into[0].rotation,
-        hidden_size=back[0].num_outputs,
-        padded_size=into[0].padded_size,
-        largest_size=max(sizes),
-        row_size=row_size,
-        num_parts=num_parts,
-        are_sizes_alike=set(sizes) == {row_size},
-        size_divisor=math.gcd(_ALIGNMENT, *sizes),
-    )
-
-
-def _low_bit_linears(linears: Sequence[PackedLinear]) -> tuple[LowBitLinear, ...]:
-    found = tuple(linear for linear in linears if isinstance(linear, LowBitLinear))
-    assert len(found) == len(linears), "experts need low-bit weights"
-    assert all(linear.bias is None for linear in found), "experts have no biases"
-    return found
-
-
-def _addresses(linears: Sequence[LowBitLinear]) -> Tensor:
-    """Return [4, X] int64: of weights, scales, offsets and multipliers; absent ones point to the scales."""
-    parts = [
-        [linear.weight for linear in linears],
-        [linear.scales for linear in linears],
-        [linear.scales if linear.offsets is None else linear.offsets for linear in linears],
-        [linear.scales if linear.multipliers is None else linear.multipliers for linear in linears],
-    ]
-    assert all(part.is_contiguous() and part.data_ptr() % _ALIGNMENT == 0 for of_maps in parts for part in of_maps)
-    return torch.tensor([[part.data_ptr() for part in of_maps] for of_maps in parts], device=linears[0].weight.device)
 
 
 @triton.jit
@@ -157,86 +88,108 @@ def _low_bit_experts_kernel(
     tl.store(out + targets[None, :] + columns[:, None], total.to(out.dtype.element_ty), mask=is_inside)
 
 
-def expert_rows(
-    x: Tensor,  # [T, D]
-    token_ids: Tensor,  # [R] int64
-    expert_ids: Tensor,  # [R] int64
-    experts: LowBitExperts,
-    activation: Activation,
-    *,
-    one_tiling: bool,
-) -> Tensor:  # [R, D]
-    """Return in row r the output of expert expert_ids[r] on token token_ids[r]. Does not sync with the device.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LowBitExperts(TritonExperts):
+    """Addresses are [4, X]: of weights, scales, offsets and multipliers; absent ones point to the scales."""
 
-    With `one_tiling`, float weights, too, use the same tiling for any number of rows.
-    """
-    num_pairs, row_size = len(expert_ids), experts.row_size
-    pairs = token_ids, *sort_by_group(expert_ids, len(experts.down))
-    # Experts smaller than Q leave zeros: these do not change a row's integers, and are multiplied by zero weights.
-    make = x.new_empty if experts.are_sizes_alike else x.new_zeros
-    middle, out = make(num_pairs, experts.num_parts * row_size), x.new_empty(num_pairs, experts.hidden_size)
-    rows, row_scales = _operand(x, experts)
-    _launch(rows, row_scales, pairs, experts, middle, is_into=True, one_tiling=one_tiling)
-    of_rows = expert_ids[pairs[1]]  # in the order of experts
-    sizes = None if experts.are_sizes_alike else RowSizes(experts.sizes[of_rows], experts.mixing_scales[of_rows])
-    rows, row_scales = _activated_operand(middle, sizes, experts, activation)
-    _launch(rows, row_scales, pairs, experts, out, is_into=False, one_tiling=one_tiling)
-    return out
+    gate_up: tuple[LowBitLinear, ...]
+    down: tuple[LowBitLinear, ...]
+    mixing_scales: Tensor  # [X] float32, `mixing_scale` of each size
+    form: Form
+    row_size: int  # Q
+    num_parts: int  # parts of the first linear's output: 2 if gated, else 1
+    are_sizes_alike: bool  # each I is Q
+    one_tiling: bool  # float weights, too, use the same tiling for any number of rows
+
+    def compute_rows(self, x: Tensor, token_ids: Tensor, expert_ids: Tensor, activation: Activation) -> Tensor:
+        num_pairs, hidden_size = len(expert_ids), self.down[0].num_outputs
+        pairs = token_ids, *sort_by_group(expert_ids, len(self.down))
+        # Experts smaller than Q leave zeros: these do not change a row's integers, and are multiplied by zero weights.
+        make = x.new_empty if self.are_sizes_alike else x.new_zeros
+        middle, out = make(num_pairs, self.num_parts * self.row_size), x.new_empty(num_pairs, hidden_size)
+        padded_size, rotation = self.gate_up[0].padded_size, self.gate_up[0].rotation
+        if self.form.is_float:
+            self._launch(padded_rows(x, padded_size), None, pairs, middle, is_into=True)
+            self._launch(activate(middle, activation), None, pairs, out, is_into=False)
+            return out
+        rows = integer_rows(x, padded_size, rotation)
+        self._launch(rows.values, rows.scales, pairs, middle, is_into=True)
+        of_rows = expert_ids[pairs[1]]  # in the order of experts
+        sizes = None if self.are_sizes_alike else (self.sizes[of_rows], self.mixing_scales[of_rows])
+        rows = integer_rows(middle, self.row_size, rotation, activation=activation, sizes=sizes)
+        self._launch(rows.values, rows.scales, pairs, out, is_into=False)
+        return out
+
+    def _launch(
+        self,
+        x: Tensor,
+        row_scales: Tensor | None,
+        pairs: tuple[Tensor, Tensor, Tensor],  # token_ids, order, bounds
+        out: Tensor,
+        *,
+        is_into: bool,
+    ) -> None:
+        num_pairs, num_experts, hidden_size = len(pairs[0]), len(self.down), self.down[0].num_outputs
+        # As many rows as an expert has on average: an expert with more takes several blocks.
+        tiling = tiling_for(triton.cdiv(num_pairs, num_experts), x.dtype, one_tiling=self.one_tiling)
+        max_outputs = self.num_parts * self.largest_size if is_into else hidden_size
+        addresses = self.gate_up_addresses if is_into else self.down_addresses
+        grid = max_blocks(num_pairs, num_experts, tiling.rows), triton.cdiv(max_outputs, tiling.outputs)
+        given_scales = addresses if row_scales is None else row_scales  # placeholder address, never read
+        _low_bit_experts_kernel[grid](
+            *(x, given_scales, *pairs, addresses, self.sizes, out, x.shape[1], hidden_size, self.row_size),
+            FORM=self.form,
+            X=num_experts,
+            IS_INTO=is_into,
+            PARTS=self.num_parts,
+            HAS_ROW_SCALES=row_scales is not None,
+            DIVISOR=self.size_divisor,
+            X_BLOCK=triton.next_power_of_2(num_experts),
+            ROWS=tiling.rows,
+            OUTPUTS=tiling.outputs,
+            num_warps=tiling.num_warps,
+            enable_fp_fusion=False,
+        )
 
 
-def _operand(x: Tensor, experts: LowBitExperts) -> tuple[Tensor, Tensor | None]:
-    """Return x [T, D] in the linears' format, [T, P], and for integer weights its scales [T]."""
-    if not experts.is_integer:
-        return padded_rows(x, experts.padded_size), None
-    rows = integer_rows(x, experts.padded_size, rotation=experts.rotation)
-    return rows.values, rows.scales
-
-
-def _activated_operand(
-    middle: Tensor, sizes: RowSizes | None, experts: LowBitExperts, activation: Activation
-) -> tuple[Tensor, Tensor | None]:
-    """The same for the activation, [R, Q] of middle [R, 2 * Q], or [R, Q] if not gated; `sizes` if not all are Q."""
-    if not experts.is_integer:
-        return activate(middle, activation), None
-    rows = activated_integer_rows(middle, activation, experts.row_size, rotation=experts.rotation, sizes=sizes)
-    return rows.values, rows.scales
-
-
-def _launch(
-    x: Tensor,
-    row_scales: Tensor | None,
-    pairs: tuple[Tensor, Tensor, Tensor],  # token_ids, order, bounds
-    experts: LowBitExperts,
-    out: Tensor,
-    *,
-    is_into: bool,
-    one_tiling: bool,
-) -> None:
-    num_pairs, num_experts = len(pairs[0]), len(experts.down)
-    # As many rows as an expert has on average: an expert with more takes several blocks.
-    tiling = tiling_for(triton.cdiv(num_pairs, num_experts), x.dtype, one_tiling=one_tiling)
-    max_outputs = experts.num_parts * experts.largest_size if is_into else experts.hidden_size
-    addresses = experts.gate_up_addresses if is_into else experts.down_addresses
-    grid = max_blocks(num_pairs, num_experts, tiling.rows), triton.cdiv(max_outputs, tiling.outputs)
-    _low_bit_experts_kernel[grid](
-        x,
-        addresses if row_scales is None else row_scales,  # placeholder address, never read
-        *pairs,
-        addresses,
-        experts.sizes,
-        out,
-        x.shape[1],
-        experts.hidden_size,
-        experts.row_size,
-        FORM=experts.form,
-        X=num_experts,
-        IS_INTO=is_into,
-        PARTS=experts.num_parts,
-        HAS_ROW_SCALES=row_scales is not None,
-        DIVISOR=experts.size_divisor,
-        X_BLOCK=triton.next_power_of_2(num_experts),
-        ROWS=tiling.rows,
-        OUTPUTS=tiling.outputs,
-        num_warps=tiling.num_warps,
-        enable_fp_fusion=False,
+def pack_low_bit_experts(
+    gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear], *, one_tiling: bool
+) -> LowBitExperts:
+    """Combine experts in place: gate_up of [2 * I, D], down of [D, I], all of one form."""
+    into, back = _low_bit_linears(gate_up), _low_bit_linears(down)
+    sizes, device = [linear.in_size for linear in back], back[0].weight.device
+    [num_parts] = {linear.num_outputs // size for linear, size in zip(into, sizes, strict=True)}
+    [(_, form)] = {(linear.form, form_of(linear)) for linear in (*into, *back)}
+    row_size = max(linear.padded_size for linear in back)
+    return LowBitExperts(
+        gate_up=into,
+        down=back,
+        gate_up_addresses=_addresses(into),
+        down_addresses=_addresses(back),
+        sizes=torch.tensor(sizes, dtype=torch.int32, device=device),
+        mixing_scales=torch.tensor([mixing_scale(size) for size in sizes], device=device),
+        form=form,
+        largest_size=max(sizes),
+        row_size=row_size,
+        num_parts=num_parts,
+        are_sizes_alike=set(sizes) == {row_size},
+        size_divisor=math.gcd(_ALIGNMENT, *sizes),
+        one_tiling=one_tiling,
     )
+
+
+def _low_bit_linears(linears: Sequence[PackedLinear]) -> tuple[LowBitLinear, ...]:
+    found = tuple(linear for linear in linears if isinstance(linear, LowBitLinear))
+    assert len(found) == len(linears), "experts need low-bit weights"
+    assert all(linear.bias is None for linear in found), "experts have no biases"
+    return found
+
+
+def _addresses(linears: Sequence[LowBitLinear]) -> Tensor:
+    parts = [
+        [linear.weight for linear in linears],
+        [linear.scales for linear in linears],
+        [linear.scales if linear.offsets is None else linear.offsets for linear in linears],
+        [linear.scales if linear.multipliers is None else linear.multipliers for linear in linears],
+    ]
+    return torch.stack([addresses_of(of_experts) for of_experts in parts])

@@ -119,15 +119,14 @@ def pack(
     dtype: torch.dtype,
 ) -> PackedLinear | CompressedLinear:
     """Convert weight [N, K] and bias [N] to the layout of these kernels, or compress it; dense ones are in `dtype`."""
-    if isinstance(weight, BlockWeight):
-        return kernels.pack_quantized(weight, bias, weight.format, role)
     if not isinstance(weight, QuantizedWeight):
-        return pack_dense(kernels, weight, bias, role, scheme.form)
+        form = weight.format if isinstance(weight, BlockWeight) else scheme.form
+        return kernels.pack_linear(weight, bias, role, form)
     if kernels.computes(weight.format) and (weight.order is None or scheme.selects_columns):
-        return kernels.pack_quantized(weight, bias, weight.format, role)
+        return kernels.pack_linear(weight, bias, role, weight.format)
     if becomes_dense(kernels, weight.format):
         _warn_expanded(scheme.name, kernels.name, dtype)
-        return pack_dense(kernels, weight.dequantized().to(dtype), bias, role, None)
+        return kernels.pack_linear(weight.dequantized().to(dtype), bias, role)
     _warn(scheme.name, kernels.name)
     return CompressedLinear.of(weight, bias)
 
@@ -135,19 +134,6 @@ def pack(
 def becomes_dense(kernels: Kernels, form: WeightFormat | None) -> bool:
     """Return whether `pack` makes quantized weights of this form dense."""
     return isinstance(form, Float8Format) and not kernels.computes(form)
-
-
-def pack_dense(
-    kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None, role: LinearRole, form: WeightFormat | None
-) -> PackedLinear:
-    """Pack a dense weight [N, K] and bias [N]; quantized to a form, if one is given, that these kernels support."""
-    if form is not None:
-        return kernels.pack_quantized(weight, bias, form, role)
-    if role == "gated":
-        return kernels.pack_gated_linear(weight, bias)
-    if role == "logits":
-        return kernels.pack_logits_linear(weight, bias)
-    return kernels.pack_router(weight) if role == "router" else kernels.pack_linear(weight, bias)
 
 
 @cache  # once

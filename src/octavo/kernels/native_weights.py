@@ -1,0 +1,218 @@
+"""How the C++ kernels pack weights, one entry for each kind: dense, integers, blocks of GGUF files. Ops are the same.
+
+Integers and blocks are multiplied by bfloat16 activations that the ops quantize. Sums over the inputs of a group are
+exact, and groups are added in a fixed order: a row's bits depend on that row alone. `kernels/quantize.py` and
+`kernels/blocks.py` define the products; layouts: panels.inc.h, integer_pack.inc.h and blocks.h of `kernels/cpu/`.
+
+Legend: N = outputs, K = inputs.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import NoneType
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from octavo.errors import UnsupportedModelError
+from octavo.kernels.blocks import BlockFormat, BlockWeight
+from octavo.kernels.large_pages import zeros_on_large_pages
+from octavo.kernels.quantization import IntegerFormat, LowBitWeight, QuantizedWeight, WeightFormat
+from octavo.kernels.types import LinearRole, PackedLinear
+
+if TYPE_CHECKING:
+    from octavo.kernels.cpu import _cpu
+
+NO_ADDRESS = 0
+_STRIP = 16  # outputs: a part that others follow consists of whole strips
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativeLinear(PackedLinear):
+    """A packed linear and its C++ handle: sizes, and the addresses of its tensors. `weight` is bytes if not dense."""
+
+    handle: "_cpu.PackedWeight"
+    form: type[WeightFormat] | type[None]  # its kind
+    scales: Tensor | None = None  # [1 or 2, ...] float32, of integers: scales, and offsets if there are any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearSpec:
+    """A weight [N, K] to be packed."""
+
+    num_outputs: int  # N
+    in_size: int  # K
+    role: LinearRole
+    form: WeightFormat | None
+
+    @property
+    def is_gated(self) -> bool:
+        return self.role == "gated"
+
+    @property
+    def out_size(self) -> int:
+        """The outputs of the linear with its activation."""
+        return self.num_outputs // (1 + self.is_gated)
+
+
+class WeightKind(ABC):
+    """One kind of weights."""
+
+    form: ClassVar[type[WeightFormat] | type[None]]
+
+    def __init__(self, native: "_cpu.Kernels", dtype: torch.dtype) -> None:
+        from octavo.kernels.cpu import _cpu
+
+        self.cpu, self.native, self.dtype = _cpu, native, dtype
+
+    def pack(self, weight: Tensor | LowBitWeight, bias: Tensor | None, spec: LinearSpec) -> NativeLinear:
+        """Convert weight [N, K] and bias [N] to the layout that all linear ops read."""
+        tensors = self.fill(weight, spec)
+        return self.bind(tensors if bias is None else {**tensors, "bias": _pack_bias(bias, spec)}, spec)
+
+    def bind(self, tensors: Mapping[str, Tensor], spec: LinearSpec) -> NativeLinear:
+        """Return the linear made of packed tensors."""
+        return NativeLinear(
+            weight=tensors["weight"],
+            bias=tensors.get("bias"),
+            scales=tensors.get("scales"),
+            num_outputs=spec.num_outputs,
+            form=self.form,
+            handle=self.handle(tensors, spec),
+        )
+
+    @abstractmethod
+    def fill(self, weight: Tensor | LowBitWeight, spec: LinearSpec) -> dict[str, Tensor]:
+        """Convert a weight [N, K]; return the packed tensors."""
+
+    @abstractmethod
+    def handle(self, tensors: Mapping[str, Tensor], spec: LinearSpec) -> "_cpu.PackedWeight":
+        """Return the C++ handle of packed tensors."""
+
+
+class DenseWeights(WeightKind):
+    """In the kernels' dtype."""
+
+    form = NoneType
+
+    def fill(self, weight: Tensor | LowBitWeight, spec: LinearSpec) -> dict[str, Tensor]:
+        assert isinstance(weight, Tensor), "low-bit weights have a form"
+        weight, sizes = weight.contiguous(), (spec.in_size, spec.out_size, spec.is_gated)
+        packed = zeros_on_large_pages((self.cpu.packed_size(*sizes),), self.dtype)
+        self.native.pack_linear(weight.data_ptr(), *sizes, packed.data_ptr())
+        return {"weight": packed}
+
+    def handle(self, tensors: Mapping[str, Tensor], spec: LinearSpec) -> "_cpu.PackedWeight":
+        made: _cpu.PackedWeight = self.cpu.PackedWeight(
+            spec.out_size, tensors["weight"].data_ptr(), address(tensors.get("bias"))
+        )
+        return made
+
+
+class IntegerWeights(WeightKind):
+    """Of 8 or 4 bits, with scales in a tensor of their own."""
+
+    form = IntegerFormat
+
+    def fill(self, weight: Tensor | LowBitWeight, spec: LinearSpec) -> dict[str, Tensor]:
+        assert not isinstance(weight, BlockWeight), "blocks are never converted to another form"
+        integers = self._describe(spec)
+        packed = zeros_on_large_pages((integers.packed_size,), torch.uint8)
+        has_offsets = isinstance(weight, QuantizedWeight) and weight.offsets is not None
+        scales = torch.empty(1 + has_offsets, integers.scales_size)  # and offsets, in the order of the panels' outputs
+        addresses = packed.data_ptr(), scales[0].data_ptr(), scales[1].data_ptr() if has_offsets else NO_ADDRESS
+        if isinstance(weight, Tensor):
+            weight = weight.contiguous()
+            self.native.pack_weight(integers, weight.data_ptr(), *addresses[:2])
+        else:
+            parts = weight.values, weight.scales, weight.offsets, weight.multipliers
+            plain = [None if part is None else part.contiguous() for part in parts]
+            every_address = *map(address, plain), *addresses
+            self.native.pack_integers(integers, *every_address)
+        return {"weight": packed, "scales": scales}
+
+    def handle(self, tensors: Mapping[str, Tensor], spec: LinearSpec) -> "_cpu.PackedWeight":
+        weight, scales = tensors["weight"], tensors["scales"]
+        offsets = scales[1].data_ptr() if len(scales) > 1 else NO_ADDRESS
+        addresses = weight.data_ptr(), scales[0].data_ptr(), offsets, address(tensors.get("bias"))
+        made: _cpu.PackedWeight = self.cpu.PackedWeight.of_integers(self._describe(spec), *addresses)
+        return made
+
+    def quantize(self, weight: Tensor, form: IntegerFormat) -> QuantizedWeight:
+        """Quantize weight [N, K] bfloat16 to the integers that packing it would choose, in the plain layout."""
+        weight, (num_outputs, in_size) = weight.contiguous(), weight.shape
+        values = torch.empty(num_outputs, in_size, dtype=torch.int8)
+        scales = torch.empty(num_outputs, form.num_groups(in_size), dtype=torch.float32)
+        num_multipliers = form.num_multipliers(in_size)
+        multipliers = torch.empty(num_outputs, num_multipliers, dtype=torch.int8) if num_multipliers else None
+        integers = self._describe(LinearSpec(num_outputs=num_outputs, in_size=in_size, role="plain", form=form))
+        self.native.quantize(integers, *map(address, (weight, values, scales, multipliers)))
+        return QuantizedWeight(format=form, values=values, scales=scales, multipliers=multipliers)
+
+    def _describe(self, spec: LinearSpec) -> "_cpu.Integers":
+        form = spec.form
+        assert isinstance(form, IntegerFormat)
+        described: _cpu.Integers = self.cpu.Integers(
+            bits=form.bits,
+            group_size=form.group_size or 0,
+            is_two_level=form.is_two_level,
+            is_rotated=form.rotation is not None,
+            mixes_blocks=form.rotation == "row",
+            in_size=spec.in_size,
+            out_size=spec.out_size,
+            is_gated=spec.is_gated,
+        )
+        return described
+
+
+class BlockWeights(WeightKind):
+    """In the blocks of a GGUF file, repacked."""
+
+    form = BlockFormat
+
+    def fill(self, weight: Tensor | LowBitWeight, spec: LinearSpec) -> dict[str, Tensor]:
+        assert isinstance(weight, BlockWeight), "nothing is quantized to blocks"
+        blocks = self._describe(spec)
+        packed = zeros_on_large_pages((blocks.packed_size,), torch.uint8)
+        parts = [rows.contiguous() for rows in (weight if spec.is_gated else weight.joined()).parts]
+        self.native.pack_blocks(blocks, [rows.data_ptr() for rows in parts], packed.data_ptr())
+        return {"weight": packed}
+
+    def handle(self, tensors: Mapping[str, Tensor], spec: LinearSpec) -> "_cpu.PackedWeight":
+        addresses = tensors["weight"].data_ptr(), address(tensors.get("bias"))
+        made: _cpu.PackedWeight = self.cpu.PackedWeight.of_blocks(self._describe(spec), *addresses)
+        return made
+
+    def _describe(self, spec: LinearSpec) -> "_cpu.Blocks":
+        form = spec.form
+        assert isinstance(form, BlockFormat)
+        form = form if spec.is_gated else form.joined()
+        if not spec.is_gated and any(size % _STRIP for size in form.sizes[:-1]):
+            found = ", ".join(f"{name} [{size}]" for name, size in zip(form.types, form.sizes, strict=True))
+            limit = f"with a multiple of {_STRIP} outputs each; quantization='dequantize' has no such limit"
+            raise UnsupportedModelError(f"parts of a layer have different types ({found}); supported: {limit}")
+        described: _cpu.Blocks = self.cpu.Blocks(
+            types=form.numbers,
+            sizes=list(form.sizes),
+            is_gated=spec.is_gated,
+            row_inputs=form.row_inputs,
+            first_input=form.first_input,
+            in_size=spec.in_size,
+            span=form.span(spec.in_size),
+        )
+        return described
+
+
+def address(tensor: Tensor | None) -> int:
+    """Return a tensor's address, or that of nothing."""
+    return NO_ADDRESS if tensor is None else tensor.data_ptr()
+
+
+def _pack_bias(bias: Tensor, spec: LinearSpec) -> Tensor:
+    """Lay a bias [N] out in the order of the panels' outputs, 32 each: float32, padded with zeros."""
+    parts = bias.float().view(1 + spec.is_gated, -1)  # [1 or 2, N or I]
+    width = 32 // len(parts)
+    padded = torch.nn.functional.pad(parts, (0, -parts.shape[1] % width))
+    return padded.view(len(parts), -1, width).transpose(0, 1).contiguous().view(-1)
