@@ -1,7 +1,8 @@
 """Counts by adapter, from arrival to the end, and vLLM's gauge of them."""
 
 from octavo.contracts.engine import AdapterEvents
-from octavo.metrics.adapters import AdapterMetrics, about_adapters, about_lora_requests
+from octavo.metrics.collect import AdapterMetrics
+from octavo.metrics.prometheus import about_adapters, about_lora_requests
 
 
 def test_requests_wait_run_and_end() -> None:

@@ -8,8 +8,7 @@ import pytest
 from tests.metrics.test_prometheus import samples
 
 from octavo.contracts.engine import EngineCoreOutputs, ExpertLoad
-from octavo.metrics.collect import EngineMetrics
-from octavo.metrics.http import HttpMetrics
+from octavo.metrics.collect import EngineMetrics, HttpMetrics
 from octavo.metrics.prometheus import Exposition
 
 MODEL = ("model_name", "m")

@@ -5,8 +5,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.contracts.engine import SchedulerStats
-from octavo.metrics.collect import EngineMetrics
-from octavo.metrics.http import HttpMetrics
+from octavo.metrics.collect import EngineMetrics, HttpMetrics
 from octavo.metrics.prometheus import Exposition
 from octavo.outputs import RequestMetrics
 
@@ -70,6 +69,12 @@ def test_our_own_names() -> None:
     assert shown["octavo_time_to_first_token_seconds_bucket", (("le", "+Inf"), model)] == 1
     assert shown["octavo_kv_cache_usage", (model,)] == 1.0
     assert not any(name.startswith("vllm:") for name, _ in shown)
+
+
+def test_samples_that_a_gate_holds_are_shown_by_reason() -> None:
+    http, engine = busy()
+    shown = samples(Exposition(http, lambda: engine, "m", with_vllm_names=False))
+    assert shown["octavo_requests_held", (("model_name", "m"), ("reason", "grammar"))] == 1
 
 
 def test_vllms_names_are_there_when_asked_for() -> None:

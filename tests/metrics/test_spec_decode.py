@@ -4,7 +4,7 @@ from tests.metrics.test_experts import engine_of
 from tests.metrics.test_prometheus import samples
 
 from octavo.contracts.engine import SpecDecodeStats
-from octavo.metrics.http import HttpMetrics
+from octavo.metrics.collect import HttpMetrics
 from octavo.metrics.prometheus import Exposition
 
 

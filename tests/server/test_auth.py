@@ -9,7 +9,7 @@ from tests.server.tiny import tiny_server
 
 from octavo.config.args import EngineArgs
 from octavo.errors import InvalidParameterError
-from octavo.metrics.http import HttpMetrics
+from octavo.metrics.collect import HttpMetrics
 from octavo.server.app import create_app, with_middleware
 from octavo.server.args import ServerArgs
 from octavo.server.lifecycle import EngineLifecycle

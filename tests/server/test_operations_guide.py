@@ -7,9 +7,8 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.config.args import EngineArgs
-from octavo.contracts.engine import AdapterEvents, ExpertLoad, SpecDecodeStats
-from octavo.metrics.collect import EngineMetrics
-from octavo.metrics.http import HttpMetrics
+from octavo.contracts.engine import AdapterEvents, ExpertLoad, SchedulerStats, SpecDecodeStats
+from octavo.metrics.collect import EngineMetrics, HttpMetrics
 from octavo.metrics.prometheus import Exposition
 from octavo.server.args import ServerArgs
 
@@ -26,6 +25,7 @@ def test_flags_are_those_of_the_server() -> None:
 
 def engine_with_all() -> EngineMetrics:
     engine = EngineMetrics()
+    engine.stats = SchedulerStats(num_waiting=1, deferred={"grammar": 1})
     engine.spec_decode_by_replica = {0: SpecDecodeStats(proposed=[1], accepted=[1])}
     engine.expert_load_by_replica = {0: ExpertLoad(layers=[0], counts=bytes(16))}
     engine.adapters.record_arrival("support")

@@ -5,7 +5,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from octavo.config.args import EngineArgs
-from octavo.metrics.http import HttpMetrics
+from octavo.metrics.collect import HttpMetrics
 from octavo.server.app import create_app, with_middleware
 from octavo.server.args import ServerArgs
 from octavo.server.exchange import route_of

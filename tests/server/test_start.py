@@ -67,7 +67,7 @@ def test_the_server_does_without_torch_and_transformers() -> None:
     program = """
 import asyncio, sys
 from octavo.config.args import EngineArgs
-from octavo.metrics.http import HttpMetrics
+from octavo.metrics.collect import HttpMetrics
 from octavo.server.app import create_app
 from octavo.server.args import ServerArgs
 from octavo.server.lifecycle import EngineLifecycle

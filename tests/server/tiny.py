@@ -10,7 +10,7 @@ from typing import Any
 import httpx2 as httpx
 from starlette.types import Receive, Scope, Send
 
-from octavo.metrics.http import HttpMetrics
+from octavo.metrics.collect import HttpMetrics
 from octavo.server.app import DrainingServer, make_server
 from octavo.server.exchange import Exchange
 from octavo.server.listen import listening, load_api_keys, url_of

@@ -1,17 +1,104 @@
-"""Statistics of an engine's requests, as totals and histograms.
+"""Statistics of an engine's requests, as totals and histograms, and of the HTTP side; a log line of the engine's load.
 
 Updated by the output processor once per step and when requests start or end; nothing is done per token.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, ExpertLoad, SchedulerStats, SpecDecodeStats
-from octavo.metrics.adapters import AdapterMetrics
-from octavo.metrics.buckets import FIRST_TOKEN, REQUEST, SAMPLES, SIZES, STEP, TOKEN
-from octavo.metrics.histogram import Histogram
-from octavo.metrics.log import StatsLog
+from octavo.contracts.engine import (
+    AdapterEvents,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    ExpertLoad,
+    SchedulerStats,
+    SpecDecodeStats,
+)
+from octavo.metrics.histogram import FIRST_TOKEN, REQUEST, SAMPLES, SIZES, STEP, TOKEN, Histogram
 from octavo.outputs import RequestMetrics
+
+logger = logging.getLogger("octavo.metrics.log")
+
+
+@dataclass(slots=True)
+class HttpMetrics:
+    """Totals since the start. Updated only by the middleware, in the event loop."""
+
+    num_in_flight: int = 0  # requests without a complete response
+    responses: Counter[int] = field(default_factory=Counter)  # by status; 499: the client disconnected first
+    requests: Counter[tuple[str, str, str]] = field(
+        default_factory=Counter
+    )  # by method, route, class: ("GET", "/", "2xx")
+    rejections: Counter[str] = field(default_factory=Counter)  # by cause: the `code` of the error
+    num_client_aborts: int = 0  # clients that disconnected before the end of their response
+    num_bytes_sent: int = 0  # bodies only
+
+
+class AdapterMetrics:
+    """Counts by the adapters' names. Owned by the thread that processes outputs."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()  # that have ended
+        self.loads: Counter[str] = Counter()  # into the host caches
+        self.evictions: Counter[str] = Counter()  # from them
+        self.waiting: Counter[str] = Counter()  # requests of which nothing has run yet
+        self.running: Counter[str] = Counter()
+
+    def record_arrival(self, name: str) -> None:
+        self.waiting[name] += 1
+
+    def record_start(self, name: str) -> None:
+        _count_down(self.waiting, name)
+        self.running[name] += 1
+
+    def record_end(self, name: str, *, has_run: bool) -> None:
+        _count_down(self.running if has_run else self.waiting, name)
+        self.requests[name] += 1
+
+    def record_events(self, events: AdapterEvents) -> None:
+        self.loads.update(events.loads)
+        self.evictions.update(events.evictions)
+
+    def num_unfinished(self, name: str) -> int:
+        return self.waiting[name] + self.running[name]
+
+
+def _count_down(counts: Counter[str], name: str) -> None:
+    counts[name] -= 1
+    if not counts[name]:
+        del counts[name]
+
+
+class StatsLog:
+    """Called after every step; logs when the interval has passed. An interval of 0 means never."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._last_s: float | None = None  # None: before the first step
+        self._num_prompt_tokens = 0
+        self._num_generation_tokens = 0
+
+    def tick(self, now_s: float, stats: SchedulerStats, num_prompt_tokens: int, num_generation_tokens: int) -> None:
+        """Record a step; totals count from the start."""
+        if self._last_s is None:
+            self._last_s = now_s
+        elapsed_s = now_s - self._last_s
+        if self._interval_s == 0.0 or elapsed_s < self._interval_s:
+            return
+        facts = {
+            "running": stats.num_running,
+            "waiting": stats.num_waiting,
+            "prompt_tokens_per_s": round((num_prompt_tokens - self._num_prompt_tokens) / elapsed_s, 1),
+            "generation_tokens_per_s": round((num_generation_tokens - self._num_generation_tokens) / elapsed_s, 1),
+            "kv_cache_usage": round(stats.kv_cache_usage, 3),
+            "prefix_hit_rate": round(stats.num_prefix_hits_total / max(1, stats.num_prefix_queries_total), 3),
+            "preemptions": stats.num_preemptions_total,
+        }
+        logger.info("load: %s", " ".join(f"{name}={value}" for name, value in facts.items()), extra={"facts": facts})
+        self._last_s = now_s
+        self._num_prompt_tokens, self._num_generation_tokens = num_prompt_tokens, num_generation_tokens
 
 
 class EngineMetrics:
@@ -30,7 +117,7 @@ class EngineMetrics:
         self.expert_load_by_replica: dict[int, ExpertLoad] = {}  # of MoE models
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
-        self.spec_decode_by_replica: dict[int, SpecDecodeStats] = {}  # of engines with a drafter
+        self.spec_decode_by_replica: dict[int, SpecDecodeStats] = {}  # of engines that speculate
         self.finished: Counter[str] = Counter()  # samples by finish reason
         self.time_to_first_token = Histogram(*FIRST_TOKEN)
         self.inter_token_latency = Histogram(*TOKEN)

@@ -4,7 +4,8 @@ The tables below define all names. Values are read at scrape time; nothing is st
 that programs with metrics of their own are not affected.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -19,16 +20,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from octavo._version import __version__
-from octavo.contracts.engine import SchedulerStats
-from octavo.metrics.adapters import about_adapters, about_lora_requests
-from octavo.metrics.collect import EngineMetrics
-from octavo.metrics.experts import about_experts
+from octavo.contracts.engine import ExpertLoad, SchedulerStats, SpecDecodeStats
+from octavo.metrics.collect import AdapterMetrics, EngineMetrics, HttpMetrics
 from octavo.metrics.histogram import Histogram
-from octavo.metrics.http import HttpMetrics
-from octavo.metrics.spec_decode import about_drafts
-from octavo.metrics.vllm import about_vllm
-
-_NOTHING_YET = SchedulerStats()
 
 # our name, vLLM's name (empty: none), help, source
 _GAUGES: tuple[tuple[str, str, str, Callable[[SchedulerStats], float]], ...] = (
@@ -77,10 +71,15 @@ _HISTOGRAMS: tuple[tuple[str, str, str, Callable[[EngineMetrics], Histogram]], .
      lambda m: m.max_generation_tokens),
     ("step_tokens", "iteration_tokens_total", "Tokens computed in a step.", lambda m: m.step_tokens),
 )  # fmt: skip
+# vLLM's labels for settings of ours.
+_CACHE_LABELS = {
+    "block_size": "block_size", "num_kv_blocks": "num_gpu_blocks_override", "kv_cache_dtype": "cache_dtype",
+    "gpu_memory_utilization": "gpu_memory_utilization", "enable_prefix_caching": "enable_prefix_caching",
+}  # fmt: skip
 
 
-class Exposition:
-    """All metrics of one server."""
+class Exposition(Collector):
+    """All metrics of one server. A model may have thousands of experts, whose series would dominate a scrape."""
 
     def __init__(
         self,
@@ -91,8 +90,10 @@ class Exposition:
         with_vllm_names: bool,
         with_each_expert: bool = False,
     ) -> None:
+        self._http, self._engine, self._model_name = http, engine, model_name
+        self._with_vllm_names, self._with_each_expert = with_vllm_names, with_each_expert
         self._registry = CollectorRegistry()
-        self._registry.register(_Collector(http, engine, model_name, with_vllm_names, with_each_expert))
+        self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
@@ -100,75 +101,81 @@ class Exposition:
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
-
-class _Collector(Collector):
-    def __init__(
-        self,
-        http: HttpMetrics,
-        engine: Callable[[], EngineMetrics | None],
-        model_name: str,
-        with_vllm_names: bool,
-        with_each_expert: bool,
-    ) -> None:
-        self._http = http
-        self._engine = engine
-        self._model_name = model_name
-        self._with_vllm_names = with_vllm_names
-        self._with_each_expert = with_each_expert
-
     def collect(self) -> Iterator[Metric]:
-        yield from self._about_http()
+        """Yield everything; called by the registry for each scrape."""
+        yield from _about_http(self._http)
         engine = self._engine()
-        if engine is not None:
-            yield from _about_engine(engine, "octavo_", 0, {"model_name": self._model_name})
-            yield _ends("octavo_requests_finished", "reason", engine, {"model_name": self._model_name})
-            yield from _about_replicas(engine, {"model_name": self._model_name})
-            drafts = list(engine.spec_decode_by_replica.values())
-            yield from about_drafts(drafts, "octavo_", {"model_name": self._model_name})
-            loads = list(engine.expert_load_by_replica.values())
-            yield from about_experts(loads, {"model_name": self._model_name}, with_each_expert=self._with_each_expert)
-            yield from about_adapters(engine.adapters, {"model_name": self._model_name})
-            if self._with_vllm_names:
-                labels = {"model_name": self._model_name, "engine": "0"}
-                yield from _about_engine(engine, "vllm:", 1, labels)
-                yield _ends("vllm:request_success", "finished_reason", engine, labels)
-                yield from about_vllm(engine, self._http, labels)
-                yield from about_drafts(drafts, "vllm:", labels)
-                yield from about_lora_requests(engine.adapters, engine.max_loras)
+        if engine is None:
+            return
+        labels = {"model_name": self._model_name}
+        drafts = list(engine.spec_decode_by_replica.values())
+        yield from _about_engine(engine, "octavo_", 0, labels)
+        yield _ends("octavo_requests_finished", "reason", engine, labels)
+        if engine.stats is not None and engine.stats.deferred:
+            text, held = (
+                "Of the samples waiting in the engine, those that a gate holds.",
+                sorted(engine.stats.deferred.items()),
+            )
+            yield _family(GaugeMetricFamily, "octavo_requests_held", text, labels, held, ["reason"])
+        yield from _about_replicas(engine, labels)
+        yield from _about_drafts(drafts, "octavo_", labels)
+        yield from _about_experts(engine.expert_load_by_replica.values(), labels, self._with_each_expert)
+        yield from about_adapters(engine.adapters, labels)
+        if self._with_vllm_names:
+            labels = {**labels, "engine": "0"}
+            yield from _about_engine(engine, "vllm:", 1, labels)
+            yield _ends("vllm:request_success", "finished_reason", engine, labels)
+            yield from _about_vllm(engine, self._http, labels)
+            yield from _about_drafts(drafts, "vllm:", labels)
+            yield from about_lora_requests(engine.adapters, engine.max_loras)
 
-    def _about_http(self) -> Iterator[Metric]:
-        http = self._http
-        yield InfoMetricFamily("octavo_build", "What is running.", value={"version": __version__})
-        yield GaugeMetricFamily("octavo_http_requests_in_flight", "Requests without a complete response.",
-                                value=http.num_in_flight)  # fmt: skip
-        yield _counted("octavo_http_responses", "Responses.", "status", http.responses)
-        yield _counted("octavo_requests_rejected", "Requests rejected or aborted by errors.", "cause", http.rejections)
-        yield CounterMetricFamily("octavo_client_aborts", "Early client disconnects.", value=http.num_client_aborts)
-        yield CounterMetricFamily("octavo_http_sent_bytes", "Bytes of response bodies sent.", value=http.num_bytes_sent)
+
+def _family(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    text: str,
+    labels: Mapping[str, str],
+    values: float | Iterable[tuple[object, float]],
+    by: Sequence[str] = (),
+) -> Metric:
+    """Return a metric with one value, or one for each value of the labels `by`: a tuple if there are several."""
+    family = kind(name, text, labels=[*labels, *by])
+    for at, value in [((), values)] if isinstance(values, (int, float)) else values:
+        family.add_metric([*labels.values(), *map(str, at if isinstance(at, tuple) else (at,))], value)
+    return family
+
+
+def _counters(name: str, text: str, by: str, counts: Mapping[Any, int], labels: Mapping[str, str]) -> Metric:
+    return _family(CounterMetricFamily, name, text, labels, sorted(counts.items()), [by])
+
+
+def _about_http(http: HttpMetrics) -> Iterator[Metric]:
+    yield InfoMetricFamily("octavo_build", "What is running.", value={"version": __version__})
+    in_flight = "Requests without a complete response."
+    yield _family(GaugeMetricFamily, "octavo_http_requests_in_flight", in_flight, {}, http.num_in_flight)
+    yield _counters("octavo_http_responses", "Responses.", "status", http.responses, {})
+    yield _counters("octavo_requests_rejected", "Requests rejected or aborted by errors.", "cause", http.rejections, {})
+    aborts = "Early client disconnects."
+    yield _family(CounterMetricFamily, "octavo_client_aborts", aborts, {}, http.num_client_aborts)
+    sent = "Bytes of response bodies sent."
+    yield _family(CounterMetricFamily, "octavo_http_sent_bytes", sent, {}, http.num_bytes_sent)
 
 
 def _about_engine(engine: EngineMetrics, prefix: str, column: int, labels: Mapping[str, str]) -> Iterator[Metric]:
     """Yield everything that has a name in this column of the tables."""
-    stats = engine.stats or _NOTHING_YET
-    names, values = list(labels), list(labels.values())
+    stats = engine.stats or SchedulerStats()
     for *titles, text, of_stats in _GAUGES:
-        gauge = GaugeMetricFamily(f"{prefix}{titles[column]}", text, labels=names)
-        gauge.add_metric(values, of_stats(stats))
-        yield gauge
+        yield _family(GaugeMetricFamily, f"{prefix}{titles[column]}", text, labels, of_stats(stats))
     for *titles, text, of_both in _COUNTERS:
-        if not titles[column]:
-            continue
-        counter = CounterMetricFamily(f"{prefix}{titles[column]}", text, labels=names)
-        counter.add_metric(values, of_both(engine, stats))
-        yield counter
+        if titles[column]:
+            yield _family(CounterMetricFamily, f"{prefix}{titles[column]}", text, labels, of_both(engine, stats))
     for *titles, text, of_engine in _HISTOGRAMS:
-        if not titles[column]:
-            continue
-        family = HistogramMetricFamily(f"{prefix}{titles[column]}", text, labels=names)
-        histogram = of_engine(engine)
-        buckets = [("+Inf" if bound == float("inf") else str(bound), n) for bound, n in histogram.cumulative(column)]
-        family.add_metric(values, buckets, histogram.sum)
-        yield family
+        if titles[column]:
+            family = HistogramMetricFamily(f"{prefix}{titles[column]}", text, labels=list(labels))
+            histogram = of_engine(engine)
+            bounds = [("+Inf" if end == float("inf") else str(end), n) for end, n in histogram.cumulative(column)]
+            family.add_metric(list(labels.values()), bounds, histogram.sum)
+            yield family
 
 
 def _about_replicas(engine: EngineMetrics, labels: Mapping[str, str]) -> Iterator[Metric]:
@@ -176,21 +183,97 @@ def _about_replicas(engine: EngineMetrics, labels: Mapping[str, str]) -> Iterato
     if len(engine.stats_by_replica) < 2:
         return
     for title, _, text, of_stats in (_UP, *_GAUGES):
-        gauge = GaugeMetricFamily(f"octavo_replica_{title}", text, labels=[*labels, "replica"])
-        for replica, stats in sorted(engine.stats_by_replica.items()):
-            gauge.add_metric([*labels.values(), str(replica)], of_stats(stats))
-        yield gauge
+        of_replicas = [(replica, of_stats(stats)) for replica, stats in sorted(engine.stats_by_replica.items())]
+        yield _family(GaugeMetricFamily, f"octavo_replica_{title}", text, labels, of_replicas, ["replica"])
 
 
-def _ends(name: str, label: str, engine: EngineMetrics, labels: Mapping[str, str]) -> Metric:
-    family = CounterMetricFamily(name, "Finished samples by reason.", labels=[*labels, label])
-    for reason in ("stop", "length", "abort", "error"):
-        family.add_metric([*labels.values(), reason], engine.finished[reason])
-    return family
+def _ends(name: str, by: str, engine: EngineMetrics, labels: Mapping[str, str]) -> Metric:
+    counts = [(reason, engine.finished[reason]) for reason in ("stop", "length", "abort", "error")]
+    return _family(CounterMetricFamily, name, "Finished samples by reason.", labels, counts, [by])
 
 
-def _counted(name: str, text: str, label: str, counts: Mapping[Any, int]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=[label])
-    for value, count in sorted(counts.items()):
-        family.add_metric([str(value)], count)
-    return family
+def _about_drafts(parts: Sequence[SpecDecodeStats], prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """Yield the counts summed over replicas, with vLLM's names after the prefix; nothing without a drafter."""
+    if not parts:
+        return
+    total, prefix = SpecDecodeStats.sum(parts), f"{prefix}spec_decode_"
+    for name, text, count in (
+        ("drafts", "Drafts, of one or more tokens each.", total.num_drafts),
+        ("draft_tokens", "Draft tokens verified.", sum(total.proposed)),
+        ("accepted_tokens", "Draft tokens accepted.", sum(total.accepted)),
+    ):
+        yield _family(CounterMetricFamily, f"{prefix}num_{name}", text, labels, count)
+    by_position = [("accepted", "accepted", total.accepted)]
+    if prefix.startswith("octavo_"):  # vLLM has no such names
+        text = "Seconds that a draft model took."
+        yield _family(CounterMetricFamily, f"{prefix}draft_seconds", text, labels, total.draft_s)
+        # The number of drafts adapts, so that later positions are verified less often than there are drafts.
+        by_position.insert(0, ("draft", "verified", total.proposed))
+    for name, what, counts in by_position:
+        full_name, text = f"{prefix}num_{name}_tokens_per_pos", f"Draft tokens {what}, by position in the draft."
+        yield _family(CounterMetricFamily, full_name, text, labels, enumerate(counts), ["position"])
+
+
+def _about_experts(loads: Iterable[ExpertLoad], labels: Mapping[str, str], with_each: bool) -> Iterator[Metric]:
+    """Yield the load summed over replicas, three values per layer; nothing for models without experts."""
+    totals: dict[int, list[int]] = {}
+    for load in loads:
+        for layer, counts in load.of_layers().items():
+            totals[layer] = [a + b for a, b in zip(totals.get(layer, [0] * len(counts)), counts, strict=True)]
+    if not totals:
+        return
+    layers = [(layer, counts, sum(counts)) for layer, counts in sorted(totals.items())]
+    choices = [(layer, total) for layer, _, total in layers]
+    busiest = [(layer, max(counts) * len(counts) / total if total else 1.0) for layer, counts, total in layers]
+    unchosen = [(layer, counts.count(0)) for layer, counts, _ in layers]
+    for kind, name, text, values in (
+        (CounterMetricFamily, "octavo_expert_choices", "Expert choices; each token makes several.", choices),
+        (GaugeMetricFamily, "octavo_expert_busiest_ratio", "Load of the busiest expert over the mean; 1 is balanced.",
+         busiest),
+        (GaugeMetricFamily, "octavo_experts_unchosen", "Experts that no token has chosen.", unchosen),
+    ):  # fmt: skip
+        yield _family(kind, name, text, labels, values, ["layer"])
+    if with_each:
+        each = [((layer, expert), count) for layer, counts, _ in layers for expert, count in enumerate(counts)]
+        text = "Tokens that chose the expert."
+        yield _family(CounterMetricFamily, "octavo_expert_tokens", text, labels, each, ["layer", "expert"])
+
+
+def about_adapters(adapters: AdapterMetrics, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """Yield our own counts; nothing before the first request with an adapter."""
+    for name, text, counts in (
+        ("requests", "Requests that have ended.", adapters.requests),
+        ("loads", "Loads into host memory.", adapters.loads),
+        ("evictions", "Evictions from host memory.", adapters.evictions),
+    ):
+        if counts:
+            yield _counters(f"octavo_adapter_{name}", text, "adapter", counts, labels)
+    if unfinished := sorted((adapters.waiting + adapters.running).items()):
+        name, text = "octavo_adapter_unfinished", "Requests in the engine."
+        yield _family(GaugeMetricFamily, name, text, labels, unfinished, ["adapter"])
+
+
+def about_lora_requests(adapters: AdapterMetrics, max_loras: int | None) -> Iterator[Metric]:
+    """Yield vLLM's gauge, which has its message in its labels and the time as its value; nothing without adapters."""
+    if max_loras is not None:
+        info = {
+            "max_lora": str(max_loras),
+            "waiting_lora_adapters": ",".join(sorted(adapters.waiting)),
+            "running_lora_adapters": ",".join(sorted(adapters.running)),
+        }
+        text = "Adapters of requests in the engine."
+        yield _family(GaugeMetricFamily, "vllm:lora_requests_info", text, info, time.time())
+
+
+def _about_vllm(engine: EngineMetrics, http: HttpMetrics, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """Yield what vLLM's newer dashboards read: settings of the KV cache, waiting samples, requests by route."""
+    stats = engine.stats or SchedulerStats()
+    settings = {_CACHE_LABELS[name]: value for name, value in engine.cache_info.items()}
+    info = {"engine": labels["engine"], "num_gpu_blocks": str(stats.num_blocks), **settings}
+    yield _family(GaugeMetricFamily, "vllm:cache_config_info", "Settings of the KV cache.", info, 1.0)
+    held = sum(stats.deferred.values())
+    waiting = [("capacity", stats.num_waiting - held), ("deferred", held)]
+    name, text = "vllm:num_requests_waiting_by_reason", "Samples waiting in the engine."
+    yield _family(GaugeMetricFamily, name, text, labels, waiting, ["reason"])
+    routes = [((method, status, handler), n) for (method, handler, status), n in sorted(http.requests.items())]
+    yield _family(CounterMetricFamily, "http_requests", "HTTP requests.", {}, routes, ["method", "status", "handler"])

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from octavo._version import __version__
-from octavo.metrics.http import HttpMetrics
+from octavo.metrics.collect import HttpMetrics
 from octavo.metrics.prometheus import Exposition
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, as_api_error, bad_request

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from octavo.errors import EngineError, InvalidParameterError
-from octavo.metrics.http import HttpMetrics
+from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import LogFormat, LogLevel, ServerArgs
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.settings import Settings

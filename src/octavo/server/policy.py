@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.errors import InvalidParameterError
-from octavo.metrics.http import HttpMetrics
+from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, as_api_error, unavailable
 from octavo.server.exchange import OPEN_PATHS, Exchange, route_path, send_error, send_json
