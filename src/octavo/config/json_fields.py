@@ -39,11 +39,7 @@ class JsonFields:
 
     @classmethod
     def read(cls, path: Path) -> "JsonFields":
-        """Read a file that must contain one JSON object.
-
-        Raises:
-            CheckpointError: the file is missing, unreadable, not JSON, or not an object.
-        """
+        """Read a file that must contain one JSON object."""
         try:
             values = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_contradiction)
         except OSError as error:
