@@ -5,15 +5,15 @@ from tests.executor.conftest import MakeExecutor
 from tests.scheduler.adapters import adapter_of
 
 from octavo.contracts.engine import AdapterRef, FinishedRequest
-from octavo.engine.adapters import HostAdapters
 from octavo.errors import CheckpointError
+from octavo.lora.host_cache import HostAdapters
 from octavo.testing import expected_tokens, make_request, make_scheduler
 
 
 def test_steps_go_on_while_an_adapter_loads_on_all_ranks(make_executor: MakeExecutor) -> None:
     executor = make_executor(tp=2)
     executor.start()
-    store = HostAdapters(executor, capacity=2)
+    store = HostAdapters(executor.call, capacity=2)
     scheduler = make_scheduler(num_blocks=16, adapters=store, num_adapter_slots=1)
     broken = AdapterRef(name="broken", path="", content_hash="ff", rank=1)
     requests = {

@@ -7,7 +7,7 @@ from tests.breadth import pick
 from tests.scheduler.adapters import SlowLoads, adapter_of
 
 from octavo.contracts.engine import AdapterRef, EngineCoreRequest, FinishedRequest
-from octavo.engine.adapters import HostAdapters
+from octavo.lora.host_cache import HostAdapters
 from octavo.sampling_params import RequestPriority
 from octavo.scheduler.adapter_gate import AdapterSlots
 from octavo.testing import FakeWorker, expected_tokens, make_request, make_scheduler, run_step
@@ -20,7 +20,7 @@ class Ranks:
 
     def __init__(self, num_slots: int, num_places: int, *, broken: int | None = None, num_blocks: int = 64) -> None:
         self.loads = SlowLoads(frozenset() if broken is None else frozenset({adapter_of(broken).content_hash}))
-        self.store = HostAdapters(self.loads, num_places)
+        self.store = HostAdapters(self.loads.call, num_places)
         self.scheduler = make_scheduler(
             num_blocks=num_blocks, adapters=self.store, num_adapter_slots=num_slots, max_model_len=MAX_LEN
         )

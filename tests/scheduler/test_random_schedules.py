@@ -19,7 +19,7 @@ from tests.scheduler.adapters import SlowLoads, adapter_of
 from octavo.contracts.engine import AdapterRef, EngineCoreOutputs, EngineCoreRequest, FinishedRequest
 from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
-from octavo.engine.adapters import HostAdapters
+from octavo.lora.host_cache import HostAdapters
 from octavo.speculative.drafters import RankDrafter
 from octavo.testing import FakeWorker, KnownDrafter, expected_tokens, make_request, make_scheduler
 
@@ -79,7 +79,7 @@ class Drill:
         self.has_adapters, num_slots = choices.one_in(3), 1 + choices.below(3)
         self.loads = SlowLoads(broken=frozenset({BROKEN.content_hash}))
         self.num_places = num_slots + choices.below(2)
-        self.store = HostAdapters(self.loads, self.num_places)
+        self.store = HostAdapters(self.loads.call, self.num_places)
         peaks = [group.peak_blocks(self.max_model_len, block_size, budget) for group in groups]
         self.scheduler = make_scheduler(
             num_blocks=[min(num_blocks, peak + choices.below(3)) for peak in peaks],
@@ -270,7 +270,7 @@ class Drill:
         assert self.worker.rows == {}
         while self.loads.under_way:
             self.loads.finish()
-        assert all(self.store.begin(adapter_of(10 + place)) for place in range(self.num_places)), "kept for nobody"
+        assert all(self.store.begin_load(adapter_of(10 + place)) for place in range(self.num_places)), "kept for nobody"
         assert self.ends.keys() == self.requests.keys()
         assert all(count == 1 for count in self.num_first_admissions.values())
         for request_id in self.requests:

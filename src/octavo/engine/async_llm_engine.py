@@ -5,19 +5,22 @@ passes each step's to the loop. With an in-process core, it also runs the steps.
 """
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import threading
 import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Self
 
 from octavo.config.args import EngineArgs
 from octavo.contracts.engine import EngineCoreOutputs
+from octavo.engine.core_client import EngineCoreClient
 from octavo.engine.front import EngineFront, ModelName, one_per_prompt, streaming_engine_args
 from octavo.engine.input_processor import ProcessedRequest
-from octavo.engine.output_pump import OutputPump
 from octavo.engine.request_state import CompletionState, RequestState
 from octavo.errors import EngineDeadError, EventLoopError, OctavoError, anew
 from octavo.inputs import as_prompt_list
@@ -29,6 +32,7 @@ from octavo.sampling_params import RequestPriority, SamplingParams
 
 logger = logging.getLogger(__name__)
 
+_IDLE_WAIT_S = 0.1  # how often the engine thread checks whether to stop
 LONG_TEXT = 8192  # characters, tokenized in a few milliseconds
 MANY_BAD_WORDS = 32  # the same
 
@@ -94,7 +98,8 @@ class AsyncLLMEngine:
         self._entering = threading.Lock()
         self._has_exited = False
         self._pump = OutputPump(self._front.client, self._front.close)
-        weakref.finalize(self, self._pump.abandon).atexit = False  # the pump sees to that itself
+        # Without waiting: a finalizer may run in any thread, at any moment. At exit, the pump sees to that itself.
+        weakref.finalize(self, self._pump.should_stop.set).atexit = False
 
     @property
     def front(self) -> EngineFront:
@@ -330,27 +335,96 @@ class AsyncLLMEngine:
         """Process what has arrived from the core; runs in the event loop."""
         if asyncio.get_running_loop() is not self._loop:  # a late call in the loop before
             return
-        for arrived in self._pump.take():
-            if isinstance(arrived, OctavoError):
-                self._die(arrived)
-            else:
-                self._on_outputs(arrived)
+        while self._pump.arrived:
+            outputs = self._pump.arrived.popleft()
+            if isinstance(outputs, OctavoError):  # why no more will come
+                self._death = self._death or outputs
+                self._has_died.set()
+                for notify in list(self._readers.values()):
+                    notify()
+                continue
+            result = self._front.outputs.process(outputs)
+            if result.to_abort:
+                self._front.client.abort(result.to_abort)
+            for state in result.changed:
+                if state in self._readers:
+                    self._readers[state]()
 
-    def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
-        """Process a step's outputs."""
-        result = self._front.outputs.process(outputs)
-        if result.to_abort:
-            self._front.client.abort(result.to_abort)
-        for state in result.changed:
-            if (notify := self._readers.get(state)) is not None:
-                notify()
 
-    def _die(self, death: OctavoError) -> None:
-        """Wake all readers: no more outputs will come."""
-        self._death = self._death or death
-        self._has_died.set()
-        for notify in list(self._readers.values()):
-            notify()
+class OutputPump:
+    """The engine thread: takes outputs from the core and keeps them for the event loop; shuts the core down in the end.
+
+    It does not know its engine, so that one which nobody uses any more is collected; nor does an output depend on the
+    loop that happens to be attached when it arrives: the next loop takes what a closed one has left.
+    """
+
+    def __init__(self, client: EngineCoreClient, shut_down: Callable[[], None]) -> None:
+        self._client, self._shut_down = client, shut_down
+        self.arrived: deque[EngineCoreOutputs | OctavoError] = deque()  # oldest first; an error is the last
+        self._reader: tuple[asyncio.AbstractEventLoop, Callable[[], None]] | None = None
+        self.should_stop = threading.Event()
+        self._closed: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)  # before the interpreter takes the thread's world down
+
+    def attach(self, loop: asyncio.AbstractEventLoop, notify: Callable[[], None]) -> None:
+        """Have `notify` called in this loop, instead of the one before, whenever there is something to take."""
+        self._reader = loop, notify
+        self._wake()
+
+    def check(self) -> None:
+        """Raise RuntimeError if no outputs will come because this process was forked from the engine's."""
+        if not self._has_thread:
+            raise RuntimeError("this engine was made in a process that has been forked")
+
+    @property
+    def _has_thread(self) -> bool:
+        """Whether the thread runs here or has come to its end, unlike in a forked process."""
+        return self._thread.is_alive() or self._closed.done()
+
+    def close(self, reason: OctavoError | None = None) -> None:
+        """Stop after the step in flight and shut the core down; `reason` is what its readers get. Idempotent.
+
+        Raises:
+            Exception: what shutting down the core raised.
+        """
+        self.should_stop.set()
+        if not self._has_thread:
+            return  # everything belongs to the process that was forked
+        self._closed.result()
+        if reason is not None:
+            self._put(reason)
+
+    def _run(self) -> None:
+        try:
+            while not self.should_stop.is_set():
+                outputs = self._client.get_outputs(_IDLE_WAIT_S)
+                if outputs is not None:
+                    self._put(outputs)
+        except EngineDeadError as death:
+            self._put(death)
+        except Exception as error:
+            logger.exception("the engine thread cannot continue")
+            self._put(EngineDeadError(f"{type(error).__name__}: {error}"))
+        self.should_stop.wait()
+        try:
+            self._shut_down()
+        except BaseException as error:  # noqa: BLE001 - raised by `close`
+            self._closed.set_exception(error)
+        else:
+            self._closed.set_result(None)
+        atexit.unregister(self.close)
+
+    def _put(self, item: EngineCoreOutputs | OctavoError) -> None:
+        self.arrived.append(item)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None:
+            loop, notify = self._reader
+            with contextlib.suppress(RuntimeError):  # it has closed; the next loop takes the outputs
+                loop.call_soon_threadsafe(notify)
 
 
 def _num_characters(prompt: object) -> int:

@@ -8,6 +8,9 @@ import logging
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,10 +18,9 @@ from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
 from octavo.contracts.kv_cache import capacity_tokens
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
-from octavo.engine.adapters import HostAdapters
-from octavo.engine.grammars import make_grammars
 from octavo.errors import EngineDeadError
 from octavo.executor.base import Executor
+from octavo.lora.host_cache import HostAdapters
 from octavo.scheduler.adapter_gate import AdapterGate
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.gate import Gate
@@ -27,6 +29,8 @@ from octavo.scheduler.running import RunningRows
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.speculation import Speculation
 from octavo.speculative.drafters import Drafter, make_drafter
+from octavo.structured.backend import GrammarBackend
+from octavo.structured.manager import GrammarManager
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +58,8 @@ class EngineCore:
             config.model.kv_groups, num_blocks, block_size=config.cache.block_size,
             max_model_len=config.model.max_model_len, max_chunk=config.scheduler.max_num_batched_tokens,
         )  # fmt: skip
-        self._grammars = make_grammars(config)
-        self._adapters = None if config.lora is None else HostAdapters(executor, config.lora.max_cpu_loras)
+        self._grammars: GrammarManager[Any] = GrammarManager(partial(_make_grammar_backend, config))
+        self._adapters = None if config.lora is None else HostAdapters(executor.call, config.lora.max_cpu_loras)
         blocks = BlockManager(config.cache, num_blocks, config.model.kv_groups)
         running = RunningRows(config.scheduler.max_num_seqs, config.model.max_model_len, blocks)
         gates: list[Gate] = [grammar_gate := GrammarGate(self._grammars, running)]
@@ -187,3 +191,20 @@ class EngineCore:
     def close(self) -> None:
         self._grammars.close()
         self._executor.exit()
+
+
+def _make_grammar_backend(config: EngineConfig) -> GrammarBackend[Any]:
+    """Connect the tokenizer to the grammar library: on the first request with a grammar, so that others pay nothing."""
+    from octavo.structured.llguidance_backend import LLGuidanceBackend
+    from octavo.tokenizer.files import read_tokenizer_files
+
+    files = read_tokenizer_files(Path(config.tokenizer_path))
+    token_ids = files.backend.get_vocab(with_added_tokens=True).values()
+    added = files.backend.get_added_tokens_decoder()
+    return LLGuidanceBackend(
+        files.backend.to_str(),
+        num_tokens=max(token_ids) + 1,
+        vocab_size=config.model.vocab_size,
+        added_tokens={token.content: token_id for token_id, token in added.items()},
+        end_token_ids=files.end_token_ids(config.model.eos_token_ids, config.model.vocab_size),
+    )

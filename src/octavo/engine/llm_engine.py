@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from octavo.engine.batch_runner import BatchRunner
+from octavo.engine.batch_runner import BatchRunner, OwnerThread
 from octavo.engine.front import EngineFront, ModelName, engine_args, one_per_prompt
-from octavo.engine.owner_thread import OwnerThread
 from octavo.errors import InvalidParameterError
 from octavo.inputs import as_prompt_list
 from octavo.lora_request import LoRARequest

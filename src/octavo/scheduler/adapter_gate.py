@@ -12,11 +12,10 @@ fewest users are drained first. Adapters are identified by the hash of their con
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from octavo.contracts.engine import AdapterRef
 from octavo.contracts.schedule import NewRequestData, SchedulerOutput, SlotFill
 from octavo.errors import OctavoError
+from octavo.lora.host_cache import HostAdapters
 from octavo.scheduler.admission import RequestQueue
 from octavo.scheduler.gate import Gate
 from octavo.scheduler.request import Request
@@ -24,41 +23,12 @@ from octavo.scheduler.running import RowIndices
 from octavo.scheduler.step_update import StepUpdate
 
 
-class AdapterStore(Protocol):
-    """The adapters in the ranks' host caches, by content hash. Owned by the scheduler's thread."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether `begin` has a place for an adapter that is not in the cache."""
-        ...
-
-    def begin(self, adapter: AdapterRef) -> bool:
-        """Load an adapter if necessary, and keep it; return False while all places are taken by other kept adapters."""
-        ...
-
-    def has(self, content_hash: str) -> bool:
-        """Return whether the adapter is loaded on all ranks."""
-        ...
-
-    def release(self, content_hash: str) -> None:
-        """No longer keep an adapter. It stays until its place is needed."""
-        ...
-
-    def take_failed(self) -> Sequence[tuple[str, OctavoError]]:
-        """Return the adapters, among those to keep, whose loading has failed since the last call, with the error."""
-        ...
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until an adapter is loaded, for at most `timeout_s`; not at all if none is being loaded."""
-        ...
-
-
 class AdapterGate(Gate):
     """Owned by the scheduler. `store` has the adapters in host memory; the ranks have `num_slots` on the device."""
 
     reason = "adapter"
 
-    def __init__(self, store: AdapterStore, num_slots: int, ageing_s: float) -> None:
+    def __init__(self, store: HostAdapters, num_slots: int, ageing_s: float) -> None:
         self._store = store
         self._slots = AdapterSlots(num_slots)
         self._ageing_s = ageing_s
@@ -162,7 +132,7 @@ class AdapterGate(Gate):
         for content_hash in sorted(missing, key=lambda adapter: self._rank(adapter, now_s)):
             adapter = self._best(content_hash, now_s).message.adapter
             assert adapter is not None
-            if not self._store.begin(adapter):
+            if not self._store.begin_load(adapter):
                 break
             self._kept.add(content_hash)
 

@@ -6,8 +6,9 @@ from typing import Any
 from octavo.config.engine import CacheConfig, SchedulerConfig
 from octavo.contracts.engine import AdapterRef, EngineCoreRequest, ExtraInputs
 from octavo.contracts.kv_cache import KVGroup
+from octavo.lora.host_cache import HostAdapters
 from octavo.sampling_params import RequestPriority, SamplingParams
-from octavo.scheduler.adapter_gate import AdapterGate, AdapterStore
+from octavo.scheduler.adapter_gate import AdapterGate
 from octavo.scheduler.block_manager import FULL_ATTENTION, BlockManager
 from octavo.scheduler.gate import Gate
 from octavo.scheduler.grammar_gate import GrammarGate, Grammars
@@ -58,7 +59,7 @@ def make_scheduler(
     enable_prefix_caching: bool = True,
     num_batches: int = 1,
     grammars: Grammars | None = None,
-    adapters: AdapterStore | None = None,
+    adapters: HostAdapters | None = None,
     num_adapter_slots: int = 0,
     groups: tuple[KVGroup, ...] = FULL_ATTENTION,
     drafter: Drafter | None = None,

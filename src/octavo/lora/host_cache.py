@@ -1,10 +1,10 @@
-"""The adapters in the host caches of all ranks: which are loaded, and which to evict for another."""
+"""The adapters in the host caches of all ranks: which are loaded, and which to evict for another. Without torch."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from octavo.contracts.engine import AdapterEvents, AdapterRef
 from octavo.errors import EngineDeadError, EngineError, OctavoError
@@ -23,31 +23,24 @@ class _Place:
         return self.loading.done() and self.loading.exception() is None
 
 
-class Ranks(Protocol):
-    """The part of an executor that this needs."""
-
-    def call(self, method: str, *arguments: Any) -> Future[Any]:
-        """See `Executor.call`."""
-        ...
-
-
 class HostAdapters:
-    """Implements `contracts.lora.AdapterStore`. The ranks load adapters while steps run."""
+    """By content hash; owned by the scheduler's thread. The ranks load while steps run: `call` is `Executor.call`."""
 
-    def __init__(self, executor: Ranks, capacity: int) -> None:
-        self._executor = executor
-        self._capacity = capacity
-        self._places: OrderedDict[str, _Place] = OrderedDict()  # by content hash, the least recently kept first
+    def __init__(self, call: Callable[..., Future[Any]], capacity: int) -> None:
+        self._call, self._capacity = call, capacity
+        self._places: OrderedDict[str, _Place] = OrderedDict()  # the least recently kept first
         self._loading: set[str] = set()
-        self._evicted: list[str] = []  # that ranks still have, until the next load
+        self._evicted: list[str] = []  # what ranks drop with the next load; also one that failed, as others may have it
         self._loads: Counter[str] = Counter()  # by name, since the last report
         self._evictions: Counter[str] = Counter()
 
     @property
     def has_room(self) -> bool:
+        """Whether `begin_load` has a place for an adapter that is not in the cache."""
         return len(self._places) < self._capacity or self._dispensable is not None
 
-    def begin(self, adapter: AdapterRef) -> bool:
+    def begin_load(self, adapter: AdapterRef) -> bool:
+        """Load an adapter if necessary, and keep it; return False while all places are taken by other kept adapters."""
         place = self._places.get(adapter.content_hash)
         if place is not None:
             place.is_kept = True
@@ -56,21 +49,24 @@ class HostAdapters:
         if len(self._places) >= self._capacity:
             if (last_kept := self._dispensable) is None:
                 return False
-            self._evict(last_kept)
+            dropped = self._drop(last_kept)
+            self._evictions[dropped.adapter.name] += dropped.is_loaded
         evicted, self._evicted = self._evicted, []
-        loading = self._executor.call("load_adapter", adapter, evicted)
-        self._places[adapter.content_hash] = _Place(adapter, loading)
+        self._places[adapter.content_hash] = _Place(adapter, self._call("load_adapter", adapter, evicted))
         self._loading.add(adapter.content_hash)
         return True
 
     def has(self, content_hash: str) -> bool:
+        """Return whether the adapter is loaded on all ranks."""
         place = self._places.get(content_hash)
         return place is not None and place.is_loaded
 
     def release(self, content_hash: str) -> None:
+        """No longer keep an adapter. It stays until its place is needed."""
         self._places[content_hash].is_kept = False
 
     def take_failed(self) -> Sequence[tuple[str, OctavoError]]:
+        """Return the adapters, among those to keep, whose loading has failed since the last call, with the error."""
         failed: list[tuple[str, OctavoError]] = []
         for content_hash in [name for name in self._loading if self._places[name].loading.done()]:
             self._loading.discard(content_hash)
@@ -80,12 +76,15 @@ class HostAdapters:
                 self._loads[place.adapter.name] += 1
                 continue
             self._drop(content_hash)
+            if not isinstance(error, OctavoError):
+                what = f"{type(error).__name__}: {error}"
+                error = EngineError(f"adapter {place.adapter.name!r} cannot be loaded: {what}")
             if place.is_kept:
-                failed.append((content_hash, _as_octavo_error(place.adapter, error)))
+                failed.append((content_hash, error))
         return failed
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until an adapter is loaded, or `timeout_s`; at once if none is being loaded.
+        """Wait until an adapter is loaded, for at most `timeout_s`; not at all if none is being loaded.
 
         Raises:
             EngineDeadError: a rank has died.
@@ -114,19 +113,7 @@ class HostAdapters:
         """The adapter to evict next: the least recently used of those that are neither loading nor kept."""
         return next((name for name, place in self._places.items() if not place.is_kept and place.loading.done()), None)
 
-    def _evict(self, content_hash: str) -> None:
-        place = self._places[content_hash]
-        self._evictions[place.adapter.name] += place.is_loaded
-        self._drop(content_hash)
-
-    def _drop(self, content_hash: str) -> None:
-        """Let the ranks drop an adapter with the next load; also one that failed, as others may have it."""
-        del self._places[content_hash]
+    def _drop(self, content_hash: str) -> _Place:
         self._loading.discard(content_hash)
         self._evicted.append(content_hash)
-
-
-def _as_octavo_error(adapter: AdapterRef, error: BaseException) -> OctavoError:
-    if isinstance(error, OctavoError):
-        return error
-    return EngineError(f"adapter {adapter.name!r} cannot be loaded: {type(error).__name__}: {error}")
+        return self._places.pop(content_hash)
