@@ -20,7 +20,6 @@ from octavo.models.common import DecoderForCausalLM
 from octavo.models.registry import initialize_model
 from octavo.models.weights import load_weights, process_weights_after_loading
 
-_CPU = torch.device("cpu")
 _BLOCK_SIZE = 16  # tokens of a block of KV memory
 
 Grams = dict[MergedLinear, torch.Tensor]  # x.T @ x of a layer's inputs, [K, K] float32
@@ -53,7 +52,9 @@ class RecordedModel:
     ) -> None:
         self._kernels = RecordingKernels()
         attention = SdpaAttention(self._kernels, torch.float32)
-        context = BuildContext(kernels=self._kernels, attention=attention, dtype=torch.float32, device=_CPU)
+        context = BuildContext(
+            kernels=self._kernels, attention=attention, dtype=torch.float32, device=torch.device("cpu")
+        )
         model = initialize_model(config, context)
         if config.recurrent is not None or not isinstance(model, DecoderForCausalLM):
             raise UnsupportedModelError(f"{config.model}: {config.architecture} cannot be calibrated yet")
@@ -66,9 +67,8 @@ class RecordedModel:
         self._residual: torch.Tensor | None = None  # [T, D]
         layout = attention.kv_layout(model.head_dim)
         shape = (batch.block_table.numel() * _BLOCK_SIZE, model.heads.kv.size, layout.head_size)
-        self._cache = LayerKVCache(
-            key=torch.zeros(shape, dtype=layout.dtype), value=torch.zeros(shape, dtype=layout.dtype)
-        )
+        key, value = (torch.zeros(shape, dtype=layout.dtype) for _ in range(2))
+        self._cache = LayerKVCache(key=key, value=value)
 
     def blocks(self) -> Iterator[Grams]:
         """Yield what the linears of each block read, first block to last.

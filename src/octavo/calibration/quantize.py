@@ -3,7 +3,7 @@
 Legend: N = outputs, K = inputs.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
@@ -24,12 +24,12 @@ from octavo.kernels.rotation import ROTATION_BLOCK, rotated
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.names import LayerNames
 from octavo.layers.quant.octavo import FORMS, METHOD, VERSION, stored_tensors
+from octavo.layers.quant.packing import stack
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import spelt_as_in_table, weight_slots
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.worker.parameters import empty_model
 
-_BETWEEN = "\n-----\n"  # passages
 _MAX_PASSAGE, _MAX_TOKENS, _MIN_TOKENS = 512, 4096, 64
 
 
@@ -54,7 +54,7 @@ def passages_of(text: str, tokenizer: Tokenizer) -> list[list[int]]:
         InvalidParameterError: fewer than 64 tokens.
     """
     passages: list[list[int]] = []
-    for passage in text.split(_BETWEEN):
+    for passage in text.split("\n-----\n"):
         tokens = tokenizer.encode(passage, add_special_tokens=False)
         passages += [tokens[start : start + _MAX_PASSAGE] for start in range(0, len(tokens), _MAX_PASSAGE)]
     while sum(map(len, passages)) > _MAX_TOKENS:
@@ -86,11 +86,7 @@ class BitsPlan:
 
     @classmethod
     def parse(cls, text: str) -> "BitsPlan":
-        """Read "down_proj=8,lm_head=8"; empty: 4 bits for all.
-
-        Raises:
-            InvalidParameterError: malformed.
-        """
+        """Read "down_proj=8,lm_head=8"; empty: 4 bits for all. Raises InvalidParameterError: malformed."""
         bits_for: dict[str, int] = {}
         for entry in filter(None, text.split(",")):
             name, _, bits = entry.partition("=")
@@ -109,9 +105,8 @@ class BitsPlan:
         named = {name: LayerNames([name]) for name in self.bits_for}
         for name, matches in named.items():
             if not any(layer in matches for layer in layers):
-                raise InvalidParameterError(
-                    "bits_for", name, "a part of some layer's name, such as down_proj or lm_head"
-                )
+                limit = "a part of some layer's name, such as down_proj or lm_head"
+                raise InvalidParameterError("bits_for", name, limit)
         for layer in layers:
             found = [bits for name, bits in self.bits_for.items() if any(one in named[name] for one in _as_one(layer))]
             result[layer] = max(found, default=self.bits)
@@ -154,6 +149,19 @@ class QuantizedCheckpoint(Checkpoint):
         return 8.0 * num_bytes / num_weights
 
 
+def quantized(checkpoint: Checkpoint, form: str, bits_for: str, calibration_text: Path | None) -> QuantizedCheckpoint:
+    """Quantize a checkpoint, with a progress bar.
+
+    Raises:
+        InvalidParameterError: an unknown form, bits or layer; a text that cannot be read; and what `quantize` raises.
+    """
+    if form != "int4":
+        raise InvalidParameterError("quantize", form, "int4; int8 needs no calibration: serve with --quantization int8")
+    plan = BitsPlan.parse(bits_for)
+    passages = passages_of(read_text(calibration_text), Tokenizer.from_path(checkpoint.path))
+    return quantize(checkpoint, plan, passages, shows_progress=True)
+
+
 def quantize(
     checkpoint: Checkpoint, plan: BitsPlan, passages: list[list[int]], *, shows_progress: bool
 ) -> QuantizedCheckpoint:
@@ -168,10 +176,8 @@ def quantize(
         CheckpointError: a damaged file.
     """
     if checkpoint.model.quantization is not None:
-        method = checkpoint.model.quantization.method
-        raise InvalidParameterError(
-            "quantize", "int4", f"for dense weights; these are quantized (quant_method {method})"
-        )
+        limit = f"for dense weights; these are quantized (quant_method {checkpoint.model.quantization.method})"
+        raise InvalidParameterError("quantize", "int4", limit)
     bits = plan.of_layers(_linear_names(empty_model(checkpoint.model)))
     settings = {"quant_method": METHOD, "version": VERSION, "bits": plan.bits}
     settings["bits_for"] = {layer: own for layer, own in bits.items() if own != plan.bits}
@@ -184,9 +190,7 @@ def quantize(
     config = replace(checkpoint.model, dtype="float32")
     recorded = RecordedModel(config, checkpoint.tensors(), passages)
     layers = dict(_round_layers(recorded, bits, shows_progress=shows_progress))
-    dtype = (
-        checkpoint.dtype or torch.bfloat16
-    )  # of what stays dense; the CPU's kernels for integers compute in bfloat16
+    dtype = checkpoint.dtype or torch.bfloat16  # of what stays dense; a CPU's kernels for integers compute in bfloat16
     changed = {
         "tie_word_embeddings": False,
         "quantization_config": settings,
@@ -236,7 +240,8 @@ def _round_layers(
             rounded = threads.map(_round, *zip(*jobs, strict=True))
             for layer in grams:
                 num_jobs = -(-len(layer.packed.weight) // _ROWS)
-                weight = _joined([next(rounded) for _ in range(num_jobs)])
+                weight = stack([next(rounded) for _ in range(num_jobs)], torch.float32, torch.device("cpu"))
+                assert isinstance(weight, QuantizedWeight)
                 layer.packed.weight.copy_(weight.dequantized())
                 sizes = [layer.parts[part].size for part in by_layer[layer]]
                 yield from zip(by_layer[layer].values(), _parts(weight, sizes), strict=True)
@@ -259,20 +264,8 @@ def _rotated(x: torch.Tensor) -> torch.Tensor:
     return torch.cat((mixed.view(len(x), whole), x[:, whole:]), dim=1)
 
 
-def _joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Concatenate weights [., K] of one form."""
-    multipliers = [part.multipliers for part in parts if part.multipliers is not None]
-    return QuantizedWeight(
-        format=parts[0].format,
-        values=torch.cat([part.values for part in parts]),
-        scales=torch.cat([part.scales for part in parts]),
-        multipliers=torch.cat(multipliers) if multipliers else None,
-    )
-
-
-def _parts(weight: QuantizedWeight, sizes: Iterable[int]) -> list[QuantizedWeight]:
+def _parts(weight: QuantizedWeight, sizes: list[int]) -> list[QuantizedWeight]:
     """Split a weight [N, K] by outputs."""
-    sizes = list(sizes)
     multipliers = [None] * len(sizes) if weight.multipliers is None else torch.split(weight.multipliers, sizes)
     return [
         QuantizedWeight(format=weight.format, values=values, scales=scales, multipliers=of_groups)
@@ -280,16 +273,3 @@ def _parts(weight: QuantizedWeight, sizes: Iterable[int]) -> list[QuantizedWeigh
             torch.split(weight.values, sizes), torch.split(weight.scales, sizes), multipliers, strict=True
         )
     ]
-
-
-def quantized(checkpoint: Checkpoint, form: str, bits_for: str, calibration_text: Path | None) -> QuantizedCheckpoint:
-    """Quantize a checkpoint, with a progress bar.
-
-    Raises:
-        InvalidParameterError: an unknown form, bits or layer; a text that cannot be read; and what `quantize` raises.
-    """
-    if form != "int4":
-        raise InvalidParameterError("quantize", form, "int4; int8 needs no calibration: serve with --quantization int8")
-    plan = BitsPlan.parse(bits_for)
-    passages = passages_of(read_text(calibration_text), Tokenizer.from_path(checkpoint.path))
-    return quantize(checkpoint, plan, passages, shows_progress=True)

@@ -175,7 +175,7 @@ def convert(
         gguf_type=options.gguf_type,
     )
     checkpoint = Checkpoint.open(
-        source, revision=options.revision, load_format=options.load_format, dtype=options.dtype
+        source, resolve_model(source, options.revision), load_format=options.load_format, dtype=options.dtype
     )
     notes = [options.to]
     if options.merge_lora is not None or options.quantize is not None:

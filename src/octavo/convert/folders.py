@@ -4,7 +4,6 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ logger = logging.getLogger(__name__)
 # Files of a folder that are copied. Weights and their indexes are rewritten.
 _COPIED = ("*.json", "*.jinja", f"{CHAT_TEMPLATE_FOLDER}/*.jinja", "*.txt", "*.model", "LICENSE*")
 _WRITTEN = ("config.json", "*.index.json")
-_TOKENIZER_KEY = "tokenizer.ggml.model"
 
 
 def write_companions(checkpoint: Checkpoint, folder: Path) -> None:
@@ -35,8 +33,7 @@ def write_companions(checkpoint: Checkpoint, folder: Path) -> None:
 
     Raises:
         CheckpointError: a file that cannot be read, or the tokenizer of a GGUF file is malformed.
-        UnsupportedModelError: it is of a kind that Octavo does not read, or config.json cannot say how
-            frequencies are scaled.
+        UnsupportedModelError: it is of a kind that Octavo does not read, or its rotary scaling has no name.
     """
     if checkpoint.model.rope.divisors:
         why = "its rope_freqs.weight is no scaling that config.json can name; only gguf has a place for it"
@@ -47,14 +44,13 @@ def write_companions(checkpoint: Checkpoint, folder: Path) -> None:
         return
     ids = {key: checkpoint.settings[key] for key in ("bos_token_id", "eos_token_id") if key in checkpoint.settings}
     write_json(folder / "generation_config.json", ids)
-    if _TOKENIZER_KEY in GgufFile.read(checkpoint.path).metadata:
+    if "tokenizer.ggml.model" in GgufFile.read(checkpoint.path).metadata:
         _write_tokenizer(read_tokenizer_files(checkpoint.path), checkpoint.model.max_position_embeddings, folder)
     else:
         logger.warning("%s has no tokenizer: no tokenizer files are written", checkpoint.path)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object, indented."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -84,43 +80,40 @@ def _write_tokenizer(files: TokenizerFiles, max_len: int, folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", config)
 
 
-_MAX_BYTES = 2 << 30
 Tensors = Iterable[tuple[str, torch.Tensor]]
 Save = Callable[[dict[str, torch.Tensor], Path], None]
 
 
-@dataclass(frozen=True, slots=True)
-class ShardNames:
-    """Names of files: `stem` + `suffix` for one, `stem`-00001-of-00003 + `suffix` and an index for several."""
-
-    stem: str
-    suffix: str
-
-    def of_shard(self, number: int, count: int) -> str:
-        """Return the name of one of `count` files; numbers begin with 1."""
-        return self.stem + self.suffix if count == 1 else f"{self.stem}-{number:05}-of-{count:05}{self.suffix}"
-
-
-def write_shards(tensors: Tensors, folder: Path, names: ShardNames, save: Save, max_bytes: int | None) -> None:
+def write_shards(
+    tensors: Tensors,
+    folder: Path,
+    save: Save,
+    max_bytes: int | None,
+    *,
+    stem: str = "model",
+    suffix: str = ".safetensors",
+) -> None:
     """Save tensors to files of at most `max_bytes` of weights each (None: 2 GiB), unless one tensor alone is larger.
 
-    Only one file's tensors are in memory at a time.
+    The layout is that of Hugging Face checkpoints: `stem` + `suffix` for one file, `stem`-00001-of-00003 + `suffix` and
+    an index for several. Only one file's tensors are in memory at a time.
     """
     contents: list[list[str]] = []
     total = 0
-    for shard in _shards(tensors, max_bytes or _MAX_BYTES):
+    for shard in _shards(tensors, max_bytes or 2 << 30):
         contents.append(list(shard))
         total += sum(tensor.nbytes for tensor in shard.values())
         save(shard, folder / f"{len(contents)}.part")
     count = len(contents)
-    for number in range(1, count + 1):
-        (folder / f"{number}.part").rename(folder / names.of_shard(number, count))
+    names = [f"{stem}-{number:05}-of-{count:05}{suffix}" for number in range(1, count + 1)]
+    if count == 1:
+        names = [stem + suffix]
+    for number, name in enumerate(names, start=1):
+        (folder / f"{number}.part").rename(folder / name)
     if count > 1:
-        weight_map = {
-            name: names.of_shard(number, count) for number, shard in enumerate(contents, start=1) for name in shard
-        }
+        weight_map = {tensor: name for name, shard in zip(names, contents, strict=True) for tensor in shard}
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        write_json(folder / f"{names.stem}{names.suffix}.index.json", index)
+        write_json(folder / f"{stem}{suffix}.index.json", index)
 
 
 def _shards(tensors: Tensors, max_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
@@ -135,36 +128,31 @@ def _shards(tensors: Tensors, max_bytes: int) -> Iterator[dict[str, torch.Tensor
     yield shard
 
 
-_SAFETENSORS = ShardNames("model", ".safetensors")
-_TORCH = ShardNames("pytorch_model", ".bin")
-
-
 def write_safetensors(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
     """Write model.safetensors, or shards with an index, and the other files of a checkpoint."""
-    options.refuse("safetensors", "tensor_parallel_size", "gguf_type")
     write_companions(checkpoint, out)
-    write_shards(checkpoint.tensors(), out, _SAFETENSORS, save_safetensors, options.max_shard_bytes)
+    write_shards(checkpoint.tensors(), out, _save_safetensors, options.max_shard_bytes)
 
 
 def write_torch(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
     """Write pytorch_model.bin, or shards with an index, and the other files of a checkpoint."""
-    options.refuse("pt", "tensor_parallel_size", "gguf_type")
     write_companions(checkpoint, out)
-    write_shards(checkpoint.tensors(), out, _TORCH, _save_torch, options.max_shard_bytes)
+    write_shards(checkpoint.tensors(), out, _save_torch, options.max_shard_bytes, stem="pytorch_model", suffix=".bin")
 
 
-def save_safetensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+def _save_safetensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
 
 
 def _save_torch(tensors: dict[str, torch.Tensor], path: Path) -> None:
     # A view would be saved with all of the storage below it, and with what other views of it share.
-    torch.save({name: _alone(tensor) for name, tensor in tensors.items()}, path)
-
-
-def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    is_alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-    return tensor if is_alone else tensor.clone(memory_format=torch.contiguous_format)
+    alone = {
+        name: tensor
+        if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+        else tensor.clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    torch.save(alone, path)
 
 
 class _OneOf(SingleRank):
@@ -181,15 +169,14 @@ def write_sharded(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> 
         InvalidParameterError: more ranks than attention heads.
         UnsupportedModelError: weights that cannot be divided.
     """
-    options.refuse("sharded_state", "gguf_type")
     size = options.tensor_parallel_size or 1
     if size > checkpoint.model.num_heads:
         limit = f"at most {checkpoint.model.num_heads}: every rank needs an attention head"
         raise InvalidParameterError("tensor_parallel_size", size, limit)
     write_companions(checkpoint, out)
     for rank in range(size):
-        names = ShardNames(stem_of_rank(rank, size), ".safetensors")
-        write_shards(_shard(checkpoint, rank, size), out, names, save_safetensors, options.max_shard_bytes)
+        shard, stem = _shard(checkpoint, rank, size), stem_of_rank(rank, size)
+        write_shards(shard, out, _save_safetensors, options.max_shard_bytes, stem=stem)
 
 
 def _shard(checkpoint: Checkpoint, rank: int, size: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -209,7 +196,6 @@ def write_tensorized(checkpoint: Checkpoint, out: Path, options: TargetOptions) 
         InvalidParameterError: the library is not installed, or an option without effect is given.
         UnsupportedModelError: too many tensors for the format's index.
     """
-    options.refuse("tensorizer", "max_shard_bytes", "tensor_parallel_size", "gguf_type")
     library = _library()
     write_companions(checkpoint, out)
     serializer = library.TensorSerializer(str(out / TENSORIZER_FILE))

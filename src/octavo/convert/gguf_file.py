@@ -48,20 +48,17 @@ def write_gguf(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> Non
     """Write model.gguf: settings, tokenizer, chat template and tensors; matrices are of type `options.gguf_type`.
 
     Raises:
-        InvalidParameterError: the library is not installed, an unknown type, or an option without effect.
+        InvalidParameterError: the library is not installed, or an unknown type.
         UnsupportedModelError: quantized weights, or an architecture or tokenizer that files of this kind lack.
     """
-    options.refuse("gguf", "max_shard_bytes", "tensor_parallel_size")
     model, library = checkpoint.written_model, _library()
     if model.quantization is not None:
         why = f"weights are quantized (quant_method {model.quantization.method}); use the original"
         raise UnsupportedModelError(f"{checkpoint.path}: cannot be written as gguf: {why}")
     architecture = ARCHITECTURES.get(model.architecture)
     if architecture is None:
-        known = ", ".join(ARCHITECTURES)
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: cannot be written as gguf: {model.architecture}; known: {known}"
-        )
+        why = f"{model.architecture}; known: {', '.join(ARCHITECTURES)}"
+        raise UnsupportedModelError(f"{checkpoint.path}: cannot be written as gguf: {why}")
     writer = library.GGUFWriter(out / SINGLE_FILES["gguf"], architecture)
     write_settings(writer, library, model)
     has_tokenizer = checkpoint.path.is_file() or (checkpoint.path / "tokenizer.json").is_file()

@@ -6,7 +6,7 @@ Legend: `backend` is the JSON of a tokenizer of the `tokenizers` library.
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from octavo.config.gguf import gemma3_attention_divisor
@@ -28,63 +28,10 @@ _PRE_TOKENIZERS = (
     None,
     {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
 )
-
-
-def token_scores(backend: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return the scores of tokens that merges make; None: not a SentencePiece BPE, or scores cannot say its merges."""
-    model = backend["model"]
-    if model["type"] != "BPE" or not model.get("byte_fallback"):
-        return None
-    if backend["normalizer"] not in _NORMALIZERS or backend["pre_tokenizer"] not in _PRE_TOKENIZERS:
-        return None
-    merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
-    scores: dict[str, float] = {}
-    for rank, (left, right) in enumerate(merges):
-        scores.setdefault(left + right, -float(rank))
-    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
-    said = merges_by_score(tokens, [scores.get(token, -float(len(merges))) for token in tokens])
-    # The order of merges that make the same token is free.
-    is_same = set(said) == set(merges) and [*_made(said)] == [*_made(merges)]
-    return scores if is_same else None
-
-
-def _made(merges: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Yield the tokens that merges make."""
-    return ("".join(merge) for merge in merges)
-
-
-def has_space_prefix(backend: Mapping[str, Any]) -> bool:
-    """Return whether a text gets a space before its first word."""
-    return _PREFIX in backend["normalizer"].get("normalizers", [])
-
-
-def write_gemma3_settings(writer: Any, model: ModelConfig) -> None:
-    """Add windows, the rotary base of layers that have one, and the cap of logits.
-
-    Raises:
-        UnsupportedModelError: attention has a scale that readers of such files would not use.
-    """
-    divisor = gemma3_attention_divisor(model.num_layers, model.hidden_size, model.num_heads, model.head_dim)
-    scale = model.attention_scale
-    if scale is None or not math.isclose(scale, divisor**-0.5, rel_tol=1e-6):
-        said = "none" if scale is None else f"{scale**-2:g}"
-        limit = f"query_pre_attn_scalar is {said}; files do not say it, and readers take {divisor}"
-        raise UnsupportedModelError(f"{model.model}: cannot be written as gguf: {limit}")
-    windows = [window for window in model.sliding_windows if window is not None]
-    if windows:
-        writer.add_sliding_window(windows[0])
-        writer.add_sliding_window_pattern([window is not None for window in model.sliding_windows])
-    if model.local_rope is not None:
-        writer.add_rope_freq_base_swa(model.local_rope.theta)
-    if model.logits_soft_cap is not None:
-        writer.add_final_logit_softcapping(model.logits_soft_cap)
-
-
 # enum llama_token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _NO_SCORE = -10000.0  # of what no merge makes
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
-_ROPE_TYPES = ("linear", "yarn")
 _YARN_BETA_FAST, _YARN_BETA_SLOW = 32.0, 1.0  # what readers take where a file has none
 
 
@@ -108,9 +55,11 @@ def write_settings(writer: Any, library: Any, model: ModelConfig) -> None:
     writer.add_rope_dimension_count(model.head_dim)
     _write_rope(writer, library, model)
     if model.architecture == "Gemma3ForCausalLM":
-        write_gemma3_settings(writer, model)
-    else:
-        _write_window(writer, model)
+        _write_gemma3_settings(writer, model)
+    elif len(windows := set(model.sliding_windows)) > 1:
+        raise UnsupportedModelError(f"{model.model}: gguf files have one sliding window for all layers")
+    elif window := next(iter(windows), None):
+        writer.add_sliding_window(window)
     if model.moe is not None:
         writer.add_expert_count(model.moe.num_experts)
         writer.add_expert_used_count(model.moe.top_k)
@@ -119,12 +68,26 @@ def write_settings(writer: Any, library: Any, model: ModelConfig) -> None:
             writer.add_expert_shared_feed_forward_length(model.moe.shared_intermediate_size)
 
 
-def _write_window(writer: Any, model: ModelConfig) -> None:
-    windows = set(model.sliding_windows)
-    if len(windows) > 1:
-        raise UnsupportedModelError(f"{model.model}: gguf files have one sliding window for all layers")
-    if window := next(iter(windows), None):
-        writer.add_sliding_window(window)
+def _write_gemma3_settings(writer: Any, model: ModelConfig) -> None:
+    """Add windows, the rotary base of layers that have one, and the cap of logits.
+
+    Raises:
+        UnsupportedModelError: attention has a scale that readers of such files would not use.
+    """
+    divisor = gemma3_attention_divisor(model.num_layers, model.hidden_size, model.num_heads, model.head_dim)
+    scale = model.attention_scale
+    if scale is None or not math.isclose(scale, divisor**-0.5, rel_tol=1e-6):
+        said = "none" if scale is None else f"{scale**-2:g}"
+        limit = f"query_pre_attn_scalar is {said}; files do not say it, and readers take {divisor}"
+        raise UnsupportedModelError(f"{model.model}: cannot be written as gguf: {limit}")
+    windows = [window for window in model.sliding_windows if window is not None]
+    if windows:
+        writer.add_sliding_window(windows[0])
+        writer.add_sliding_window_pattern([window is not None for window in model.sliding_windows])
+    if model.local_rope is not None:
+        writer.add_rope_freq_base_swa(model.local_rope.theta)
+    if model.logits_soft_cap is not None:
+        writer.add_final_logit_softcapping(model.logits_soft_cap)
 
 
 def _write_rope(writer: Any, library: Any, model: ModelConfig) -> None:
@@ -132,10 +95,9 @@ def _write_rope(writer: Any, library: Any, model: ModelConfig) -> None:
     writer.add_rope_freq_base(rope.theta)
     if rope.kind in ("default", "llama3"):  # the latter's factors are a tensor
         return
-    if rope.kind not in _ROPE_TYPES or rope.mscale is not None or not rope.truncate:
-        raise UnsupportedModelError(
-            f"{model.model}: rope_type={rope.kind!r} with its settings cannot be written as gguf"
-        )
+    if rope.kind not in ("linear", "yarn") or rope.mscale is not None or not rope.truncate:
+        why = f"rope_type={rope.kind!r} with its settings cannot be written as gguf"
+        raise UnsupportedModelError(f"{model.model}: {why}")
     writer.add_rope_scaling_type(library.RopeScalingType(rope.kind))
     writer.add_rope_scaling_factor(rope.factor)
     if rope.original_max_position is not None:
@@ -156,7 +118,7 @@ def write_tokenizer(writer: Any, files: TokenizerFiles, model: ModelConfig, orig
         UnsupportedModelError: another kind of tokenizer, or text is split in a way that has no name in this format.
     """
     backend, name = json.loads(files.backend.to_str()), pre_tokenizer_name(files.backend)
-    scores = token_scores(backend) if name is None else None
+    scores = _token_scores(backend) if name is None else None
     if name is None and scores is None:
         raise UnsupportedModelError(
             f"{origin}: its tokenizer has no name in gguf; byte-level BPE of known families and SentencePiece BPE have"
@@ -210,7 +172,25 @@ def _write_sentencepiece(
     writer.add_token_list(tokens)
     writer.add_token_scores([scores.get(text, _NO_SCORE) for text in tokens])
     writer.add_token_types(types)
-    writer.add_add_space_prefix(has_space_prefix(backend))
+    writer.add_add_space_prefix(_PREFIX in backend["normalizer"].get("normalizers", []))
+
+
+def _token_scores(backend: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return the scores of tokens that merges make; None: not a SentencePiece BPE, or scores cannot say its merges."""
+    model = backend["model"]
+    if model["type"] != "BPE" or not model.get("byte_fallback"):
+        return None
+    if backend["normalizer"] not in _NORMALIZERS or backend["pre_tokenizer"] not in _PRE_TOKENIZERS:
+        return None
+    merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
+    scores: dict[str, float] = {}
+    for rank, (left, right) in enumerate(merges):
+        scores.setdefault(left + right, -float(rank))
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    said = merges_by_score(tokens, [scores.get(token, -float(len(merges))) for token in tokens])
+    # The order of merges that make the same token is free.
+    is_same = set(said) == set(merges) and [left + right for left, right in said] == ["".join(each) for each in merges]
+    return scores if is_same else None
 
 
 def write_special_ids(writer: Any, files: TokenizerFiles | None, model: ModelConfig) -> None:

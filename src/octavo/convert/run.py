@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -10,33 +10,26 @@ from types import MappingProxyType
 from octavo.convert.source import Checkpoint
 from octavo.errors import InvalidParameterError
 
-# name -> module and function, imported on demand. A function takes a `Checkpoint`, an empty folder and the options.
+# name -> module and function, imported on demand, and the options that have an effect. A function takes a `Checkpoint`,
+# an empty folder and the options.
 TARGETS = MappingProxyType(
     {
-        "safetensors": ("octavo.convert.folders", "write_safetensors"),
-        "pt": ("octavo.convert.folders", "write_torch"),
-        "gguf": ("octavo.convert.gguf_file", "write_gguf"),
-        "sharded_state": ("octavo.convert.folders", "write_sharded"),
-        "tensorizer": ("octavo.convert.folders", "write_tensorized"),
+        "safetensors": ("octavo.convert.folders", "write_safetensors", ("max_shard_bytes",)),
+        "pt": ("octavo.convert.folders", "write_torch", ("max_shard_bytes",)),
+        "gguf": ("octavo.convert.gguf_file", "write_gguf", ("gguf_type",)),
+        "sharded_state": ("octavo.convert.folders", "write_sharded", ("max_shard_bytes", "tensor_parallel_size")),
+        "tensorizer": ("octavo.convert.folders", "write_tensorized", ()),
     }
 )
-
-
 SINGLE_FILES = MappingProxyType({"gguf": "model.gguf"})  # formats that are a file instead of a folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetOptions:
-    """What the writer of a format takes.
-
-    Raises:
-        InvalidParameterError: a value out of range.
-    """
+    """What the writer of a format takes. Raises InvalidParameterError: a value out of range."""
 
     max_shard_bytes: int | None = None  # of weights in one file, which a conversion holds in memory; None: 2 GiB
-
     tensor_parallel_size: int | None = None  # ranks that a sharded state is for; None: 1
-
     gguf_type: str | None = None  # of matrices in a GGUF file, such as Q8_0; None: the dtype that they have
 
     def __post_init__(self) -> None:
@@ -45,16 +38,6 @@ class TargetOptions:
             if value is not None and value < 1:
                 raise InvalidParameterError(name, value, "at least 1")
 
-    def refuse(self, to: str, *names: str) -> None:
-        """Check that options are not given, as they have no effect on a format.
-
-        Raises:
-            InvalidParameterError: one is.
-        """
-        for name in names:
-            if (value := getattr(self, name)) is not None:
-                raise InvalidParameterError(name, value, f"unset: it has no effect on {to}")
-
 
 def convert(checkpoint: Checkpoint, out: Path, to: str, options: TargetOptions) -> int:
     """Write a checkpoint to a new folder, or file, in format `to`. Returns its size in bytes.
@@ -62,11 +45,14 @@ def convert(checkpoint: Checkpoint, out: Path, to: str, options: TargetOptions) 
     Everything is written to a temporary folder next to `out`, which is then renamed.
 
     Raises:
-        InvalidParameterError: an unknown format, or `out` exists.
+        InvalidParameterError: an unknown format, an option without effect on it, or `out` exists.
         CheckpointError: the source is damaged.
     """
     check(out, to)
-    module, function = TARGETS[to]
+    module, function, has_effect = TARGETS[to]
+    for name, value in asdict(options).items():
+        if value is not None and name not in has_effect:
+            raise InvalidParameterError(name, value, f"unset: it has no effect on {to}")
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     part.mkdir(parents=True)
     try:

@@ -34,16 +34,18 @@ class Checkpoint:
 
     @classmethod
     def open(
-        cls, name: str, *, revision: str | None = None, load_format: LoadFormat = "auto", dtype: str = "auto"
+        cls, name: str, path: Path | None = None, *, load_format: LoadFormat = "auto", dtype: str = "auto"
     ) -> "Checkpoint":
-        """Locate a model and read its settings. `dtype` "auto": tensors stay as they are; dequantized ones of a GGUF
-        file are in the dtype that Octavo computes the file in.
+        """Read a model's settings. `path` is where it is; None: it is looked for by its name.
+
+        `dtype` "auto": tensors stay as they are; dequantized ones of a GGUF file are in the dtype that Octavo computes
+        the file in.
 
         Raises:
             ModelNotFoundError, CheckpointError, UnsupportedModelError: about the model.
             InvalidParameterError: a dtype for weights that are quantized, and stay so.
         """
-        path = resolve_model(name, revision)
+        path = path or resolve_model(name)
         model = read_model_config(path, model=name, dtype=dtype)
         if path.is_file():
             model = replace(model, quantization=None)  # its blocks are dequantized
@@ -63,9 +65,8 @@ class Checkpoint:
     @property
     def written_model(self) -> ModelConfig:
         """The model that is written: its weights may be quantized, although those of the source are not."""
-        return replace(
-            self.model, quantization=read_quantization(JsonFields(str(self.path), self.settings), self.model.dtype)
-        )
+        quantization = read_quantization(JsonFields(str(self.path), self.settings), self.model.dtype)
+        return replace(self.model, quantization=quantization)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor) of every tensor, under the names of Hugging Face checkpoints, one at a time.

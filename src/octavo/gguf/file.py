@@ -123,11 +123,7 @@ class TextArray:
     count: int
 
     def decoded(self) -> list[str]:
-        """Return the strings.
-
-        Raises:
-            CheckpointError: not UTF-8.
-        """
+        """Return the strings. Raises CheckpointError: not UTF-8."""
         texts: list[str] = []
         for begin, end in self._places():
             try:

@@ -54,11 +54,7 @@ UNREAD_TYPES = {
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a file is GGUF, by its magic bytes.
-
-    Raises:
-        CheckpointError: the file cannot be read.
-    """
+    """Return whether a file is GGUF, by its magic bytes. Raises CheckpointError: the file cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC

@@ -78,11 +78,7 @@ _LOADERS: dict[str, type[ModelLoader]] = {  # by load_format
 
 
 def get_model_loader(load_config: LoadConfig) -> ModelLoader:
-    """Return the loader of `load_config.load_format`.
-
-    Raises:
-        InvalidParameterError: an unknown format.
-    """
+    """Return the loader of `load_config.load_format`. Raises InvalidParameterError: an unknown format."""
     name = load_config.load_format
     if name not in _LOADERS:
         raise InvalidParameterError("load_format", name, "unknown; one of " + ", ".join(_LOADERS))

@@ -68,11 +68,7 @@ def read_file(
 
 
 def names_in_file(path: Path) -> list[str]:
-    """Return the names of a file's tensors, in file order.
-
-    Raises:
-        CheckpointError: truncated or malformed.
-    """
+    """Return the names of a file's tensors, in file order. Raises CheckpointError: truncated or malformed."""
     try:
         with safe_open(path, framework="pt") as file:
             return list(file.keys())

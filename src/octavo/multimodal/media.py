@@ -41,11 +41,7 @@ class FrameSampling:
 
     @classmethod
     def read(cls, fields: JsonFields, vision: VisionConfig) -> Self:
-        """Read the settings of a checkpoint with this tower.
-
-        Raises:
-            CheckpointError: they are malformed.
-        """
+        """Read the settings of a checkpoint with this tower. Raises CheckpointError: they are malformed."""
         return cls(
             fps=fields.number("fps", 2.0),
             num_frames=fields.integer("num_frames") if "num_frames" in fields else None,

@@ -121,11 +121,7 @@ class ImageProcessor(ABC):
         return ordered.reshape(math.prod(grid), channels * frame * side * side), grid
 
     def check_fits(self, fields: JsonFields, vision: VisionConfig) -> None:
-        """Check that the tower reads such patches.
-
-        Raises:
-            UnsupportedModelError: it does not.
-        """
+        """Check that the tower reads such patches. Raises UnsupportedModelError: it does not."""
         found = (self.patch_size, self.temporal_patch_size, self.merge_size, len(self.normalization.mean))
         wanted = (vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size, vision.in_channels)
         if found != wanted:
@@ -136,11 +132,7 @@ class ImageProcessor(ABC):
 
 
 def check_proportions(picture: "Image", name: str) -> None:
-    """Check the aspect ratio of a picture.
-
-    Raises:
-        InvalidParameterError: one side is more than 200 times the other.
-    """
+    """Check the aspect ratio of a picture. Raises InvalidParameterError: one side is more than 200 times the other."""
     if max(picture.size) / min(picture.size) > _MAX_RATIO:
         limit = f"one side may be at most {_MAX_RATIO} times the other"
         raise InvalidParameterError(name, f"{picture.width} x {picture.height} pixels", limit)

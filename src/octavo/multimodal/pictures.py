@@ -204,11 +204,7 @@ def _check_size(size: tuple[int, int], name: str, limits: PictureLimits) -> None
 
 
 def read_file(path: Path, name: str, limits: PictureLimits) -> bytes:
-    """Return a file's contents.
-
-    Raises:
-        InvalidParameterError: it cannot be read, or is too large.
-    """
+    """Return a file's contents. Raises InvalidParameterError: it cannot be read, or is too large."""
     try:
         num_bytes = path.stat().st_size
         if num_bytes > limits.max_bytes:

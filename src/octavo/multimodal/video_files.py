@@ -147,11 +147,7 @@ def _decoded(
 
 
 def _check_decoded(size: tuple[int, int], num_frames: int, name: str, limits: PictureLimits) -> None:
-    """Check the size of frames, and of all that must be decoded.
-
-    Raises:
-        InvalidParameterError: too large.
-    """
+    """Check the size of frames, and of all that must be decoded. Raises InvalidParameterError: too large."""
     num_pixels = size[0] * size[1]
     if not 0 < num_pixels <= limits.max_pixels:
         raise InvalidParameterError(name, f"{size[0]} x {size[1]} pixels", f"1 to {limits.max_pixels} pixels")

@@ -4,11 +4,17 @@ Templates are untrusted code and run in a sandbox (`template_sandbox.py`). The d
 checkpoints (https://huggingface.co/docs/transformers/chat_templating): trimmed blocks, `break` and `continue`,
 `raise_exception`, `strftime_now`, `tojson` without HTML escapes, and `{% generation %}` marks, which only matter for
 training.
+
+Templates differ in what they want for an absent text, and for the arguments of a call. Clients send null beside calls.
+Some templates test for it (`content is none`) and write no calls otherwise, some concatenate and need text, some write
+whatever they are given. Most read arguments as an object, some as JSON text. Each kind of message is tried once per
+template, in every form; the first that shows most is taken.
 """
 
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NoReturn
@@ -18,7 +24,6 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 
 from octavo.errors import InvalidParameterError
-from octavo.tokenizer.message_forms import MessageForms
 from octavo.tokenizer.template_sandbox import LimitedEnvironment, render_limited
 
 logger = logging.getLogger(__name__)
@@ -32,7 +37,6 @@ _PROBE = "\N{REFERENCE MARK}a later instruction\N{REFERENCE MARK}"
 # The trailing space shows whether the template trims messages: if it is gone, the text before the mark is trimmed, too.
 _CUT_MARK = "\N{REFERENCE MARK}cut here\N{REFERENCE MARK} "
 
-
 # What a template, which is a program, may raise for messages that it does not expect.
 _TEMPLATE_ERRORS = (
     TemplateError,
@@ -44,6 +48,47 @@ _TEMPLATE_ERRORS = (
     RecursionError,
     MemoryError,
 )
+
+Message = Mapping[str, object]
+
+_CONTENTS: tuple[Message, ...] = ({"content": None}, {}, {"content": ""})  # the first is what transformers passes
+_ROLES = ("assistant", "tool", "function", "ipython")  # roles are users' words: no more of them are tried
+_CALL_ID = "abcdefghi"  # of nine letters, as Mistral's templates require
+_FUNCTION = {"name": "octavo_call", "arguments": {"octavo_key": "x"}}
+_CALL = {"id": _CALL_ID, "type": "function", "function": _FUNCTION}
+_BADLY_WRITTEN = ("None", "'octavo_key'", '\\"octavo_key')  # a null, an object as Python writes it, JSON within JSON
+_USER: Message = {"role": "user", "content": "x"}
+_RESULT: Message = {"role": "tool", "tool_call_id": _CALL_ID, "content": "x"}
+
+
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """The form of one kind of message."""
+
+    absent: Message  # the fields that stand for absent text
+    arguments_as_text: bool
+
+    def formed(self, message: Message) -> dict[str, object]:
+        """Return the message in this form."""
+        plain = dict(message) if "content" in message else {**message, **self.absent}
+        if self.arguments_as_text and isinstance(calls := plain.get("tool_calls"), list):
+            plain["tool_calls"] = [_with_text(call) for call in calls]
+        return plain
+
+
+_FORMS = tuple(MessageForm(absent, as_text) for as_text in (False, True) for absent in _CONTENTS)
+# Some clients send empty text beside calls: it stays so unless the template then writes no calls.
+_FORMS_OF_EMPTY = tuple(MessageForm(absent, as_text) for as_text in (False, True) for absent in reversed(_CONTENTS))
+
+
+def _with_text(call: object) -> object:
+    """Return a call with its arguments as JSON text."""
+    if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
+        return call
+    arguments = function.get("arguments")
+    if arguments is None or isinstance(arguments, str):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
 
 
 class _RefusedError(TemplateError):
@@ -59,7 +104,8 @@ class ChatTemplate:
         self.source = source
         self.tool_use_source = tool_use_source
         self._special_tokens = dict(special_tokens or {})
-        self._forms = MessageForms(self._write_trial)
+        self._compiled: dict[str, tuple[Template, frozenset[str]]] = {}  # by source: the template, and its variables
+        self._forms: dict[tuple[str, bool, bool, bool, bool], MessageForm] = {}
 
     def render(
         self,
@@ -89,7 +135,7 @@ class ChatTemplate:
             add_generation_prompt = False
         context = {
             **self._special_tokens,
-            "messages": self._as_read(self._forms.apply(plain, with_tools=bool(tools))),
+            "messages": self._as_read([self._in_form(message, bool(tools)) for message in plain]),
             "tools": None if tools is None else [dict(tool) for tool in tools],
             "add_generation_prompt": add_generation_prompt,
             **variables,
@@ -105,8 +151,7 @@ class ChatTemplate:
 
     def must_merge(self, messages: Sequence[Mapping[str, object]]) -> bool:
         """Whether `render` merges system messages into the first one: the template has no place for later ones."""
-        is_late = any(message.get("role") in SYSTEM_ROLES for message in messages[1:])
-        return is_late and not self._takes_late_system
+        return any(each.get("role") in SYSTEM_ROLES for each in messages[1:]) and not self._takes_late_system
 
     @cached_property
     def _takes_late_system(self) -> bool:
@@ -143,8 +188,44 @@ class ChatTemplate:
     def _writes_probe(self, messages: Sequence[Mapping[str, object]]) -> bool:
         return _PROBE in (self._write(messages, tools=None) or "")
 
-    def _write_trial(self, messages: Sequence[Mapping[str, object]], with_tools: bool) -> str | None:
-        return self._write(self._as_read(messages), tools=_TRIAL_TOOLS if with_tools else None)
+    def _in_form(self, message: Message, with_tools: bool) -> Message:
+        """Return a message, which holds no nulls, as the template reads it."""
+        role, has_text, has_calls = str(message["role"]), "content" in message, bool(message.get("tool_calls"))
+        if (has_text and not has_calls) or role not in _ROLES:  # nearly always
+            return message
+        if message.get("content") == "":
+            plain = {key: value for key, value in message.items() if key != "content"}
+            return self._form(role, False, True, with_tools, was_empty=True).formed(plain)
+        return self._form(role, has_text, has_calls, with_tools).formed(message)
+
+    def _form(
+        self, role: str, has_text: bool, has_calls: bool, with_tools: bool, *, was_empty: bool = False
+    ) -> MessageForm:
+        kind = (role, has_text, has_calls, with_tools, was_empty)
+        if kind not in self._forms:
+            message: dict[str, object] = {"role": role}
+            if has_text:
+                message["content"] = "x"
+            if has_calls:
+                message["tool_calls"] = [_CALL]
+            forms = _FORMS_OF_EMPTY if was_empty else _FORMS
+            self._forms[kind] = max(forms, key=lambda form: self._quality(form.formed(message), with_tools))
+        return self._forms[kind]
+
+    def _quality(self, message: Message, with_tools: bool) -> tuple[bool, bool, bool]:
+        """Return whether the template takes a message, writes its call, and writes all of it well: the most is best."""
+        conversations: list[list[Message]] = [[_USER, message, _USER]]
+        if message["role"] == "tool":
+            asks = self._in_form({"role": "assistant", "tool_calls": [_CALL]}, with_tools)
+            conversations = [[_USER, asks, {**message, "tool_call_id": _CALL_ID}]]
+        elif message.get("tool_calls"):
+            conversations.insert(0, [_USER, message, _RESULT])
+        tools = _TRIAL_TOOLS if with_tools else None
+        texts = (self._write(self._as_read(conversation), tools) for conversation in conversations)
+        text = next((text for text in texts if text is not None), None)
+        if text is None:
+            return False, False, False
+        return True, "octavo_call" in text, not any(each in text for each in _BADLY_WRITTEN)
 
     def _write(
         self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None
@@ -158,7 +239,7 @@ class ChatTemplate:
 
     def reads(self, variable: str, *, with_tools: bool = False) -> bool:
         """Whether the template for requests with or without tools mentions a variable at all."""
-        return variable in (self._tool_use_names if with_tools else self._names)
+        return variable in self._compile(with_tools=with_tools)[1]
 
     def check(self) -> None:
         """Compile the template now rather than on first use.
@@ -167,33 +248,20 @@ class ChatTemplate:
             InvalidParameterError: it is not a Jinja template.
         """
         try:
-            assert self._template is not None
+            self._compile(with_tools=False)
         except TemplateError as error:
             raise InvalidParameterError("chat_template", self.source[:100], f"not a Jinja template: {error}") from error
 
     def _render(self, context: Mapping[str, Any]) -> str:
-        template = self._tool_use_template if context["tools"] else self._template
-        return render_limited(template, dict(context))
+        return render_limited(self._compile(with_tools=bool(context["tools"]))[0], dict(context))
 
-    @cached_property
-    def _template(self) -> Template:
-        return _environment().from_string(self.source)
-
-    @cached_property
-    def _tool_use_template(self) -> Template:
-        return self._template if self.tool_use_source is None else _environment().from_string(self.tool_use_source)
-
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        return _names_in(self.source)
-
-    @cached_property
-    def _tool_use_names(self) -> frozenset[str]:
-        return self._names if self.tool_use_source is None else _names_in(self.tool_use_source)
-
-
-def _names_in(source: str) -> frozenset[str]:
-    return frozenset(node.name for node in _environment().parse(source).find_all(nodes.Name))
+    def _compile(self, *, with_tools: bool) -> tuple[Template, frozenset[str]]:
+        source = self.source if self.tool_use_source is None or not with_tools else self.tool_use_source
+        if source not in self._compiled:
+            environment = _environment()
+            names = frozenset(node.name for node in environment.parse(source).find_all(nodes.Name))
+            self._compiled[source] = environment.from_string(source), names
+        return self._compiled[source]
 
 
 def plain_messages(messages: object) -> list[dict[str, object]]:

@@ -17,8 +17,9 @@ three work token by token, except for the leading space that some drop:
 import codecs
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from typing import Any, Protocol
 
 from octavo.errors import CheckpointError
@@ -30,7 +31,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class DecoderRules:
     """The effect of a chain of decoders on one token."""
 
-    byte_alphabet: str | None = None  # byte-level BPE: the character at index b stands for byte b
+    has_alphabet: bool = False  # byte-level BPE: the character at index b of `byte_alphabet` stands for byte b
     replacements: tuple[tuple[str, str], ...] = ()
     byte_fallback: bool = False
     num_leading_spaces: int = 0  # maximum number of spaces dropped at the start of the text
@@ -38,11 +39,9 @@ class DecoderRules:
     separator: str = ""  # inserted before every token but the first
 
     def token_bytes(self, text: str) -> bytes:
-        """Return the bytes of a token within a text."""
         return self.separator.encode() + self._plain_bytes(text)
 
     def first_token_bytes(self, text: str) -> bytes:
-        """Return the bytes of the first token of a text."""
         return self._plain_bytes(text.replace(self.first_drops, "") if self.first_drops else text)
 
     def _plain_bytes(self, text: str) -> bytes:
@@ -50,11 +49,9 @@ class DecoderRules:
             text = text.replace(old, new)
         if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(text)):
             return bytes.fromhex(match[1])
-        if self.byte_alphabet is not None:
-            try:
-                return codecs.charmap_encode(text, "strict", _encoding_map(self.byte_alphabet))[0]
-            except UnicodeEncodeError:  # added tokens that are not spelled in the alphabet are literal text
-                return text.encode()
+        if self.has_alphabet:
+            with suppress(UnicodeEncodeError):  # added tokens that are not spelled in the alphabet are literal text
+                return codecs.charmap_encode(text, "strict", _encoding_map())[0]
         return text.encode()
 
 
@@ -68,8 +65,7 @@ class ByteTable:
         self, rules: DecoderRules, text_of: Callable[[int], str | None], skipped_ids: frozenset[int] = frozenset()
     ) -> None:
         """`text_of` returns a token's text in the vocabulary, or None for an id that is not a token."""
-        self._text_of = text_of
-        self._skipped_ids = skipped_ids
+        self._text_of, self._skipped_ids = text_of, skipped_ids
         self.num_leading_spaces = rules.num_leading_spaces
         self.pieces: Mapping[int, bytes] = _Pieces(rules.token_bytes, self._spoken_text)
         self.first_pieces = self.pieces  # the same object if the first token is not special
@@ -89,8 +85,7 @@ class _Pieces(dict[int, bytes]):
 
     def __init__(self, bytes_of: Callable[[str], bytes], text_of: Callable[[int], str | None]) -> None:
         super().__init__()
-        self._bytes_of = bytes_of
-        self._text_of = text_of
+        self._bytes_of, self._text_of = bytes_of, text_of
 
     def __missing__(self, token_id: int) -> bytes:
         text = self._text_of(token_id)
@@ -106,10 +101,7 @@ def parse_decoder(spec: Mapping[str, Any] | None) -> DecoderRules:
     """
     if spec is None:
         return DecoderRules(separator=" ")  # the tokenizers library joins token texts with spaces in this case
-    rules = DecoderRules()
-    for part in _flatten(spec):
-        rules = _add_decoder(rules, part)
-    return rules
+    return _add_decoder(DecoderRules(), spec)
 
 
 def byte_alphabet() -> str:
@@ -123,24 +115,18 @@ def byte_alphabet() -> str:
 
 
 @cache
-def _encoding_map(alphabet: str) -> Any:  # its type is private to codecs
-    return codecs.charmap_build(alphabet)
-
-
-def _flatten(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    if spec["type"] != "Sequence":
-        return [spec]
-    return [part for inner in spec["decoders"] for part in _flatten(inner)]
+def _encoding_map() -> Any:  # its type is private to codecs
+    return codecs.charmap_build(byte_alphabet())
 
 
 def _add_decoder(rules: DecoderRules, spec: Mapping[str, Any]) -> DecoderRules:
     match spec:
+        case {"type": "Sequence", "decoders": list(decoders)}:
+            return reduce(_add_decoder, decoders, rules)
         case {"type": "ByteLevel"}:
-            return replace(rules, byte_alphabet=byte_alphabet())
-        case {"type": "ByteFallback"}:
-            return replace(rules, byte_fallback=True)
-        case {"type": "Fuse"}:
-            return rules
+            return replace(rules, has_alphabet=True)
+        case {"type": "ByteFallback" | "Fuse" as kind}:
+            return replace(rules, byte_fallback=rules.byte_fallback or kind == "ByteFallback")
         case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
             return replace(rules, replacements=(*rules.replacements, (old, new)))
         case {"type": "Strip", "content": " ", "start": int(start), "stop": 0}:

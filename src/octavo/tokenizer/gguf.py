@@ -36,9 +36,8 @@ def library_errors(what: str) -> Iterator[None]:
 
 # enum llama_token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
-_NAMED = ("bos", "eos", "unknown", "padding")
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece spells a space
-_FIELD = {"unknown": "unk_token", "padding": "pad_token"}
+_NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -105,11 +104,8 @@ def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, 
         backend = build(fields)
         _add_special_tokens(backend, fields)
         _add_ends(backend, fields, adds_bos=kind == "llama" or fields.pre in _BEGINS_WITH_BOS)
-    named = {
-        _FIELD.get(name, f"{name}_token"): fields.tokens[index]
-        for name in _NAMED
-        if (index := fields.token_id(name)) is not None
-    }
+    ids = {field: fields.token_id(name) for name, field in _NAMED.items()}
+    named = {field: fields.tokens[index] for field, index in ids.items() if index is not None}
     return backend, named, fields.chat_templates()
 
 

@@ -10,11 +10,9 @@ from typing import Any, Self
 
 from octavo.errors import InvalidParameterError, PromptTooLongError
 from octavo.tokenizer.chat_template import ChatTemplate
-from octavo.tokenizer.detokenizer import ByteTable, DecoderRules, parse_decoder
+from octavo.tokenizer.detokenizer import ByteTable, parse_decoder
 from octavo.tokenizer.files import TokenizerFiles, read_tokenizer_files
 from octavo.tokenizer.length_bound import LengthBound
-
-_LONG_TEXT = 4096  # characters; beyond that use `encode_batch`, as `encode` holds the GIL
 
 
 class Tokenizer:
@@ -25,18 +23,14 @@ class Tokenizer:
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
-        self._backend = files.backend
-        self._named_tokens = files.named_tokens
-        self._files = files
-        decoder = self._backend.decoder
-        self._rules: DecoderRules = parse_decoder(None if decoder is None else json.loads(decoder.__getstate__()))
-        templates = files.chat_templates
+        self._backend, self._files = files.backend, files
+        self.named_tokens: Mapping[str, str] = files.named_tokens  # texts of tokens with a role, such as `eos_token`
+        decoder, templates = self._backend.decoder, files.chat_templates
+        self._rules = parse_decoder(None if decoder is None else json.loads(decoder.__getstate__()))
         self.chat_template: ChatTemplate | None = None
         if templates:
-            default = templates.get("default") or next(iter(templates.values()))
-            self.chat_template = ChatTemplate(
-                default, tool_use_source=templates.get("tool_use"), special_tokens=files.named_tokens
-            )
+            default, of_tools = templates.get("default") or next(iter(templates.values())), templates.get("tool_use")
+            self.chat_template = ChatTemplate(default, tool_use_source=of_tools, special_tokens=files.named_tokens)
 
     @classmethod
     def from_path(cls, path: Path | str) -> Self:
@@ -54,7 +48,7 @@ class Tokenizer:
             InvalidParameterError: it is not a Jinja template.
         """
         changed = copy(self)
-        changed.chat_template = ChatTemplate(source, special_tokens=self._named_tokens)
+        changed.chat_template = ChatTemplate(source, special_tokens=self.named_tokens)
         changed.chat_template.check()
         return changed
 
@@ -70,11 +64,6 @@ class Tokenizer:
         return vocabulary
 
     @property
-    def named_tokens(self) -> Mapping[str, str]:
-        """The texts of tokens with a role, such as `eos_token`, by their names in `tokenizer_config.json`."""
-        return self._named_tokens
-
-    @property
     def bos_token_id(self) -> int | None:
         return self._named_token_id("bos_token")
 
@@ -83,14 +72,13 @@ class Tokenizer:
         return self._named_token_id("eos_token")
 
     def end_token_ids(self, declared: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-        """Return the tokens that end an output; see `TokenizerFiles.end_token_ids`."""
         return self._files.end_token_ids(declared, vocab_size)
 
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
         """Control tokens: those that `skip_special_tokens` omits."""
         added = self._backend.get_added_tokens_decoder()
-        named = set(self._named_tokens.values())
+        named = set(self.named_tokens.values())
         return frozenset(id_ for id_, token in added.items() if token.special or token.content in named)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -102,7 +90,7 @@ class Tokenizer:
             InvalidParameterError: text that cannot be encoded (a lone surrogate).
         """
         try:
-            if len(text) > _LONG_TEXT:
+            if len(text) > 4096:  # `encode` holds the GIL
                 return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
@@ -167,7 +155,7 @@ class Tokenizer:
         return ByteTable(self._rules, self._backend.id_to_token, self.special_token_ids)
 
     def _named_token_id(self, name: str) -> int | None:
-        text = self._named_tokens.get(name)
+        text = self.named_tokens.get(name)
         return None if text is None else self._backend.token_to_id(text)
 
 

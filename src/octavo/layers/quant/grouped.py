@@ -245,11 +245,7 @@ class GPTQSchemes(UniformSchemes):
     """The logits head may be quantized, too, and GPTQModel can leave layers out in two more ways."""
 
     def __init__(self, fields: JsonFields) -> None:
-        """Read the checkpoint's configuration.
-
-        Raises:
-            UnsupportedModelError: a setting that Octavo does not support.
-        """
+        """Read the checkpoint's configuration. Raises UnsupportedModelError: a setting that Octavo does not support."""
         bits, group_size = fields.integer("bits"), fields.values.get("group_size", -1)
         convention = fields.text("checkpoint_format", "gptq")
         if bits not in (4, 8):

@@ -53,11 +53,7 @@ class LayerNames:
 
     @classmethod
     def excluded(cls, fields: JsonFields) -> "LayerNames":
-        """Read the layers that are not quantized, under whatever key.
-
-        Raises:
-            CheckpointError: no list of names.
-        """
+        """Read the layers that are not quantized, under whatever key. Raises CheckpointError: no list of names."""
         return cls(name for key in _EXCLUDING_KEYS if key in fields for name in fields.texts(key))
 
     def __contains__(self, layer: str) -> bool:
