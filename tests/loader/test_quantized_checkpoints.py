@@ -30,7 +30,7 @@ from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.base import CHECKPOINT_SCHEMES
 from octavo.layers.quant.grouped import GPTQScheme
 from octavo.layers.quant.names import LayerNames
-from octavo.layers.quant.packing import CompressedLinear, _warn_expanded
+from octavo.layers.quant.packing import CompressedLinear, _warn_once
 from octavo.models.interfaces import CausalLM
 from octavo.worker.parameters import count_parameters, empty_model, weights_bytes
 
@@ -232,7 +232,7 @@ def test_floats_of_8_bits_become_the_dense_weights(
 ) -> None:
     """No kernels for CPUs compute with them: memory and bits are those of the dense model."""
     save(case, tmp_path)
-    _warn_expanded.cache_clear()
+    _warn_once.cache_clear()
     caplog.set_level(logging.WARNING)
     dense, quantized = (load(tmp_path / name, dtype=dtype) for name in ("dense", "quantized"))
     assert f"{case.settings['quant_method']}, 8-bit floats: " in caplog.text

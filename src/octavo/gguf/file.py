@@ -19,6 +19,15 @@ import numpy.typing as npt
 from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.gguf.types import GGML_TYPES, MAGIC, UNREAD_TYPES, GgmlType
 
+_VERSIONS = (2, 3)
+_MAX_DIMENSIONS = 4
+_DEFAULT_ALIGNMENT = 32
+_LEAST_KEY_BYTES, _LEAST_TENSOR_BYTES = 13, 33  # minimum size of a header entry, with an empty name
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+# enum gguf_metadata_value_type
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+_LEAST_STRING_BYTES = 8
 _MAX_NAME_BYTES = 65_535  # limit for keys by the specification; tensor names are shorter still
 
 
@@ -35,7 +44,6 @@ class HeaderReader:
         return CheckpointError(f"{self.origin}: byte {self.position}: {why}")
 
     def take(self, num_bytes: int) -> memoryview:
-        """Return the next bytes."""
         end = self.position + num_bytes
         if end > len(self._data):
             raise self.fail(f"the file ends at byte {len(self._data)}, {num_bytes} more bytes are expected here")
@@ -54,7 +62,6 @@ class HeaderReader:
         return count
 
     def text(self) -> str:
-        """Return a string."""
         taken = self.take(self.count("bytes", 1))
         try:
             return str(taken, "utf-8")
@@ -133,7 +140,6 @@ class TextArray:
         return texts
 
     def indices_of(self, texts: Sequence[str]) -> list[int]:
-        """Return where these are."""
         wanted = {text.encode() for text in texts}
         sizes, data = {len(text) for text in wanted}, self.data
         return [
@@ -149,19 +155,6 @@ class TextArray:
             begin = end + _LEAST_STRING_BYTES
             end = begin + size_at(data, end)[0]
             yield begin, end
-
-
-# enum gguf_metadata_value_type
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
-_BOOL, _STRING, _ARRAY = 7, 8, 9
-_LEAST_STRING_BYTES = 8
-
-
-_VERSIONS = (2, 3)
-_MAX_DIMENSIONS = 4
-_DEFAULT_ALIGNMENT = 32
-_LEAST_KEY_BYTES, _LEAST_TENSOR_BYTES = 13, 33  # minimum size of a header entry, with an empty name
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,38 +291,29 @@ def _read_start(reader: HeaderReader) -> tuple[int, int]:
     return num_tensors, reader.count("keys", _LEAST_KEY_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A tensor as described in the header."""
-
-    name: str
-    shape: tuple[int, ...]
-    type: GgmlType
-    offset: int  # in bytes, from the start of the data
-
-
 def _read_tensors(reader: HeaderReader, data: memoryview, count: int, alignment: object) -> dict[str, GgufTensor]:
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1) or alignment > 1 << 20:
         raise reader.fail(f"general.alignment={alignment!r}: a power of two is expected")
     entries = [_read_entry(reader) for _ in range(count)]
     begin = -(-reader.position // alignment) * alignment
     tensors: dict[str, GgufTensor] = {}
-    for entry in entries:
-        if entry.name in tensors:
-            raise CheckpointError(f"{reader.origin}: tensor {entry.name!r} is given twice")
-        row_bytes = entry.type.row_bytes(entry.shape[-1])
-        start, num_bytes = begin + entry.offset, math.prod(entry.shape[:-1]) * row_bytes
-        if entry.offset % alignment or start + num_bytes > len(data):
+    for name, shape, kind, offset in entries:
+        if name in tensors:
+            raise CheckpointError(f"{reader.origin}: tensor {name!r} is given twice")
+        row_bytes = kind.row_bytes(shape[-1])
+        start, num_bytes = begin + offset, math.prod(shape[:-1]) * row_bytes
+        if offset % alignment or start + num_bytes > len(data):
+            where = f"outside a file of {len(data)} bytes or not at a multiple of {alignment}"
             raise CheckpointError(
-                f"{reader.origin}: tensor {entry.name!r} lies at bytes {start} to {start + num_bytes}, "
-                f"outside a file of {len(data)} bytes or not at a multiple of {alignment}"
+                f"{reader.origin}: tensor {name!r} lies at bytes {start} to {start + num_bytes}, {where}"
             )
-        view = np.frombuffer(data, np.uint8, num_bytes, start).reshape(*entry.shape[:-1], row_bytes)
-        tensors[entry.name] = GgufTensor(entry.name, entry.shape, entry.type, view)
+        view = np.frombuffer(data, np.uint8, num_bytes, start).reshape(*shape[:-1], row_bytes)
+        tensors[name] = GgufTensor(name, shape, kind, view)
     return tensors
 
 
-def _read_entry(reader: HeaderReader) -> _Entry:
+def _read_entry(reader: HeaderReader) -> tuple[str, tuple[int, ...], GgmlType, int]:
+    """Return a tensor's name, shape and type, and its offset in bytes from the start of the data."""
     name, num_dimensions = reader.name(), reader.number("I")
     if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
         raise reader.fail(f"tensor {name!r} has {num_dimensions} dimensions; 1 to {_MAX_DIMENSIONS} are expected")
@@ -341,4 +325,4 @@ def _read_entry(reader: HeaderReader) -> _Entry:
         raise UnsupportedModelError(f"{reader.origin}: tensor {name!r} is of type {what}; supported: {known}")
     if not all(0 < size < 1 << 40 for size in shape) or shape[-1] % GGML_TYPES[kind].block_size:
         raise reader.fail(f"tensor {name!r} of type {GGML_TYPES[kind].name} cannot be of shape {shape}")
-    return _Entry(name, shape, GGML_TYPES[kind], offset)
+    return name, shape, GGML_TYPES[kind], offset

@@ -39,8 +39,8 @@ class MergedLinear(WeightOwner):
 
     def __init__(self, inputs: Share, parts: Mapping[str, Share], *, has_bias: bool, context: BuildContext) -> None:
         super().__init__()
-        self.inputs, self.parts, self._has_bias = inputs, dict(parts), has_bias
-        self._context = context
+        self.inputs, self.parts, self._has_bias, self._context = inputs, dict(parts), has_bias, context
+        self._sizes = [outputs.size for outputs in parts.values()]
         self.scheme = context.scheme(parts, self.role)
         self.adapters: LoraAdapters | None = None  # of this rank's shard, if the model serves any
         self._loaded: dict[str, torch.Tensor] = {}  # until packed
@@ -58,15 +58,14 @@ class MergedLinear(WeightOwner):
 
     @property
     def num_weights(self) -> int:
-        return self._num_outputs * (self.inputs.size + self._has_bias)
+        return sum(self._sizes) * (self.inputs.size + self._has_bias)
 
     @property
     def num_bytes(self) -> int:
         dtype = self._context.dtype
-        bias = self._num_outputs * dtype.itemsize * self._has_bias
-        if becomes_dense(self._context.kernels, self._stored_form):
-            return DENSE.num_bytes(self._num_outputs, self.inputs.size, dtype) + bias
-        return self.scheme.merged_bytes(self._sizes_of_parts, self.inputs.size, dtype) + bias
+        scheme = DENSE if becomes_dense(self._context.kernels, self._stored_form) else self.scheme
+        bias = sum(self._sizes) * dtype.itemsize * self._has_bias
+        return scheme.merged_bytes(self._sizes, self.inputs.size, dtype) + bias
 
     @property
     def layout(self) -> str:
@@ -75,19 +74,11 @@ class MergedLinear(WeightOwner):
     @property
     def _stored_form(self) -> WeightFormat | None:
         """The format of this rank's shard in the checkpoint."""
-        return self.scheme.packed_form(self._sizes_of_parts, self.inputs)
-
-    @property
-    def _num_outputs(self) -> int:
-        return sum(self._sizes_of_parts)
-
-    @property
-    def _sizes_of_parts(self) -> list[int]:
-        return [outputs.size for outputs in self.parts.values()]
+        return self.scheme.packed_form(self._sizes, self.inputs)
 
     @property
     def is_compressed(self) -> bool:
-        """Whether the kernels cannot use the weight in its stored format: `packed` is computed on each access."""
+        """Whether kernels cannot use the weight as it is stored: `packed` is computed on each access."""
         return isinstance(self._packed, CompressedLinear)
 
     @property
@@ -129,14 +120,13 @@ class MergedLinear(WeightOwner):
         else:
             weight = CompressedLinear.adopt(tensors, self.inputs.size, form).unpacked()
         assert not isinstance(weight, BlockWeight), "blocks are never saved as shards"
-        expected = self._num_outputs, len(tensors["order"]) if "order" in tensors else self.inputs.size
+        expected = sum(self._sizes), len(tensors["order"]) if "order" in tensors else self.inputs.size
         found = tuple((weight if isinstance(weight, torch.Tensor) else weight.values).shape)
         if found != expected:
             raise ValueError(f"shape {list(expected)} is expected, found {list(found)}")
-        self._pack(
-            stack([weight], context.dtype, context.device),
-            None if bias is None else bias.to(context.device, context.dtype),
-        )
+        if bias is not None:
+            bias = bias.to(context.device, context.dtype)
+        self._pack(stack([weight], context.dtype, context.device), bias)
 
     def _pack(self, weight: Weight, bias: torch.Tensor | None) -> None:
         kernels, dtype = self._context.kernels, self._context.dtype
@@ -159,7 +149,7 @@ class MergedLinear(WeightOwner):
         else:
             self._columns = tensors.get("columns")
             in_size = self.inputs.size if self._columns is None else len(self._columns)
-            self._packed = kernels.adopt_linear(tensors, self._num_outputs, in_size, self.role, form)
+            self._packed = kernels.adopt_linear(tensors, sum(self._sizes), in_size, self.role, form)
 
     def forward(self, x: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Apply to x [T, K]: [T, N], the parts concatenated in order."""

@@ -99,21 +99,24 @@ class MixtureOfExperts(nn.Module):
         self.layer, self._activation = layer, activation
         context = context.at(f"layers.{layer}.mlp")
         self._context, self._kernels, self._group = context, context.kernels, context.groups.tensor
+        shared_size = moe.shared_intermediate_size
         self._routing = Routing(
             num_experts=moe.num_experts,
             top_k=moe.top_k,
             renormalizes=moe.renormalizes,
-            has_shared=moe.shared_intermediate_size is not None,
+            has_shared=shared_size is not None,
         )
         self.router = ExpertRouter(hidden_size, moe, context=context.at("router"))
         self.experts = nn.ModuleList(
             self.build_expert(number, hidden_size, moe.intermediate_size) for number in range(moe.num_experts)
         )
         self.shared_expert: Expert | None = None
-        if moe.shared_intermediate_size is not None:
-            size = moe.shared_intermediate_size
-            self.shared_expert = Expert(hidden_size, size, context=context.at("shared_expert"))
-        self._check_schemes()
+        if shared_size is not None:
+            self.shared_expert = Expert(hidden_size, shared_size, context=context.at("shared_expert"))
+        names = {linear.scheme.family: linear.scheme.name for linear in self._linears}
+        if len(names) > 1:
+            found = ", ".join(names.values())
+            raise UnsupportedModelError(f"experts of layer {self.layer} must have one weight format, found: {found}")
         self.load = torch.zeros(moe.num_experts, dtype=torch.int64, device=context.device)
         self.is_counted: torch.Tensor | None = None  # [T] int64, if the step is padded
 
@@ -142,12 +145,6 @@ class MixtureOfExperts(nn.Module):
     def _pack(self) -> PackedExperts:
         packed = [linear.packed for linear in self._linears]
         return self._kernels.pack_experts(packed[0::2], packed[1::2])
-
-    def _check_schemes(self) -> None:
-        names = {linear.scheme.family: linear.scheme.name for linear in self._linears}
-        if len(names) > 1:
-            found = ", ".join(names.values())
-            raise UnsupportedModelError(f"experts of layer {self.layer} must have one weight format, found: {found}")
 
     def forward(
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, adapter_ids: torch.Tensor | None

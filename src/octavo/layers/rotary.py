@@ -88,22 +88,17 @@ def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
 
 def _yarn(rope: RopeConfig, periods: torch.Tensor, rotary_dim: int) -> torch.Tensor:
     """YaRN's "NTK by parts" (Peng et al. 2023, arXiv:2309.00071, section 3.2): blend by dimension index."""
-    low, high = _yarn_blend_range(rope, rotary_dim)
-    indices = torch.arange(rotary_dim // 2, dtype=torch.float32)  # [D / 2]
-    slowed = ((indices - low) / (high - low)).clamp(0.0, 1.0)  # [D / 2], 0: kept, 1: slowed
-    return slowed / (rope.factor * periods) + (1.0 - slowed) / periods
-
-
-def _yarn_blend_range(rope: RopeConfig, rotary_dim: int) -> tuple[float, float]:
-    """Return the dimension indices between which to blend: those with beta_fast and beta_slow rotations."""
     original = rope.original_max_position
     assert original is not None
 
     def index_of(num_rotations: float) -> float:
         return rotary_dim * math.log(original / (num_rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low, high = index_of(rope.beta_fast), index_of(rope.beta_slow)
+    low, high = index_of(rope.beta_fast), index_of(rope.beta_slow)  # the indices between which to blend
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary_dim - 1)
-    return low, high + 0.001 if low == high else high
+    high = low + 0.001 if low == high else high
+    indices = torch.arange(rotary_dim // 2, dtype=torch.float32)  # [D / 2]
+    slowed = ((indices - low) / (high - low)).clamp(0.0, 1.0)  # [D / 2], 0: kept, 1: slowed
+    return slowed / (rope.factor * periods) + (1.0 - slowed) / periods

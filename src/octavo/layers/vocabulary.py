@@ -230,7 +230,7 @@ class LogitsHead(MergedLinear):
         parts = {"": ranges[self._group.rank]}
         super().__init__(Share.whole(hidden_size), parts, has_bias=False, context=context)
         self._tied_to, self._vocab_size = tied_to, vocab_size
-        self._sizes = [ids.size for ids in ranges]  # per rank
+        self._sizes_of_ranks = [ids.size for ids in ranges]  # per rank
         self.slots: dict[int, LogitsAdapter] = {}  # of adapters that change this layer
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
@@ -292,4 +292,4 @@ class LogitsHead(MergedLinear):
         logits = kernels.logits_linear(self.selected(hidden), self.packed)
         for rows, adapter in rows_by_adapter(self.slots, adapter_ids):
             logits[rows] = adapter.logits(hidden[rows], logits[rows], kernels)
-        return self._group.all_gather(logits, self._sizes)
+        return self._group.all_gather(logits, self._sizes_of_ranks)

@@ -68,13 +68,11 @@ class ModelLoader(ABC):
 
     def fill(self, model: CausalLM) -> None:
         """Pass the weights to the layers of a model."""
-        load_weights(model, self._tensors_for(model))
-
-    def _tensors_for(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return `tensors`, staged on a GPU if whole tensors are needed: one rank of several reads only its shard."""
         context, tensors = model.context, self.tensors(model)
-        is_whole = context.groups.tensor.size == context.groups.experts.size == 1
-        return staged(tensors, context.device) if context.device.type == "cuda" and is_whole else tensors
+        is_whole = context.groups.tensor.size == context.groups.experts.size == 1  # else a rank reads only its shard
+        if context.device.type == "cuda" and is_whole:
+            tensors = staged(tensors, context.device)
+        load_weights(model, tensors)
 
 
 def staged(

@@ -37,9 +37,7 @@ _PAGE_BYTES = 4096
 _LINE_BYTES = 64  # cache line: tensors are aligned to it, or kernels would read two lines for one
 _SPARE_BYTES = 2 << 30  # left free on the disk for other writers
 _PIECE_BYTES = 4 << 20
-_LOOK_S = 0.1
 _BUSY_SHARE = 0.2  # of a core, used by other threads: a request is being served
-_PATIENCE_S = 60.0
 _CHECKPOINT_FILES = ("config.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.tensors", "*.index.json")
 _DTYPE_NAMES = {
     torch.float64: "F64",
@@ -103,10 +101,7 @@ class PackedCache:
         return thread
 
     def keep(self, digest: str, tensors: Kept, idleness: "Idleness | None" = None) -> None:
-        """Write a file, at once or in idle moments.
-
-        On failure, logs the reason; the next start packs again.
-        """
+        """Write a file, at once or in idle moments. A failure is logged; the next start packs again."""
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         start_s = time.perf_counter()
         try:
@@ -138,9 +133,8 @@ class PackedCache:
         for file in self._folder.glob("*" + _UNFINISHED):  # its writer was killed
             if file.stat().st_mtime < time.time() - _ABANDONED_AFTER_S:
                 file.unlink(missing_ok=True)
-        kept = sorted(
-            ((file.stat(), file) for file in self._folder.glob("*" + _ENDING)), key=lambda entry: entry[0].st_mtime_ns
-        )
+        found = ((file.stat(), file) for file in self._folder.glob("*" + _ENDING))
+        kept = sorted(found, key=lambda entry: entry[0].st_mtime_ns)
         total = sum(stat.st_size for stat, _ in kept)
         for stat, file in kept:
             if total + num_bytes <= self._max_bytes:
@@ -153,14 +147,14 @@ class PackedCache:
 class Idleness:
     """Detects when this process does nothing except on the calling thread."""
 
-    def __init__(self, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(self, patience_s: float = 60.0) -> None:
         self._looked_s, self._others_s = time.monotonic(), _others_s()
         self._end_s = self._looked_s + patience_s
 
     def wait(self) -> None:
         """Return in an idle moment; immediately if the program is ending or has been busy for all of the patience."""
         while main_thread().is_alive() and time.monotonic() < self._end_s and not self._was_idle():
-            time.sleep(_LOOK_S)
+            time.sleep(0.1)
 
     def _was_idle(self) -> bool:
         """Whether other threads have been mostly idle since the last call."""
@@ -174,21 +168,17 @@ def _others_s() -> float:
 
 
 def _write(file: int, tensors: Kept, idleness: Idleness | None) -> None:
-    """Write tensors one by one, without a second copy in memory.
+    """Write tensors one by one, aligned, and without a second copy in memory, as safetensors' own writer makes.
 
-    Format: github.com/huggingface/safetensors, README. Its own writer needs all bytes at once, and does not align
-    them.
+    Format: github.com/huggingface/safetensors, README.
     """
     header: dict[str, object] = {}
     offset = 0
     ordered = sorted(tensors.items(), key=lambda item: item[1].nbytes % _LINE_BYTES != 0)  # keeps all others aligned
     for name, tensor in ordered:
         end = offset + tensor.nbytes
-        header[name] = {
-            "dtype": _DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
+        dtype, shape = _DTYPE_NAMES[tensor.dtype], list(tensor.shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
     text = text.ljust(-(-(len(text) + 8) // _PAGE_BYTES) * _PAGE_BYTES - 8)

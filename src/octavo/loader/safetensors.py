@@ -54,13 +54,12 @@ def read_file(
     """
     try:
         found = names_in_file(path)
-        wanted = found if names is None else names
-        if missing := set(wanted).difference(found):
+        wanted = set(found if names is None else names)
+        if missing := wanted.difference(found):
             raise CheckpointError(
                 f"{path}: tensor {min(missing)!r} is missing, although {SAFETENSORS_INDEX} lists it here"
             )
-        chosen = set(wanted)
-        remaining = [name for name in found if name in chosen and name not in elsewhere]
+        remaining = [name for name in found if name in wanted and name not in elsewhere]
         while remaining:
             yield from _read_mapping(path, remaining)
     except (SafetensorError, OSError) as error:

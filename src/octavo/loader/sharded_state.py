@@ -58,7 +58,8 @@ class ShardedStateLoader(ModelLoader):
             raise CheckpointError(f"{folder}: nothing for {min(absent)!r} (and {len(absent) - 1} more)")
         found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         for file, names in files.items():
-            for name, tensor in read_file(file, _Others(owners), names):
+            own = [name for name in names if _owner_of(name) in owners]
+            for name, tensor in read_file(file, (), own):
                 path, _, own_name = name.rpartition("/")
                 found[path][own_name] = tensor
                 num_missing[path] -= 1
@@ -69,16 +70,6 @@ class ShardedStateLoader(ModelLoader):
                 except (KeyError, ValueError, RuntimeError) as error:
                     raise CheckpointError(f"{folder}: {path!r} is not of this model or rank: {error!r}") from error
         process_weights_after_loading(model)
-
-
-class _Others:
-    """The names of tensors that other stages own."""
-
-    def __init__(self, owners: dict[str, WeightOwner]) -> None:
-        self._owners = frozenset(owners)
-
-    def __contains__(self, name: object) -> bool:
-        return _owner_of(str(name)) not in self._owners
 
 
 def _owner_of(name: str) -> str:

@@ -31,12 +31,8 @@ _ENCRYPTED_VERSION = 3
 _ENCRYPTED, _VERSIONED = 1, 2  # flags
 _LONG_VERSION = 5  # of an entry, whose sizes take 8 bytes each
 _HEADER = struct.Struct("<I32s8x8xQ")  # version, flags, sizes that readers ignore, number of tensors
-_LOCATION = struct.Struct(
-    "<8xQQ"
-)  # offset of the tensor's header, which repeats the entry; offset and size of its bytes
+_LOCATION = struct.Struct("<8xQQ")  # offset of the tensor's header, which repeats the entry; of its bytes; their size
 _LEAST_ENTRY_BYTES = 2 + 1 + 1 + 1 + 24
-_MAX_DIMENSIONS = 8
-_STRUCTURED = 0x1E  # begins a name that is a path in nested containers
 _SIZES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int64": 8, "int32": 4, "int16": 2,
     "int8": 1, "uint8": 1, "bool": 1,
@@ -109,7 +105,7 @@ class _Entries:
 
     def _one(self, size_code: str) -> IndexEntry:
         raw_name = self._bytes("H")
-        if raw_name[:1] == bytes([_STRUCTURED]):
+        if raw_name[:1] == b"\x1e":  # begins a path in nested containers
             raise UnsupportedModelError(f"{self._origin}: tensors in nested containers are not supported")
         name = raw_name.decode()
         self._number("B")  # parameter, buffer or entry of a state dict
@@ -118,13 +114,8 @@ class _Entries:
         shape = tuple(self._number(size_code) for _ in range(num_dimensions))
         offset, num_bytes = _LOCATION.unpack_from(self._data, self._position)
         self._position += _LOCATION.size
-        is_absurd = num_dimensions > _MAX_DIMENSIONS or any(size > self._file_bytes for size in shape)
-        if (
-            is_absurd
-            or not name
-            or num_bytes != math.prod(shape) * _SIZES[dtype]
-            or offset + num_bytes > self._file_bytes
-        ):
+        is_absurd = num_dimensions > 8 or any(size > self._file_bytes for size in shape) or not name
+        if is_absurd or num_bytes != math.prod(shape) * _SIZES[dtype] or offset + num_bytes > self._file_bytes:
             raise CheckpointError(
                 f"{self._origin}: tensor {name!r} of shape {list(shape)} in {dtype} cannot be the {num_bytes} bytes "
                 f"from byte {offset} on of a file of {self._file_bytes}"
@@ -152,7 +143,6 @@ class _Entries:
 
 
 _SILENCE_S = 60.0  # of a server, until reading is given up
-_SKIPPED_AT_ONCE = 1 << 20
 
 
 class TensorizerLoader(ModelLoader):
@@ -190,7 +180,7 @@ class _Stream:
             self._source.seek(offset)
             self._position = offset
         while self._position < offset:
-            if not self.read(min(offset - self._position, _SKIPPED_AT_ONCE)):
+            if not self.read(min(offset - self._position, 1 << 20)):
                 raise self._ended()
 
     def tensor(self, entry: IndexEntry) -> torch.Tensor:

@@ -64,19 +64,13 @@ class DecoderAttention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, context: BuildContext) -> None:
         super().__init__()
         context = context.at(f"layers.{layer}.attention")
-        self.qkv = QKVLinear(
-            self.num_inputs * config.hidden_size,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            has_bias=config.attention_bias,
-            context=context.at("qkv"),
-        )
+        in_size, heads = self.num_inputs * config.hidden_size, (config.num_heads, config.num_kv_heads, config.head_dim)
+        self.qkv = QKVLinear(in_size, *heads, has_bias=config.attention_bias, context=context.at("qkv"))
         self.head_norms, self.sinks = self.build_head_norms(config, context), self.build_sinks(context)
         self._kernels, self.is_last = context.kernels, layer == config.num_layers - 1
         self.attention = Attention(self.describe(config, layer), context=context)
-        heads, has_bias = self.qkv.parts["q"], config.attention_out_bias
-        self.out = Linear(heads, config.hidden_size, has_bias=has_bias, context=context.at("out"))
+        has_bias = config.attention_out_bias
+        self.out = Linear(self.qkv.parts["q"], config.hidden_size, has_bias=has_bias, context=context.at("out"))
 
     def build_head_norms(self, config: ModelConfig, context: BuildContext) -> HeadNormWeights | None:
         """Hook for architectures with QK norm: norms over each head of queries and keys before rotation; here none."""
@@ -237,8 +231,7 @@ class DecoderForCausalLM(CausalLM):
     @property
     def parts_on_other_ranks(self) -> frozenset[str]:
         before = () if self.stage.is_first else ("embedding",)
-        after = () if self.stage.is_last else ("norm", "logits_head")
-        return frozenset((*before, *after))
+        return frozenset(before if self.stage.is_last else (*before, "norm", "logits_head"))
 
     @property
     def bytes_in_file(self) -> int:
@@ -277,12 +270,9 @@ class DecoderForCausalLM(CausalLM):
         plan = self.context.attention.plan
         plans = tuple(plan(seen) for seen in batch.groups if seen.state_slots is None)
         rotary = tuple(table(batch.rotary_positions) for table in self.rotary)
+        adapters, kept_adapters = batch.adapter_ids, batch.kept_adapter_ids
         return AttentionMetadata(
-            batch=batch,
-            plans=plans,
-            rotary=rotary,
-            adapter_ids=batch.adapter_ids,
-            kept_adapter_ids=batch.kept_adapter_ids,
+            batch=batch, plans=plans, rotary=rotary, adapter_ids=adapters, kept_adapter_ids=kept_adapters
         )
 
     def run_layers(

@@ -22,11 +22,11 @@ from octavo.config.model import RopeConfig
 from octavo.config.vision import VisionConfig
 from octavo.distributed.shares import Share
 from octavo.layers.context import BuildContext
-from octavo.layers.linear import GatedLinear, Linear, MergedLinear
+from octavo.layers.linear import Linear, MergedLinear
 from octavo.layers.norm import LayerNorm, RMSNorm
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.layers.weight_owner import PlainWeight
-from octavo.models.common import OF_VISION_MODELS, DecoderLayer
+from octavo.models.common import OF_VISION_MODELS, DecoderLayer, GatedMLP
 from octavo.models.llama import Qwen3ForCausalLM
 from octavo.models.vision import (
     Grid,
@@ -105,15 +105,12 @@ class Qwen2VisionTower(VisionTower):
         self.merger = self.build_merger("merger")
 
     def build_norm(self, size: int) -> nn.Module:
-        """Build a norm over `size` elements."""
         return LayerNorm(size, self.config.norm_eps, context=self.context)
 
     def build_mlp(self, context: BuildContext) -> nn.Module:
-        """Build a block's MLP."""
         return PlainMLP(self.config, context)
 
     def build_block(self, number: int) -> VisionBlock:
-        """Build block `number`."""
         config, context = self.config, self.context.at(f"blocks.{number}")
         in_windows = config.window_size is not None and number not in config.full_layers
         attention = VisionAttention(config, context.at("attention"), in_windows=in_windows)
@@ -139,10 +136,8 @@ class Qwen2VisionTower(VisionTower):
 
     def step_of(self, layouts: Sequence[PatchLayout]) -> VisionStep:
         """Derive what all layers share. Half of the frequencies turn by the row, the others by the column."""
-        axes = [
-            torch.cat([getattr(of, axis) for of in layouts]).to(self.context.device) for axis in ("rows", "columns")
-        ]
-        tables = [self.rotary(positions) for positions in axes]  # cos and sin, [P, E / 4] each, by axis
+        axes = torch.cat([each.rows for each in layouts]), torch.cat([each.columns for each in layouts])
+        tables = [self.rotary(positions.to(self.context.device)) for positions in axes]  # cos and sin, [P, E / 4] each
         rotary = torch.cat([cos for cos, _ in tables], dim=-1), torch.cat([sin for _, sin in tables], dim=-1)
         attention = self.context.attention
         frames = attention.of_segments([length for layout in layouts for length in layout.frames], rotary)
@@ -183,31 +178,9 @@ def _reordered(patches: torch.Tensor, layouts: Sequence[PatchLayout], unit: int)
     if all(layout.order is None for layout in layouts):
         return patches
     parts = torch.split(patches, [len(layout.rows) for layout in layouts])
-    return torch.cat(
-        [
-            part.view(-1, unit, part.shape[-1])[_order(layout).to(part.device)].flatten(0, 1)
-            for part, layout in zip(parts, layouts, strict=True)
-        ]
-    )
-
-
-class GatedVisionMLP(nn.Module):
-    """down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, config: VisionConfig, context: BuildContext) -> None:
-        super().__init__()
-        self._kernels = context.kernels
-        size, inner = config.hidden_size, config.intermediate_size
-        self.gate_up = GatedLinear(size, inner, has_bias=True, context=context.at("gate_up"))
-        self.down = Linear(self.gate_up.outputs, size, has_bias=True, context=context.at("down"))
-
-    def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add x [P, V] to the residual stream [P, V]; return (the MLP of the sum, the sum)."""
-        if self.gate_up.stands_alone(None) or self.down.stands_alone(None):
-            normed, total = norm.add(x, residual)
-            return self.down(self.gate_up(normed)), total
-        out, total = self._kernels.mlp(x, norm.fused(residual), self.gate_up.packed, self.down.packed)
-        return self.down.summed(out), total
+    squares = (part.view(-1, unit, part.shape[-1]) for part in parts)
+    orders = (_order(layout).to(patches.device) for layout in layouts)
+    return torch.cat([part[order].flatten(0, 1) for part, order in zip(squares, orders, strict=True)])
 
 
 class FusedVisionBlock(VisionBlock):
@@ -219,12 +192,12 @@ class FusedVisionBlock(VisionBlock):
         assert isinstance(norm, RMSNorm), "this family's are"
         qkv, x = self.attention.qkv.of_normed(norm, x, None)
         mlp: torch.Tensor
-        mlp, x = self.mlp(self.mlp_norm, self.attention.attended(qkv, step), x)
+        mlp, x = self.mlp(self.mlp_norm, self.attention.attended(qkv, step), x, None)
         return x + mlp
 
 
 class Qwen25VisionTower(Qwen2VisionTower):
-    """Windows are a setting of the family: see `VisionConfig.window_size`."""
+    """Windows are a setting: `VisionConfig.window_size`."""
 
     block = FusedVisionBlock
 
@@ -238,12 +211,10 @@ class Qwen25VisionTower(Qwen2VisionTower):
     )
 
     def build_norm(self, size: int) -> nn.Module:
-        """Build a norm over `size` elements."""
         return RMSNorm(size, self.config.norm_eps, context=self.context)
 
     def build_mlp(self, context: BuildContext) -> nn.Module:
-        """Build a block's MLP."""
-        return GatedVisionMLP(self.config, context)
+        return GatedMLP(self.config.hidden_size, self.config.intermediate_size, has_bias=True, context=context)
 
 
 class Qwen2_5_VLForConditionalGeneration(Qwen2VLForConditionalGeneration):  # noqa: N801 - the name in `config.json`
@@ -310,8 +281,7 @@ class Qwen3VisionTower(Qwen2VisionTower):
     def weight_names(cls, config: VisionConfig) -> dict[str, str]:
         names = super().weight_names(config) | {"visual.pos_embed": "positions"}
         for index in range(len(config.deepstack_layers)):
-            for name, place in cls.merger_names.items():
-                names[f"visual.deepstack_merger_list.{index}.{name}"] = f"deepstack.{index}.{place}"
+            names |= names_under(f"visual.deepstack_merger_list.{index}", f"deepstack.{index}", cls.merger_names)
         return names
 
     def embed(self, patches: torch.Tensor, layouts: Sequence[PatchLayout], grids: Sequence[Grid]) -> torch.Tensor:

@@ -207,22 +207,14 @@ class VisionLanguageModel(DecoderForCausalLM):
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__(config, context)
         assert config.vision is not None, f"{config.architecture} has a vision tower"
-        self._check_stage(len(config.vision.deepstack_layers))
+        # The layers that read the tower's output must be those of the first stage, and not the model's last.
+        num_deepstack, last = len(config.vision.deepstack_layers), self.stage.layers.stop - self.stage.is_last
+        if self.stage.is_first and num_deepstack > last:
+            read = f"{num_deepstack} decoder layers read the vision tower's output"
+            limit = f"but the first pipeline stage has {last} that can"
+            raise UnsupportedModelError(f"{config.path}: deepstack_visual_indexes: {read}, {limit}")
         if self.stage.is_first:
             self.vision = self.tower(config.vision, self.context)
-
-    def _check_stage(self, num_deepstack: int) -> None:
-        """Check that the layers that read the tower's output are those of the first stage, and not the model's last.
-
-        Raises:
-            UnsupportedModelError: they are not.
-        """
-        last = self.stage.layers.stop - self.stage.is_last
-        if self.stage.is_first and num_deepstack > last:
-            raise UnsupportedModelError(
-                f"{self.config.path}: deepstack_visual_indexes: {num_deepstack} decoder layers read the vision tower's "
-                f"output, but the first pipeline stage has {last} that can"
-            )
 
     @property
     def encoder(self) -> VisionTower | None:

@@ -31,23 +31,12 @@ if TYPE_CHECKING:
 _UNSUPPORTED = ("do_pan_and_scan", "do_pad")  # several crops of one image; squares by margins
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Defaults:
-    """Values of absent keys."""
-
-    resample: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    crops: bool
-
-
-_CLIP = _Defaults(resample=3, mean=CLIP_MEAN, std=CLIP_STD, crops=True)
-_DEFAULTS = MappingProxyType(  # by image_processor_type
+_DEFAULTS = MappingProxyType(  # by image_processor_type: resample, mean, std, and whether pictures are cropped
     {
-        "CLIPImageProcessor": _CLIP,
-        "LlavaImageProcessor": _CLIP,
-        "SiglipImageProcessor": _Defaults(resample=3, mean=HALF, std=HALF, crops=False),
-        "Gemma3ImageProcessor": _Defaults(resample=2, mean=HALF, std=HALF, crops=False),
+        "CLIPImageProcessor": (3, CLIP_MEAN, CLIP_STD, True),
+        "LlavaImageProcessor": (3, CLIP_MEAN, CLIP_STD, True),
+        "SiglipImageProcessor": (3, HALF, HALF, False),
+        "Gemma3ImageProcessor": (2, HALF, HALF, False),
     }
 )
 
@@ -69,34 +58,29 @@ class FixedSizeProcessor(ImageProcessor):
         """
         kind = fields.text("image_processor_type", "CLIPImageProcessor").removesuffix("Fast")
         if kind not in _DEFAULTS:
-            known = ", ".join(_DEFAULTS)
-            raise UnsupportedModelError(
-                f"{fields.origin}: image_processor_type={kind!r} is not supported; known: {known}"
-            )
+            why = f"is not supported; known: {', '.join(_DEFAULTS)}"
+            raise UnsupportedModelError(f"{fields.origin}: image_processor_type={kind!r} {why}")
         for key in _UNSUPPORTED:
             if fields.flag(key, False):
                 raise UnsupportedModelError(f"{fields.origin}: {key}=True is not supported")
-        defaults = _DEFAULTS[kind]
-        crops = fields.flag("do_center_crop", defaults.crops)
+        resample, mean, std, crops = _DEFAULTS[kind]
+        crops = fields.flag("do_center_crop", crops)
         short_side = _short_side(fields) if crops else None
         size = _side(fields, "crop_size" if crops else "size")
         if size != vision.image_size:
-            raise UnsupportedModelError(
-                f"{fields.origin}: pictures of {size} pixels, the tower reads {vision.image_size}"
-            )
+            found = f"pictures of {size} pixels, the tower reads {vision.image_size}"
+            raise UnsupportedModelError(f"{fields.origin}: {found}")
         if short_side is not None and short_side < size:
             raise UnsupportedModelError(f"{fields.origin}: size={short_side}: smaller than crop_size ({size})")
-        processor = cls(
+        return cls(
             patch_size=vision.patch_size,
             temporal_patch_size=vision.temporal_patch_size,
             merge_size=vision.spatial_merge_size,
-            normalization=Normalization.read(fields, defaults.mean, defaults.std),
-            resample=fields.integer("resample", defaults.resample, minimum=0),
+            normalization=Normalization.read(fields, mean, std),
+            resample=fields.integer("resample", resample, minimum=0),
             size=size,
             short_side=short_side,
         )
-        processor.check_fits(fields, vision)
-        return processor
 
     def resized(self, picture: "Image", name: str, num_frames: int) -> NDArray[np.uint8]:
         if self.short_side is None:
@@ -151,10 +135,10 @@ class NativeSizeProcessor(ImageProcessor):
 
         Raises:
             CheckpointError: they are malformed.
-            UnsupportedModelError: they do not fit the tower, or switch a step off.
+            UnsupportedModelError: they switch a step off.
         """
         size = fields.nested("size")
-        processor = cls(
+        return cls(
             patch_size=fields.integer("patch_size", vision.patch_size),
             temporal_patch_size=fields.integer("temporal_patch_size", vision.temporal_patch_size),
             merge_size=fields.integer("merge_size", vision.spatial_merge_size),
@@ -164,8 +148,6 @@ class NativeSizeProcessor(ImageProcessor):
             resample=fields.integer("resample", 3, minimum=0),
             vision=vision,
         )
-        processor.check_fits(fields, vision)
-        return processor
 
     def resized(self, picture: "Image", name: str, num_frames: int) -> NDArray[np.uint8]:
         check_proportions(picture, name)
@@ -180,9 +162,7 @@ class NativeSizeProcessor(ImageProcessor):
             width, height = int(width * scale), int(height * scale)
         new_height, new_width = (round(side / unit) * unit for side in (height, width))
         group = self.temporal_patch_size if self.limits_whole_video else 1
-        num_frames = max(
-            num_frames, group
-        )  # a lone frame is repeated; as none at all, it would shrink to the least size
+        num_frames = max(num_frames, group)  # a lone one is repeated; as none at all, it would shrink to the least size
         num_pixels = round(num_frames / group) * group * new_height * new_width
         if num_pixels > self.max_pixels:
             factor = math.sqrt((num_frames * height * width) / self.max_pixels)
@@ -204,10 +184,6 @@ class NativeSizeProcessor(ImageProcessor):
         return [Patches(part, grid) for part, grid in zip(np.split(values, ends[:-1]), grids, strict=True)]
 
 
-_FRAME_TOKENS = (128, 768)  # of squares of so many pixels a side, whatever the checkpoint's are:
-_UNIT, _UNIT_WITH_TIMES = 28, 32
-
-
 def read_image_processor(folder: Path, vision: VisionConfig) -> ImageProcessor:
     """Read the settings for images of the checkpoint in `folder`.
 
@@ -215,7 +191,7 @@ def read_image_processor(folder: Path, vision: VisionConfig) -> ImageProcessor:
         CheckpointError: there are none, or they are malformed.
         UnsupportedModelError: they do not fit the tower, or are not supported.
     """
-    return _of(_image_fields(folder), vision)
+    return _read(_image_fields(folder), vision)
 
 
 def read_video_fields(folder: Path) -> JsonFields:
@@ -233,17 +209,23 @@ def read_video_fields(folder: Path) -> JsonFields:
 def frame_processor(fields: JsonFields, vision: VisionConfig) -> ImageProcessor:
     """Return the processor of the frames of videos. Raises as `read_image_processor`."""
     if "size" not in fields and vision.image_size is None:  # the default of images is another
-        unit = _UNIT_WITH_TIMES if vision.has_frame_times else _UNIT
-        least, most = (tokens * unit**2 for tokens in _FRAME_TOKENS)
+        unit = 32 if vision.has_frame_times else 28  # pixels of a token's side, whatever the checkpoint's are
+        least, most = 128 * unit**2, 768 * unit**2
         fields = JsonFields(fields.origin, {**fields.values, "size": {"shortest_edge": least, "longest_edge": most}})
-    processor = _of(fields, vision)
+    processor = _read(fields, vision)
     if vision.has_frame_times and isinstance(processor, NativeSizeProcessor):
         return replace(processor, limits_whole_video=True)
     return processor
 
 
-def _of(fields: JsonFields, vision: VisionConfig) -> ImageProcessor:
-    return (NativeSizeProcessor if vision.image_size is None else FixedSizeProcessor).of(fields, vision)
+def _read(fields: JsonFields, vision: VisionConfig) -> ImageProcessor:
+    made = (NativeSizeProcessor if vision.image_size is None else FixedSizeProcessor).of(fields, vision)
+    found = (made.patch_size, made.temporal_patch_size, made.merge_size, len(made.normalization.mean))
+    wanted = (vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size, vision.in_channels)
+    if found != wanted:
+        what = f"patches of {found} (patch_size, temporal_patch_size, merge_size, channels)"
+        raise UnsupportedModelError(f"{fields.origin}: {what}, but the vision tower reads {wanted}")
+    return made
 
 
 def _image_fields(folder: Path) -> JsonFields:

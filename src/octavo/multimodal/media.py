@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+_MAX_FRAMES = 768
+_SHOWN = 60  # characters of a source in messages
+_MAX_VIDEO_BYTES = 1 << 30
+_LOW_DETAIL = 512  # pixels of the longer side
+DETAILS = (None, "auto", "low", "high", "original")  # only `low` changes a picture
+_EMBEDDING_KEYS = {"image_embeds", "image_grid_thw"}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameSampling:
     """The settings in `video_preprocessor_config.json`, and the rule of the family."""
@@ -58,11 +66,11 @@ class FrameSampling:
             InvalidParameterError: more frames than the video has, or than the model takes.
         """
         asked = num_frames if num_frames is not None or fps is not None else self.num_frames
-        count = (
-            self._by_rate(total, rate, fps or self.fps)
-            if asked is None
-            else round(asked / self.multiple) * self.multiple
-        )
+        if asked is None:
+            by_rate = min(max(total / rate * (fps or self.fps), self.min_frames), self.max_frames, total)
+            count = max(int(by_rate) // self.multiple * self.multiple, 1)
+        else:
+            count = round(asked / self.multiple) * self.multiple
         if not 0 < count <= min(total, self.max_frames):
             limit = f"1 to {min(total, self.max_frames)}: of {total} in the video, of {self.max_frames} for the model"
             raise InvalidParameterError(f"{name}.num_frames", count, limit)
@@ -70,16 +78,6 @@ class FrameSampling:
             spread: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
             return spread
         return [at * total // count for at in range(count)]
-
-    def _by_rate(self, total: int, rate: float, fps: float) -> int:
-        return self._rounded(min(max(total / rate * fps, self.min_frames), self.max_frames, total))
-
-    def _rounded(self, count: float) -> int:
-        return max(int(count) // self.multiple * self.multiple, 1)
-
-
-_MAX_FRAMES = 768
-_SHOWN = 60  # characters of a source in messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,9 +133,8 @@ class VideoReader:
             return self._from_file(content, source)
         if not isinstance(content, Sequence) or not 0 < len(content) <= _MAX_FRAMES:
             what = f"{len(content)} frames" if isinstance(content, list) else type(content).__name__
-            raise InvalidParameterError(
-                source.name, what, f"a file, or a list of 1 to {_MAX_FRAMES} frames, is expected"
-            )
+            limit = f"a file, or a list of 1 to {_MAX_FRAMES} frames, is expected"
+            raise InvalidParameterError(source.name, what, limit)
         return self._listed(content, source)
 
     def _listed(self, given: Sequence[object], source: Source) -> SampledFrames:
@@ -192,12 +189,6 @@ def _checked_fps(source: Source) -> float:
     return float(fps)
 
 
-_MAX_VIDEO_BYTES = 1 << 30
-_LOW_DETAIL = 512  # pixels of the longer side
-DETAILS = (None, "auto", "low", "high", "original")  # only `low` changes a picture
-_EMBEDDING_KEYS = {"image_embeds", "image_grid_thw"}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaReader:
     """The settings of one checkpoint, and limits."""
@@ -214,7 +205,12 @@ class MediaReader:
         Raises:
             CheckpointError, UnsupportedModelError: see `read_image_processor`.
         """
-        videos = None if vision.video_token_id is None else _video_reader(folder, vision, max_tokens)
+        videos = None
+        if vision.video_token_id is not None:
+            fields = read_video_fields(folder)
+            frames, sampling = frame_processor(fields, vision), FrameSampling.read(fields, vision)
+            limits = PictureLimits(max_bytes=_MAX_VIDEO_BYTES)
+            videos = VideoReader(vision=vision, frames=frames, sampling=sampling, limits=limits, max_tokens=max_tokens)
         return cls(vision=vision, images=read_image_processor(folder, vision), videos=videos, limits=PictureLimits())
 
     def video(self, source: Source) -> Video:
@@ -256,10 +252,8 @@ class MediaReader:
         values = _as_array(given["image_embeds"])
         wanted = (self.vision.num_tokens(grid), self.vision.out_hidden_size)
         if values.shape != wanted or not np.issubdtype(values.dtype, np.floating) or not np.isfinite(values).all():
-            what = f"{values.dtype} {list(values.shape)}"
-            raise InvalidParameterError(
-                f"{source.name}.image_embeds", what, f"finite floats {list(wanted)} by its grid"
-            )
+            what, limit = f"{values.dtype} {list(values.shape)}", f"finite floats {list(wanted)} by its grid"
+            raise InvalidParameterError(f"{source.name}.image_embeds", what, limit)
         return Embeddings(values.astype(np.float32), grid)
 
 
@@ -268,14 +262,3 @@ def _as_array(values: object) -> NDArray[Any]:
         return np.asarray(values)
     except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors on a GPU or in bfloat16
         return np.empty(0, dtype=object)
-
-
-def _video_reader(folder: Path, vision: VisionConfig, max_tokens: int) -> VideoReader:
-    fields = read_video_fields(folder)
-    return VideoReader(
-        vision=vision,
-        frames=frame_processor(fields, vision),
-        sampling=FrameSampling.read(fields, vision),
-        limits=PictureLimits(max_bytes=_MAX_VIDEO_BYTES),
-        max_tokens=max_tokens,
-    )

@@ -1,4 +1,4 @@
-"""Cuts pictures into the patches that a vision tower reads, and gives the normalized value of each byte.
+"""Cuts pictures into the patches that a tower reads, and gives the normalized value of each byte.
 
 Patches are sent as bytes, a quarter of the size of their normalized values. These equal the results of transformers'
 image processors on Pillow, bit for bit.
@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.json_fields import JsonFields
-from octavo.config.vision import VisionConfig
 from octavo.errors import InvalidParameterError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
 _MAX_RATIO = 200  # of the sides
-_SWITCHES = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +52,11 @@ class Normalization:
             CheckpointError: they are malformed.
             UnsupportedModelError: a step of the processing is switched off.
         """
-        for key in _SWITCHES:
+        for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
             if not fields.flag(key, True):
                 raise UnsupportedModelError(f"{fields.origin}: {key}=False is not supported")
-        return cls(
-            mean=_numbers(fields, "image_mean", mean),
-            std=_numbers(fields, "image_std", std),
-            rescale_factor=fields.number("rescale_factor", 1 / 255),
-        )
+        mean, std = _numbers(fields, "image_mean", mean), _numbers(fields, "image_std", std)
+        return cls(mean=mean, std=std, rescale_factor=fields.number("rescale_factor", 1 / 255))
 
     def levels(self) -> NDArray[np.float32]:
         """Return what each of the 256 levels of each channel is normalized to: [C, 256]."""
@@ -119,16 +114,6 @@ class ImageProcessor(ABC):
         squares = (grid[0], frame, grid[1] // merge, merge, side, grid[2] // merge, merge, side, channels)
         ordered = frames.reshape(squares).transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
         return ordered.reshape(math.prod(grid), channels * frame * side * side), grid
-
-    def check_fits(self, fields: JsonFields, vision: VisionConfig) -> None:
-        """Check that the tower reads such patches. Raises UnsupportedModelError: it does not."""
-        found = (self.patch_size, self.temporal_patch_size, self.merge_size, len(self.normalization.mean))
-        wanted = (vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size, vision.in_channels)
-        if found != wanted:
-            raise UnsupportedModelError(
-                f"{fields.origin}: patches of {found} (patch_size, temporal_patch_size, merge_size, channels), "
-                f"but the vision tower reads {wanted}"
-            )
 
 
 def check_proportions(picture: "Image", name: str) -> None:

@@ -23,18 +23,20 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-_SCHEME = "data:"
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_MANY_FRAMES = ("PNG", "WEBP", "GIF", "TIFF")  # a JPEG with several is one photograph in several versions
+# Each pass over a progressive JPEG touches all pixels, however few bytes it has; encoders write about ten.
+_START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 100
 _OUTER = "".join(map(chr, range(0x21)))  # control characters and the space, which a URL may have around it
 _NO_LINE_BREAKS = {ord(each): None for each in "\t\n\r"}
-_WHITESPACE = b"\t\n\f\r "
 _IS_BASE64 = re.compile(r"; *base64$", re.IGNORECASE)
 _ALPHABET = re.compile(rb"[A-Za-z0-9+/]*")
-_SHOWN = 60  # characters of a URL in messages
+_SHOWN = 60  # characters of a source in messages
 
 
 def is_data_url(text: str) -> bool:
     """Return whether a text is a `data:` URL, in any case."""
-    return text.lstrip(_OUTER)[: len(_SCHEME)].lower() == _SCHEME
+    return text.lstrip(_OUTER)[:5].lower() == "data:"
 
 
 def read_data_url(url: str, name: str, max_bytes: int) -> bytes:
@@ -49,7 +51,9 @@ def read_data_url(url: str, name: str, max_bytes: int) -> bytes:
     data = unquote_to_bytes(body.partition("#")[0].translate(_NO_LINE_BREAKS))
     is_base64 = _IS_BASE64.search(head.translate(_NO_LINE_BREAKS).strip(" \f"))
     if is_base64:
-        data = _without_padding(data.translate(None, _WHITESPACE))
+        data = data.translate(None, b"\t\n\f\r ")
+        if len(data) % 4 == 0 and data.endswith(b"="):  # one or two = complete it
+            data = data[:-2] + data[-2:].rstrip(b"=")
     num_bytes = len(data) * 3 // 4 if is_base64 else len(data)
     if num_bytes > max_bytes:
         raise InvalidParameterError(name, f"{num_bytes} bytes", f"at most {max_bytes} bytes")
@@ -59,20 +63,6 @@ def read_data_url(url: str, name: str, max_bytes: int) -> bytes:
         wrong = "characters of another code" if len(data) % 4 != 1 else f"{len(data)} characters"
         raise InvalidParameterError(name, url[:_SHOWN], f"not valid base64: {wrong}")
     return base64.b64decode(data + b"=" * (-len(data) % 4))  # bits beyond the last byte are dropped
-
-
-def _without_padding(data: bytes) -> bytes:
-    """Return base64 without the one or two = that complete it, if it has them."""
-    if len(data) % 4 == 0 and data.endswith(b"="):
-        return data[:-2] + data[-2:].rstrip(b"=")
-    return data
-
-
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-_MANY_FRAMES = ("PNG", "WEBP", "GIF", "TIFF")  # a JPEG with several is one photograph in several versions
-# Each pass over a progressive JPEG touches all pixels, however few bytes it has; encoders write about ten.
-_START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 100
-_SHOWN = 60  # characters of a source in messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,9 +181,8 @@ def _from_array(array: NDArray[Any], name: str, limits: PictureLimits) -> "Image
     from PIL import Image
 
     if array.ndim != 3 or array.shape[2] not in (3, 4) or array.dtype != np.uint8 or 0 in array.shape:
-        raise InvalidParameterError(
-            name, f"{array.dtype} {list(array.shape)}", "an array [height, width, 3 or 4] of uint8 is expected"
-        )
+        limit = "an array [height, width, 3 or 4] of uint8 is expected"
+        raise InvalidParameterError(name, f"{array.dtype} {list(array.shape)}", limit)
     return as_rgb(Image.fromarray(array), name, limits)
 
 

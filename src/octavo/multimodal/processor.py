@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -83,22 +82,18 @@ class MultiModalProcessor:
 
     def _of_media(self, text: str, token_ids: Sequence[int], media: Sequence[tuple[bool, Medium]]) -> MultiModalPrompt:
         """Expand placeholders; `media` are (is it a video, what it is), those of each kind in order."""
-        by_kind = {
-            is_video: [medium for _, medium in group]
-            for is_video, group in groupby(sorted(media, key=lambda each: each[0]), key=lambda each: each[0])
-        }
-        images, videos = by_kind.get(False, []), by_kind.get(True, [])
-        grids = ([medium.grid for medium in kind] or None for kind in (images, videos))
-        expanded = expand_vision_placeholders(token_ids, next(grids), self._vision, next(grids))
-        num_seen = {False: 0, True: 0}
+        by_kind = {kind: [medium for is_video, medium in media if is_video is kind] for kind in (False, True)}
+        images, videos = ([medium.grid for medium in each] or None for each in by_kind.values())
+        expanded = expand_vision_placeholders(token_ids, images, self._vision, videos)
+        num_seen, in_order = {False: 0, True: 0}, []
         for place in expanded.ranges:
+            number = num_seen[place.is_video]
             if place.num_tokens > self._max_image_tokens:
                 limit = f"at most {self._max_image_tokens} (encoder_cache_tokens)"
-                name = f"{'videos' if place.is_video else 'images'}[{num_seen[place.is_video]}]"
+                name = f"{'videos' if place.is_video else 'images'}[{number}]"
                 raise InvalidParameterError(name, f"{place.num_tokens} tokens", limit)
+            in_order.append(by_kind[place.is_video][number])
             num_seen[place.is_video] += 1
-        left = {False: iter(images), True: iter(videos)}
-        in_order = [next(left[place.is_video]) for place in expanded.ranges]
         return MultiModalPrompt.of(text, expanded, in_order, self._vision)
 
     @cached_property

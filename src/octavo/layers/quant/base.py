@@ -106,9 +106,9 @@ class WeightScheme(ABC):
 
     def num_bytes(self, num_outputs: int, in_size: int, dtype: torch.dtype) -> int:
         """Return a weight's size in memory; `dtype` is the model's."""
-        return (
-            num_outputs * in_size * dtype.itemsize if self.form is None else self.form.num_bytes(num_outputs, in_size)
-        )
+        if self.form is None:
+            return num_outputs * in_size * dtype.itemsize
+        return self.form.num_bytes(num_outputs, in_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,7 @@ import torch
 from octavo.config.json_fields import JsonFields
 from octavo.distributed.shares import Share
 from octavo.errors import UnsupportedModelError
-from octavo.kernels.quantization import (
-    TWO_LEVEL_GROUP_SIZE,
-    IntegerFormat,
-    QuantizedWeight,
-    WeightFormat,
-)
+from octavo.kernels.quantization import TWO_LEVEL_GROUP_SIZE, IntegerFormat, QuantizedWeight, WeightFormat
 from octavo.kernels.rotation import ROTATION_BLOCK
 from octavo.kernels.types import LinearRole
 from octavo.layers.quant.base import DENSE, TensorSpec, WeightScheme
@@ -62,8 +57,7 @@ class OctavoScheme(WeightScheme):
         return specs
 
     def weight(self, tensors: Mapping[str, torch.Tensor], outputs: Share, inputs: Share) -> QuantizedWeight:
-        is_divided = inputs.start % ROTATION_BLOCK or (inputs.stop < inputs.total and inputs.stop % ROTATION_BLOCK)
-        if is_divided:
+        if inputs.start % ROTATION_BLOCK or (inputs.stop < inputs.total and inputs.stop % ROTATION_BLOCK):
             share = f"inputs {inputs.start} to {inputs.stop} of {inputs.total} on one rank"
             limit = f"inputs are rotated by {ROTATION_BLOCK}, which ranks cannot divide; lower tensor_parallel_size"
             raise UnsupportedModelError(f"{self.name}: {share}; {limit}")
@@ -113,9 +107,8 @@ class OctavoSchemes:
         self._scheme = OctavoScheme(_form(fields, "bits"))
         others = fields.nested("bits_for")
         self._others = {layer: OctavoScheme(_form(others, layer)) for layer in others.values}
-        self.forms: frozenset[WeightFormat | None] = frozenset(
-            {None, *(scheme.form for scheme in (self._scheme, *self._others.values()))}
-        )
+        schemes = self._scheme, *self._others.values()
+        self.forms: frozenset[WeightFormat | None] = frozenset({None, *(scheme.form for scheme in schemes)})
 
     def scheme_of(self, layer: str, role: LinearRole) -> WeightScheme:
         return DENSE if role == "router" else self._others.get(layer, self._scheme)

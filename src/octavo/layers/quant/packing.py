@@ -52,7 +52,6 @@ class CompressedLinear:
         return cls(weight=QuantizedWeight(format=form, **parts), bias=tensors.get("bias"), in_size=num_columns)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return its tensors by name."""
         every = {name: getattr(self.weight, name) for name in _PARTS} | {"bias": self.bias}
         return {name: tensor for name, tensor in every.items() if tensor is not None}
 
@@ -125,9 +124,14 @@ def pack(
     if kernels.computes(weight.format) and (weight.order is None or scheme.selects_columns):
         return kernels.pack_linear(weight, bias, role, weight.format)
     if becomes_dense(kernels, weight.format):
-        _warn_expanded(scheme.name, kernels.name, dtype)
+        message = "%s: %s has no kernels for 8-bit floats; weights are computed in %s and take its memory"
+        _warn_once(message, scheme.name, kernels.name, str(dtype).removeprefix("torch."))
         return kernels.pack_linear(weight.dequantized().to(dtype), bias, role)
-    _warn(scheme.name, kernels.name)
+    message = (
+        "%s: %s has no kernels for such weights; they are dequantized in every step, which is slow "
+        "(on a CPU, dtype=bfloat16 has kernels for most)"
+    )
+    _warn_once(message, scheme.name, kernels.name)
     return CompressedLinear.of(weight, bias)
 
 
@@ -136,21 +140,6 @@ def becomes_dense(kernels: Kernels, form: WeightFormat | None) -> bool:
     return isinstance(form, Float8Format) and not kernels.computes(form)
 
 
-@cache  # once
-def _warn_expanded(scheme: str, kernels: str, dtype: torch.dtype) -> None:
-    logger.warning(
-        "%s: %s has no kernels for 8-bit floats; weights are computed in %s and take its memory",
-        scheme,
-        kernels,
-        str(dtype).removeprefix("torch."),
-    )
-
-
-@cache  # once
-def _warn(scheme: str, kernels: str) -> None:
-    logger.warning(
-        "%s: %s has no kernels for such weights; they are dequantized in every step, which is slow "
-        "(on a CPU, dtype=bfloat16 has kernels for most)",
-        scheme,
-        kernels,
-    )
+@cache
+def _warn_once(message: str, *arguments: str) -> None:
+    logger.warning(message, *arguments)
