@@ -34,11 +34,7 @@ _MAX_PASSAGE, _MAX_TOKENS, _MIN_TOKENS = 512, 4096, 64
 
 
 def read_text(path: Path | None) -> str:
-    """Return a file's text; None: the bundled one, with prose, chats, code, tables and several languages.
-
-    Raises:
-        InvalidParameterError: it cannot be read.
-    """
+    """Return a file's text; None: the bundled one, with prose, chats, code, tables and several languages."""
     if path is None:
         return files("octavo.calibration").joinpath("text.txt").read_text(encoding="utf-8")
     try:
@@ -70,11 +66,7 @@ _COMPUTED_AS_ONE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BitsPlan:
-    """Bits of every layer: `bits`, but for layers whose name contains a key of `bits_for`.
-
-    Raises:
-        InvalidParameterError: a number of bits that is not supported.
-    """
+    """Bits of every layer: `bits`, but for layers whose name contains a key of `bits_for`."""
 
     bits: int = 4
     bits_for: Mapping[str, int] = field(default_factory=dict)  # by name or part of one: "down_proj", "layers.0.mlp"
@@ -96,11 +88,7 @@ class BitsPlan:
         return cls(bits_for=bits_for)
 
     def of_layers(self, layers: Iterable[str]) -> dict[str, int]:
-        """Return the bits of each layer of a model, by checkpoint name.
-
-        Raises:
-            InvalidParameterError: a name that matches no layer.
-        """
+        """Return the bits of each layer of a model, by checkpoint name."""
         layers, result = list(layers), {}
         named = {name: LayerNames([name]) for name in self.bits_for}
         for name, matches in named.items():
@@ -150,11 +138,7 @@ class QuantizedCheckpoint(Checkpoint):
 
 
 def quantized(checkpoint: Checkpoint, form: str, bits_for: str, calibration_text: Path | None) -> QuantizedCheckpoint:
-    """Quantize a checkpoint, with a progress bar.
-
-    Raises:
-        InvalidParameterError: an unknown form, bits or layer; a text that cannot be read; and what `quantize` raises.
-    """
+    """Quantize a checkpoint, with a progress bar."""
     if form != "int4":
         raise InvalidParameterError("quantize", form, "int4; int8 needs no calibration: serve with --quantization int8")
     plan = BitsPlan.parse(bits_for)

@@ -29,12 +29,7 @@ _WRITTEN = ("config.json", "*.index.json")
 
 
 def write_companions(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write config.json, generation_config.json and the tokenizer's files to a folder.
-
-    Raises:
-        CheckpointError: a file that cannot be read, or the tokenizer of a GGUF file is malformed.
-        UnsupportedModelError: it is of a kind that Octavo does not read, or its rotary scaling has no name.
-    """
+    """Write config.json, generation_config.json and the tokenizer's files to a folder."""
     if checkpoint.model.rope.divisors:
         why = "its rope_freqs.weight is no scaling that config.json can name; only gguf has a place for it"
         raise UnsupportedModelError(f"{checkpoint.path}: {why}")
@@ -163,12 +158,7 @@ class _OneOf(SingleRank):
 
 
 def write_sharded(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
-    """Write the files of every rank and the other files of a checkpoint.
-
-    Raises:
-        InvalidParameterError: more ranks than attention heads.
-        UnsupportedModelError: weights that cannot be divided.
-    """
+    """Write the files of every rank and the other files of a checkpoint."""
     size = options.tensor_parallel_size or 1
     if size > checkpoint.model.num_heads:
         limit = f"at most {checkpoint.model.num_heads}: every rank needs an attention head"
@@ -190,12 +180,7 @@ def _shard(checkpoint: Checkpoint, rank: int, size: int) -> Iterator[tuple[str, 
 
 
 def write_tensorized(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
-    """Write model.tensors and the other files of a checkpoint.
-
-    Raises:
-        InvalidParameterError: the library is not installed, or an option without effect is given.
-        UnsupportedModelError: too many tensors for the format's index.
-    """
+    """Write model.tensors and the other files of a checkpoint."""
     library = _library()
     write_companions(checkpoint, out)
     serializer = library.TensorSerializer(str(out / TENSORIZER_FILE))

@@ -45,12 +45,7 @@ _ROUTERS = ("ffn_gate_inp", "ffn_gate_inp_shexp")
 
 
 def write_gguf(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
-    """Write model.gguf: settings, tokenizer, chat template and tensors; matrices are of type `options.gguf_type`.
-
-    Raises:
-        InvalidParameterError: the library is not installed, or an unknown type.
-        UnsupportedModelError: quantized weights, or an architecture or tokenizer that files of this kind lack.
-    """
+    """Write model.gguf: settings, tokenizer, chat template and tensors; matrices are of type `options.gguf_type`."""
     model, library = checkpoint.written_model, _library()
     if model.quantization is not None:
         why = f"weights are quantized (quant_method {model.quantization.method}); use the original"

@@ -36,11 +36,7 @@ _YARN_BETA_FAST, _YARN_BETA_SLOW = 32.0, 1.0  # what readers take where a file h
 
 
 def write_settings(writer: Any, library: Any, model: ModelConfig) -> None:
-    """Add the architecture's keys.
-
-    Raises:
-        UnsupportedModelError: a rotary scaling or windows that this format cannot express.
-    """
+    """Add the architecture's keys."""
     writer.add_name(model.model)
     writer.add_vocab_size(model.vocab_size)
     writer.add_context_length(model.max_position_embeddings)
@@ -69,11 +65,7 @@ def write_settings(writer: Any, library: Any, model: ModelConfig) -> None:
 
 
 def _write_gemma3_settings(writer: Any, model: ModelConfig) -> None:
-    """Add windows, the rotary base of layers that have one, and the cap of logits.
-
-    Raises:
-        UnsupportedModelError: attention has a scale that readers of such files would not use.
-    """
+    """Add windows, the rotary base of layers that have one, and the cap of logits."""
     divisor = gemma3_attention_divisor(model.num_layers, model.hidden_size, model.num_heads, model.head_dim)
     scale = model.attention_scale
     if scale is None or not math.isclose(scale, divisor**-0.5, rel_tol=1e-6):
@@ -112,11 +104,7 @@ def _write_rope(writer: Any, library: Any, model: ModelConfig) -> None:
 
 
 def write_tokenizer(writer: Any, files: TokenizerFiles, model: ModelConfig, origin: str) -> None:
-    """Add a byte-level or SentencePiece BPE tokenizer and its chat templates.
-
-    Raises:
-        UnsupportedModelError: another kind of tokenizer, or text is split in a way that has no name in this format.
-    """
+    """Add a byte-level or SentencePiece BPE tokenizer and its chat templates."""
     backend, name = json.loads(files.backend.to_str()), pre_tokenizer_name(files.backend)
     scores = _token_scores(backend) if name is None else None
     if name is None and scores is None:

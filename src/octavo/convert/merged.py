@@ -20,11 +20,7 @@ from octavo.worker.parameters import empty_model
 
 
 def check_adapter(config: ModelConfig, folder: Path, load_format: LoadFormat = "auto") -> None:
-    """Read the adapter in a folder as a rank with the whole model would.
-
-    Raises:
-        AdapterError, CheckpointError: names the setting or the tensor that does not fit.
-    """
+    """Read the adapter in a folder as a rank with the whole model would."""
     model, load = empty_model(config), LoadConfig(load_format=load_format, seed=0)
     max_rank = read_adapter_config(folder).largest_rank
     AdapterReader(model, AdapterTargets(model, experts=True), load, max_rank, torch.float32).read(folder)
@@ -44,11 +40,7 @@ class MergedCheckpoint(Checkpoint):
     unties_head: bool  # the base model's head is its embedding, and only one of them is changed
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `Checkpoint.tensors`.
-
-        Raises:
-            AdapterError: the checkpoint has no tensor that one of the adapter is for; names it.
-        """
+        """See `Checkpoint.tensors`."""
         model, left = empty_model(self.model), set(self.modules)
         for name, tensor in spelt_as_in_table(model, Checkpoint.tensors(self)):
             module = renamed(model, name.removesuffix(_WEIGHT))

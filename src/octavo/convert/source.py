@@ -69,11 +69,7 @@ class Checkpoint:
         return replace(self.model, quantization=quantization)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, tensor) of every tensor, under the names of Hugging Face checkpoints, one at a time.
-
-        Raises:
-            CheckpointError: a damaged file.
-        """
+        """Yield (name, tensor) of every tensor, under the names of Hugging Face checkpoints, one at a time."""
         loader = get_model_loader(LoadConfig(load_format=self.load_format, seed=0))
         for name, tensor in loader.tensors(empty_model(self.model)):
             is_cast = self.dtype is not None and tensor.dtype in _FLOATS

@@ -207,12 +207,7 @@ class GgufFile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Map a file; given the first part of a split one, map all parts.
-
-        Raises:
-            CheckpointError: missing, truncated or malformed; or a part is missing.
-            UnsupportedModelError: an unsupported version or tensor type.
-        """
+        """Map a file; given the first part of a split one, map all parts."""
         first = _map(path)
         metadata, tensors = _read_part(path, first)
         mappings = [first]

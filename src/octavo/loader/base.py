@@ -46,11 +46,7 @@ class ModelLoader(ABC):
         return self.load(initialize_model(model_config, context))
 
     def load(self, model: CausalLM) -> CausalLM:
-        """Load the weights of an empty model.
-
-        Raises:
-            InvalidParameterError: a format of folders, and the model is a GGUF file.
-        """
+        """Load the weights of an empty model."""
         start, model_config = time.monotonic(), model.config
         if self.load_config.load_format in _FOLDER_FORMATS and Path(model_config.path).is_file():
             limit = f"auto or gguf: {model_config.path} is a GGUF file"

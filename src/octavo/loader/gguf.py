@@ -26,11 +26,7 @@ class GgufLoader(ModelLoader):
     """Reads the file at `model_config.path`."""
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, Tensor]]:
-        """See `ModelLoader.tensors`. Tensors are mapped, or dequantized one at a time.
-
-        Raises:
-            CheckpointError: the file is damaged, or has a tensor that this kind of model does not have.
-        """
+        """See `ModelLoader.tensors`. Tensors are mapped, or dequantized one at a time."""
         path, elsewhere = Path(model.config.path), OtherStages(model)
         if not path.is_file():
             raise CheckpointError(f"{path} is a folder; load_format='gguf' reads a file")

@@ -23,11 +23,7 @@ _NAMED_AT_MOST = 8
 
 
 def names_by_shard(index: Path) -> dict[str, list[str]]:
-    """Group the tensors that an index file lists by their file, in the same folder.
-
-    Raises:
-        CheckpointError: malformed, empty, or with the name of a file elsewhere.
-    """
+    """Group the tensors that an index file lists by their file, in the same folder."""
     weight_map = JsonFields.read(index).nested("weight_map")
     if not weight_map.values:
         raise weight_map.fail("weight_map", "tensor names and their files are expected")
@@ -83,12 +79,7 @@ class StoredTensor:
 
 
 def stored_tensors(path: Path) -> Iterator[StoredTensor]:
-    """Yield the tensors of a GGUF file or of a folder; where that has several formats, those that would be loaded.
-
-    Raises:
-        CheckpointError: damaged, or none are there.
-        UnsupportedModelError: a format, or a version of one, that Octavo does not read.
-    """
+    """Yield the tensors of a GGUF file or of a folder; where that has several formats, those that would be loaded."""
     if path.is_file():
         from octavo.gguf.file import GgufFile  # imports numpy, which `octavo --help` does not need
 

@@ -34,11 +34,7 @@ class AutoLoader(ModelLoader):
 
 
 def tensor_names(folder: Path) -> frozenset[str]:
-    """Return the names of the tensors in a folder of safetensors or torch files.
-
-    Raises:
-        CheckpointError: there are none, or a damaged one.
-    """
+    """Return the names of the tensors in a folder of safetensors or torch files."""
     file = first_file(folder, (*SAFETENSORS_FILES, *TORCH_FILES))
     if file is None:
         raise CheckpointError(f"{folder}: none of {', '.join((*SAFETENSORS_FILES, *TORCH_FILES))}")
@@ -48,11 +44,7 @@ def tensor_names(folder: Path) -> frozenset[str]:
 
 
 def _loader_for(path: Path) -> type[ModelLoader]:
-    """Return the loader of what is at a path. Safetensors come first where there are several formats.
-
-    Raises:
-        CheckpointError: there are no weights.
-    """
+    """Return the loader of what is at a path. Safetensors come first where there are several formats."""
     if path.is_file():
         return GgufLoader
     if first_file(path, SAFETENSORS_FILES):

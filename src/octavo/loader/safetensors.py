@@ -23,11 +23,7 @@ class SafetensorsLoader(ModelLoader):
     """Reads `model.safetensors`, else the shards that `model.safetensors.index.json` lists."""
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
-        """Tensors are views of the mapped file; those used only by other stages are skipped.
-
-        Raises:
-            CheckpointError: no such file, or it is truncated, malformed or lacks a tensor of its index.
-        """
+        """Tensors are views of the mapped file; those used only by other stages are skipped."""
         folder, elsewhere = Path(model.config.path), OtherStages(model)
         single, index = folder / SAFETENSORS_FILE, folder / SAFETENSORS_INDEX
         if single.is_file():
@@ -47,11 +43,7 @@ class SafetensorsLoader(ModelLoader):
 def read_file(
     path: Path, elsewhere: Container[str], names: list[str] | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the named tensors of one file, None: all, except those `elsewhere`.
-
-    Raises:
-        CheckpointError: truncated, malformed, or without a named tensor.
-    """
+    """Yield the named tensors of one file, None: all, except those `elsewhere`."""
     try:
         found = names_in_file(path)
         wanted = set(found if names is None else names)

@@ -35,12 +35,7 @@ class ShardedStateLoader(ModelLoader):
         raise UnsupportedModelError(f"{model.config.path}: a sharded state has no whole tensors; use its source")
 
     def fill(self, model: CausalLM) -> None:
-        """Load this rank's files.
-
-        Raises:
-            CheckpointError: no files for this number of ranks, or they are damaged or of another model.
-            InvalidParameterError: whole experts are distributed, and these files have shards of each.
-        """
+        """Load this rank's files."""
         group, folder = model.context.groups.tensor, Path(model.config.path)
         if model.context.groups.experts.size > 1:
             limit = "false: a sharded state has a shard of every expert on each rank"

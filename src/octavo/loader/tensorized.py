@@ -55,12 +55,7 @@ class IndexEntry:
 
 
 def read_index(read: Callable[[int], bytes], num_bytes: int, origin: str) -> list[IndexEntry]:
-    """Read the index from the start of a file of `num_bytes`; `read` returns the next bytes. Sorted by offset.
-
-    Raises:
-        CheckpointError: truncated or malformed.
-        UnsupportedModelError: encrypted, or of a version or dtype that is not supported.
-    """
+    """Read the index from the start of a file of `num_bytes`; `read` returns the next bytes. Sorted by offset."""
 
     def take(count: int, what: str) -> bytes:
         found = read(count)
@@ -149,12 +144,7 @@ class TensorizerLoader(ModelLoader):
     """Reads `tensorizer_uri`, or `model.tensors` in the model's folder."""
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each tensor is in memory of its own.
-
-        Raises:
-            CheckpointError: no such file or address, or it is truncated or malformed.
-            UnsupportedModelError: it is encrypted, or of an unknown version.
-        """
+        """Each tensor is in memory of its own."""
         uri = self.load_config.tensorizer_uri or str(Path(model.config.path) / TENSORIZER_FILE)
         elsewhere = OtherStages(model)
         with _opened(uri) as stream:

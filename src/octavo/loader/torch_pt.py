@@ -21,11 +21,7 @@ class TorchLoader(ModelLoader):
     """Reads `pytorch_model.bin`, else the shards that its index lists, else `model.pt` or `model.pth`."""
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
-        """Tensors are views of the mapped file.
-
-        Raises:
-            CheckpointError: no such file, a damaged one, or one with anything but tensors in it.
-        """
+        """Tensors are views of the mapped file."""
         yield from read_folder(Path(model.config.path), OtherStages(model))
 
 
@@ -58,11 +54,7 @@ def _read_file(path: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor
 
 
 def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
-    """Map a file and return its tensors by name. Only tensors and plain containers are unpickled.
-
-    Raises:
-        CheckpointError: damaged, or anything but a dict of tensors.
-    """
+    """Map a file and return its tensors by name. Only tensors and plain containers are unpickled."""
     if not is_zipfile(path):
         how = "torch.save(torch.load(path, weights_only=True), path)"
         raise CheckpointError(

@@ -65,11 +65,7 @@ def weight_slots(model: CausalLM) -> dict[str, WeightSlot]:
 
 
 def load_weights(model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Pass tensors to the layers that own them; a layer packs them at once, so that their source can be freed.
-
-    Raises:
-        CheckpointError: see `tensors_by_owner`.
-    """
+    """Pass tensors to the layers that own them; a layer packs them at once, so that their source can be freed."""
     for owner, its_tensors in tensors_by_owner(model, tensors):
         for name, tensor in its_tensors.items():
             owner.load_weight(name, tensor)

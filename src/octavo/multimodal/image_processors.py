@@ -50,12 +50,7 @@ class FixedSizeProcessor(ImageProcessor):
 
     @classmethod
     def of(cls, fields: JsonFields, vision: VisionConfig) -> Self:
-        """Read the settings of a checkpoint with this tower.
-
-        Raises:
-            CheckpointError: they are malformed.
-            UnsupportedModelError: they do not fit the tower, or are not supported.
-        """
+        """Read the settings of a checkpoint with this tower."""
         kind = fields.text("image_processor_type", "CLIPImageProcessor").removesuffix("Fast")
         if kind not in _DEFAULTS:
             why = f"is not supported; known: {', '.join(_DEFAULTS)}"
@@ -131,12 +126,7 @@ class NativeSizeProcessor(ImageProcessor):
 
     @classmethod
     def of(cls, fields: JsonFields, vision: VisionConfig) -> Self:
-        """Read the settings of a checkpoint with this tower.
-
-        Raises:
-            CheckpointError: they are malformed.
-            UnsupportedModelError: they switch a step off.
-        """
+        """Read the settings of a checkpoint with this tower."""
         size = fields.nested("size")
         return cls(
             patch_size=fields.integer("patch_size", vision.patch_size),
@@ -185,21 +175,12 @@ class NativeSizeProcessor(ImageProcessor):
 
 
 def read_image_processor(folder: Path, vision: VisionConfig) -> ImageProcessor:
-    """Read the settings for images of the checkpoint in `folder`.
-
-    Raises:
-        CheckpointError: there are none, or they are malformed.
-        UnsupportedModelError: they do not fit the tower, or are not supported.
-    """
+    """Read the settings for images of the checkpoint in `folder`."""
     return _read(_image_fields(folder), vision)
 
 
 def read_video_fields(folder: Path) -> JsonFields:
-    """Return the settings for videos of the checkpoint in `folder`; without any, those of images apply.
-
-    Raises:
-        CheckpointError: there are none, or they are malformed.
-    """
+    """Return the settings for videos of the checkpoint in `folder`; without any, those of images apply."""
     combined, own = _combined(folder), folder / "video_preprocessor_config.json"
     if "video_processor" in combined:
         return combined.nested("video_processor")

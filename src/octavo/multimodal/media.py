@@ -60,11 +60,7 @@ class FrameSampling:
         )
 
     def indices(self, total: int, rate: float, name: str, fps: float | None, num_frames: int | None) -> list[int]:
-        """Return which of `total` frames, `rate` a second, are seen: `num_frames`, or `fps` a second, or by default.
-
-        Raises:
-            InvalidParameterError: more frames than the video has, or than the model takes.
-        """
+        """Return which of `total` frames, `rate` a second, are seen: `num_frames`, or `fps` a second, or by default."""
         asked = num_frames if num_frames is not None or fps is not None else self.num_frames
         if asked is None:
             by_rate = min(max(total / rate * (fps or self.fps), self.min_frames), self.max_frames, total)
@@ -107,11 +103,7 @@ class VideoReader:
     max_tokens: int  # of a video that is whole
 
     def read(self, source: Source) -> Video:
-        """Return the patches of a video.
-
-        Raises:
-            InvalidParameterError: it cannot be read, or is of a kind or size that the model does not take.
-        """
+        """Return the patches of a video."""
         sampled = self._frames_of(source)
         whole = self.frames.patches(sampled.frames)
         group = self.vision.temporal_patch_size
@@ -200,11 +192,7 @@ class MediaReader:
 
     @classmethod
     def of(cls, folder: Path, vision: VisionConfig, max_tokens: int) -> Self:
-        """Read the settings of the checkpoint in `folder`; no image or video may have more than `max_tokens`.
-
-        Raises:
-            CheckpointError, UnsupportedModelError: see `read_image_processor`.
-        """
+        """Read the settings of the checkpoint in `folder`; no image or video may have more than `max_tokens`."""
         videos = None
         if vision.video_token_id is not None:
             fields = read_video_fields(folder)
@@ -220,11 +208,7 @@ class MediaReader:
         return self.videos.read(source)
 
     def image(self, source: Source) -> Medium:
-        """Return an image as the model takes it.
-
-        Raises:
-            InvalidParameterError: it cannot be read; names where in the request it is.
-        """
+        """Return an image as the model takes it."""
         if isinstance(source.content, Mapping):
             return self._embeddings(source)
         return self.images.process([self.picture(source)], source.name)

@@ -33,11 +33,7 @@ def has_images(messages: object) -> bool:
 
 
 def take_images(messages: object) -> tuple[list[dict[str, object]], list[Source]]:
-    """Return messages with `{"type": "image"}` or `{"type": "video"}` in place of these, and the sources, in order.
-
-    Raises:
-        InvalidParameterError: not a list of objects, or a part without its image.
-    """
+    """Return messages with `{"type": "image"}` or `{"type": "video"}` in place of these, and the sources, in order."""
     if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
         limit = "a list of objects is expected, each with role and content"
         raise InvalidParameterError("messages", type(messages).__name__, limit)

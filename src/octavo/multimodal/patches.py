@@ -46,12 +46,7 @@ class Normalization:
 
     @classmethod
     def read(cls, fields: JsonFields, mean: tuple[float, ...], std: tuple[float, ...]) -> "Normalization":
-        """Read `image_mean`, `image_std` and `rescale_factor`; absent ones are `mean`, `std` and 1/255.
-
-        Raises:
-            CheckpointError: they are malformed.
-            UnsupportedModelError: a step of the processing is switched off.
-        """
+        """Read `image_mean`, `image_std` and `rescale_factor`; absent ones are `mean`, `std` and 1/255."""
         for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
             if not fields.flag(key, True):
                 raise UnsupportedModelError(f"{fields.origin}: {key}=False is not supported")
@@ -77,11 +72,7 @@ class ImageProcessor(ABC):
     resample: int  # a filter of Pillow
 
     def process(self, frames: Sequence["Image"], name: str) -> Patches:
-        """Cut an RGB picture, or the frames of a video, which have one size, into patches.
-
-        Raises:
-            InvalidParameterError: the picture is of a shape that the model does not take.
-        """
+        """Cut an RGB picture, or the frames of a video, which have one size, into patches."""
         return self.patches([self.resized(frame, name, len(frames)) for frame in frames])
 
     def patches(self, frames: Sequence[NDArray[np.uint8]]) -> Patches:
@@ -96,11 +87,7 @@ class ImageProcessor(ABC):
 
     @abstractmethod
     def patches_of(self, made: Mapping[str, Any]) -> list[Patches]:
-        """Return the images in what a processor of transformers' kind made.
-
-        Raises:
-            InvalidParameterError: values that do not fit their shape or the tower.
-        """
+        """Return the images in what a processor of transformers' kind made."""
 
     def cut(self, frames: NDArray[Any]) -> tuple[NDArray[Any], tuple[int, int, int]]:
         """Cut frames [frames, height, width, C] into patches [., C * F * S * S]; return these and their grid.

@@ -40,11 +40,7 @@ def is_data_url(text: str) -> bool:
 
 
 def read_data_url(url: str, name: str, max_bytes: int) -> bytes:
-    """Return the bytes of a `data:` URL, which are in base64 or percent-encoded; its media type is not needed.
-
-    Raises:
-        InvalidParameterError: it is malformed, not base64, or too large; names the part of the request `name`.
-    """
+    """Return the bytes of a `data:` URL, which are in base64 or percent-encoded; its media type is not needed."""
     head, comma, body = url.strip(_OUTER).partition(",")
     if not comma:
         raise InvalidParameterError(name, url[:_SHOWN], "a data URL is expected, such as data:image/png;base64,...")
@@ -113,11 +109,7 @@ def open_picture(source: object, name: str, limits: PictureLimits) -> "Image":
 
 
 def decode_picture(data: bytes, name: str, limits: PictureLimits) -> "Image":
-    """Decode a file's contents.
-
-    Raises:
-        InvalidParameterError: not a picture, of a format that is not read, damaged, animated, or too large.
-    """
+    """Decode a file's contents."""
     from PIL import Image, UnidentifiedImageError
 
     if len(data) > limits.max_bytes:
@@ -146,11 +138,7 @@ def decode_picture(data: bytes, name: str, limits: PictureLimits) -> "Image":
 
 
 def as_rgb(image: "Image", name: str, limits: PictureLimits) -> "Image":
-    """Rotate as the EXIF data says, put transparent pictures on white, and convert to RGB.
-
-    Raises:
-        InvalidParameterError: too large, or of a kind of pixels without a defined color.
-    """
+    """Rotate as the EXIF data says, put transparent pictures on white, and convert to RGB."""
     from PIL import Image, ImageOps
 
     _check_size(image.size, name, limits)

@@ -73,11 +73,7 @@ def expand_vision_placeholders(
 
 
 def checked_grids(grid_thw: object, vision: VisionConfig) -> list[Grid]:
-    """Return grids as tuples; None is no grid.
-
-    Raises:
-        InvalidParameterError: not [images, 3], or rows and columns that are not whole merged squares.
-    """
+    """Return grids as tuples; None is no grid."""
     try:
         grids: NDArray[Any] = np.zeros((0, 3), dtype=np.int64) if grid_thw is None else np.asarray(grid_thw)
     except ValueError:  # lists of different lengths
@@ -184,11 +180,7 @@ class PlaceholderTexts:
         )
 
     def write_out(self, text: str, times_s: Sequence[Sequence[float] | None]) -> str:
-        """Return the text with all placeholders; `times_s` are those of each video's groups of frames.
-
-        Raises:
-            InvalidParameterError: there are not as many places as videos.
-        """
+        """Return the text with all placeholders; `times_s` are those of each video's groups of frames."""
         # Templates of some models write only the token that begins an image.
         if self.around is not None and self.start + self.image not in text:
             text = text.replace(self.start, self.around + self.start + self.image + self.end + self.around)

@@ -76,11 +76,7 @@ class MultiModalPrompt:
 
     @classmethod
     def of(cls, text: str | None, prompt: ExpandedPrompt, media: Sequence[Medium], config: VisionConfig) -> Self:
-        """Match images and videos, in the order of the prompt, with their placeholders.
-
-        Raises:
-            InvalidParameterError: frames of a video that are so far apart that positions exceed the tokens.
-        """
+        """Match images and videos, in the order of the prompt, with their placeholders."""
         places = list(zip(prompt.ranges, media, strict=True))
         positions = _rotary_positions(prompt, media, config) if config.has_rotary_axes else None
         spans = [(place.start, place.start + place.num_tokens) for place, _ in places]

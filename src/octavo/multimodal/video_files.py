@@ -41,11 +41,7 @@ class SampledFrames:
 
 
 def read_video_file(data: bytes, name: str, limits: PictureLimits, choose: Choose, resize: Resize) -> SampledFrames:
-    """Decode the frames that `choose` selects, in ascending order, and resize each.
-
-    Raises:
-        InvalidParameterError: not a video, of a format that is not read, damaged, or too large; or PyAV is missing.
-    """
+    """Decode the frames that `choose` selects, in ascending order, and resize each."""
     if len(data) > limits.max_bytes:
         raise InvalidParameterError(name, f"{len(data)} bytes", f"at most {limits.max_bytes} bytes")
     container = _container_of(data)

@@ -242,11 +242,7 @@ class ChatTemplate:
         return variable in self._compile(with_tools=with_tools)[1]
 
     def check(self) -> None:
-        """Compile the template now rather than on first use.
-
-        Raises:
-            InvalidParameterError: it is not a Jinja template.
-        """
+        """Compile the template now rather than on first use."""
         try:
             self._compile(with_tools=False)
         except TemplateError as error:
@@ -265,11 +261,7 @@ class ChatTemplate:
 
 
 def plain_messages(messages: object) -> list[dict[str, object]]:
-    """Check a conversation and normalize it for templates: text as one string, no nulls.
-
-    Raises:
-        InvalidParameterError: names the message and the problem.
-    """
+    """Check a conversation and normalize it for templates: text as one string, no nulls."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
         raise InvalidParameterError("messages", messages, "a list of at least one message")
     return [_plain_message(f"messages[{index}]", message) for index, message in enumerate(messages)]

@@ -94,11 +94,7 @@ class _Pieces(dict[int, bytes]):
 
 
 def parse_decoder(spec: Mapping[str, Any] | None) -> DecoderRules:
-    """Reduce the `decoder` section of a `tokenizer.json` to per-token rules.
-
-    Raises:
-        CheckpointError: a decoder that is unknown or does not work token by token.
-    """
+    """Reduce the `decoder` section of a `tokenizer.json` to per-token rules."""
     if spec is None:
         return DecoderRules(separator=" ")  # the tokenizers library joins token texts with spaces in this case
     return _add_decoder(DecoderRules(), spec)

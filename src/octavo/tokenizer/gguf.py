@@ -89,12 +89,7 @@ SENTENCEPIECE_IDS = MappingProxyType({"unknown": 0, "bos": 1, "eos": 2})
 
 
 def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, str]]:
-    """Return the backend, named tokens (`bos_token`, ...) and chat templates of a file.
-
-    Raises:
-        CheckpointError: the tokenizer is missing or malformed.
-        UnsupportedModelError: an unsupported kind; `--tokenizer` can name another tokenizer.
-    """
+    """Return the backend, named tokens (`bos_token`, ...) and chat templates of a file."""
     fields = _Fields(GgufFile.read(path))
     kind = fields.text("model")
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(kind)

@@ -183,11 +183,7 @@ class ContextLimit:
                 raise self._error(f"at least {least} tokens")
 
     def check(self, num_tokens: int, min_tokens: int) -> None:
-        """Check the length of a prompt that is tokenized, and of the least output.
-
-        Raises:
-            PromptTooLongError: they do not fit.
-        """
+        """Check the length of a prompt that is tokenized, and of the least output."""
         if num_tokens + max(1, min_tokens) > self.max_model_len:
             raise self._error(f"{num_tokens} tokens" + (f" + min_tokens {min_tokens}" if min_tokens else ""))
 

@@ -86,11 +86,7 @@ class WeightScheme(ABC):
 
     @abstractmethod
     def weight(self, tensors: Mapping[str, torch.Tensor], outputs: Share, inputs: Share) -> Weight:
-        """Take a rank's shard out of the tensors of a whole weight, reading no more of them than that.
-
-        Raises:
-            CheckpointError: inconsistent tensors.
-        """
+        """Take a rank's shard out of the tensors of a whole weight, reading no more of them than that."""
 
     def form_of(self, inputs: Share) -> WeightFormat | None:
         """Return the format of a shard of the inputs."""
@@ -166,12 +162,7 @@ class QuantizedAtLoad:
 
 
 def make_schemes(checkpoint: CheckpointQuantization | None, quantization: str | None = None) -> Schemes:
-    """Return the schemes of a quantized checkpoint, those of `quantization=`, or of both: of 8-bit floats.
-
-    Raises:
-        UnsupportedModelError: a setting of the checkpoint that Octavo does not support.
-        InvalidParameterError: unknown quantization.
-    """
+    """Return the schemes of a quantized checkpoint, those of `quantization=`, or of both: of 8-bit floats."""
     if checkpoint is None:
         return QuantizedAtLoad(get_quantization(quantization) if quantization else None)
     module, name = _GGUF if checkpoint.method == "gguf" else CHECKPOINT_SCHEMES[checkpoint.method]

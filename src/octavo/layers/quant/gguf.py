@@ -49,11 +49,7 @@ class BlockScheme(WeightScheme):
         return {"weight": TensorSpec((num_outputs, kind.row_bytes(in_size)), is_integer=True)}
 
     def weight(self, tensors: Mapping[str, torch.Tensor], outputs: Share, inputs: Share) -> BlockWeight:
-        """See `WeightScheme.weight`. Rows stay whole: a rank's inputs may begin inside a block.
-
-        Raises:
-            UnsupportedModelError: the inputs are not whole groups.
-        """
+        """See `WeightScheme.weight`. Rows stay whole: a rank's inputs may begin inside a block."""
         if inputs.start % GROUP_SIZE or inputs.size % GROUP_SIZE:
             found = f"{self.name}: inputs {inputs.start} to {inputs.stop} of {inputs.total}"
             limit = f"whole groups of {GROUP_SIZE}; set another tensor_parallel_size, or quantization='dequantize'"

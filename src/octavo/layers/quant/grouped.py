@@ -222,11 +222,7 @@ def _padded_groups(of_inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def read_awq(fields: JsonFields) -> UniformSchemes:
-    """Read the checkpoint's configuration, in either of its spellings.
-
-    Raises:
-        UnsupportedModelError: a setting that Octavo does not support.
-    """
+    """Read the checkpoint's configuration, in either of its spellings."""
     bits = fields.integer("bits", fields.integer("w_bit", 4))
     group_size = fields.values.get("group_size", fields.values.get("q_group_size", 128))
     version = fields.text("version", "gemm").lower()
@@ -276,11 +272,7 @@ class GPTQSchemes(UniformSchemes):
 
 
 def _skipped_layers(fields: JsonFields) -> LayerNames:
-    """Return the layers that GPTQModel's `dynamic` leaves dense: regular expressions after "-:".
-
-    Raises:
-        UnsupportedModelError: it also gives some layers settings of their own.
-    """
+    """Return the layers that GPTQModel's `dynamic` leaves dense: regular expressions after "-:"."""
     dynamic = fields.nested("dynamic")
     for pattern in dynamic.values:
         settings = dynamic.nested(pattern).values

@@ -36,9 +36,6 @@ class LayerNames:
     "mlp.gate", a router, not "mlp.gate_proj". After "re:" comes a regular expression for the beginning of a layer's
     name. A layer has the name that it has in a model of text and pictures, too, and that of the layer that engines
     merge it into ("qkv_proj").
-
-    Raises:
-        UnsupportedModelError: an invalid regular expression.
     """
 
     def __init__(self, names: Iterable[str]) -> None:

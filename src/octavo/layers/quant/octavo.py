@@ -97,11 +97,7 @@ class OctavoSchemes:
     name = METHOD
 
     def __init__(self, fields: JsonFields) -> None:
-        """Read the checkpoint's configuration.
-
-        Raises:
-            UnsupportedModelError: a version or number of bits that this Octavo does not know.
-        """
+        """Read the checkpoint's configuration."""
         if (version := fields.integer("version")) != VERSION:
             raise UnsupportedModelError(f"{fields.origin}: version={version} is not supported; supported: {VERSION}")
         self._scheme = OctavoScheme(_form(fields, "bits"))
