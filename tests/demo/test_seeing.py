@@ -23,10 +23,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from octavo import LLM, SamplingParams
 from octavo.demo import demo_vl_model_path
-from octavo.multimodal.prompt import VisionSpan, rotary_positions
+from octavo.multimodal.prompt import rotary_positions
 
 MAX_BYTES = 8_000_000
-SPAN = VisionSpan(start=IMAGE_START + 1, frames=1, rows=3, columns=3)  # of every picture
+SPAN = (IMAGE_START + 1, (1, 3, 3), 1.0)  # of every picture
 FOLDER = demo_vl_model_path()
 
 

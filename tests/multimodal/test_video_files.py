@@ -98,8 +98,7 @@ def test_sampled_frames(total: int, asked: dict[str, Any], qwen2: list[int], qwe
 def test_the_limits_of_qwen3_are_those_of_the_whole_video(open_llm: OpenLLM) -> None:
     """In squares of 8 pixels, 64 to 2560 of all frames together, whose number counts as even."""
     reader = open_llm("qwen3-vl").engine.front.inputs.multimodal._reader
-    assert reader.videos is not None
-    frames: Any = reader.videos.frames
+    frames: Any = reader.frames
     assert frames.target_size(32, 16, 4) == frames.target_size(32, 16, 1) == (32, 16)
     assert frames.target_size(32, 16, 5) == (32, 16)  # 4 x 512 pixels
     assert frames.target_size(32, 16, 40) == (8, 8)  # sides by the root of 20,480 / 2,560: at least a square

@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 
 _MAX_FRAMES = 768
 _SHOWN = 60  # characters of a source in messages
-_MAX_VIDEO_BYTES = 1 << 30
-_LOW_DETAIL = 512  # pixels of the longer side
+_VIDEO_LIMITS = PictureLimits(max_bytes=1 << 30)
 DETAILS = (None, "auto", "low", "high", "original")  # only `low` changes a picture
-_EMBEDDING_KEYS = {"image_embeds", "image_grid_thw"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,17 +91,65 @@ class Video:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VideoReader:
-    """The settings of one checkpoint, and limits of files and frames."""
+class MediaReader:
+    """The settings of one checkpoint."""
 
     vision: VisionConfig
-    frames: ImageProcessor
+    images: ImageProcessor
+    frames: ImageProcessor  # of videos
     sampling: FrameSampling
-    limits: PictureLimits
     max_tokens: int  # of a video that is whole
 
-    def read(self, source: Source) -> Video:
-        """Return the patches of a video."""
+    @classmethod
+    def of(cls, folder: Path, vision: VisionConfig, max_tokens: int) -> Self:
+        """Read the settings of the checkpoint in `folder`; no image or video may have more than `max_tokens`."""
+        takes_videos, images = vision.video_token_id is not None, read_image_processor(folder, vision)
+        fields = read_video_fields(folder) if takes_videos else JsonFields(str(folder), {})
+        return cls(
+            vision=vision,
+            images=images,
+            frames=frame_processor(fields, vision) if takes_videos else images,
+            sampling=FrameSampling.read(fields, vision),
+            max_tokens=max_tokens,
+        )
+
+    def image(self, source: Source) -> Medium:
+        """Return an image as the model takes it."""
+        if isinstance(source.content, Mapping):
+            return self._embeddings(source)
+        return self.images.process([self.picture(source)], source.name)
+
+    def picture(self, source: Source) -> "Image":
+        """Return an image as RGB. Raises as `image`."""
+        if source.detail not in DETAILS:
+            known = ", ".join(map(str, DETAILS))
+            raise InvalidParameterError(f"{source.name}.detail", source.detail, f"one of {known} is expected")
+        picture = open_picture(source.content, source.name, PictureLimits())
+        if source.detail == "low":
+            picture = picture.copy()
+            picture.thumbnail((512, 512))
+        return picture
+
+    def _embeddings(self, source: Source) -> Embeddings:
+        """Check precomputed embeddings, `{"image_embeds": [tokens, hidden size], "image_grid_thw": [3]}`."""
+        given, fixed = source.content, self.vision.fixed_grid
+        assert isinstance(given, Mapping)
+        keys = {"image_embeds", "image_grid_thw"}
+        if set(given) not in ([keys] if fixed is None else [keys, {"image_embeds"}]):
+            limit = "image_embeds and image_grid_thw are expected"
+            raise InvalidParameterError(source.name, sorted(map(str, given)), limit)
+        [grid] = checked_grids([given.get("image_grid_thw", fixed)], self.vision)
+        values = _as_array(given["image_embeds"])
+        wanted = (self.vision.num_tokens(grid), self.vision.out_hidden_size)
+        if values.shape != wanted or not np.issubdtype(values.dtype, np.floating) or not np.isfinite(values).all():
+            what, limit = f"{values.dtype} {list(values.shape)}", f"finite floats {list(wanted)} by its grid"
+            raise InvalidParameterError(f"{source.name}.image_embeds", what, limit)
+        return Embeddings(values.astype(np.float32), grid)
+
+    def video(self, source: Source) -> Video:
+        """Return a video as the model takes it. Raises as `image`, or that the model takes none."""
+        if self.vision.video_token_id is None:
+            raise InvalidParameterError(source.name, "a video", "this model takes images only")
         sampled = self._frames_of(source)
         whole = self.frames.patches(sampled.frames)
         group = self.vision.temporal_patch_size
@@ -120,7 +166,7 @@ class VideoReader:
         if isinstance(content, np.ndarray) and content.ndim == 4:
             content = list(content)
         if isinstance(content, (str, bytes, Path)):
-            content = VideoFile(data=self._bytes_of(content, source.name), limits=self.limits)
+            content = VideoFile(data=self._bytes_of(content, source.name), limits=_VIDEO_LIMITS)
         if isinstance(content, VideoFile):
             return self._from_file(content, source)
         if not isinstance(content, Sequence) or not 0 < len(content) <= _MAX_FRAMES:
@@ -130,7 +176,7 @@ class VideoReader:
         return self._listed(content, source)
 
     def _listed(self, given: Sequence[object], source: Source) -> SampledFrames:
-        pictures = [open_picture(frame, f"{source.name}.frames[{at}]", self.limits) for at, frame in enumerate(given)]
+        pictures = [open_picture(frame, f"{source.name}.frames[{at}]", _VIDEO_LIMITS) for at, frame in enumerate(given)]
         for at, picture in enumerate(pictures):
             if picture.size != pictures[0].size:
                 limit = f"all frames must have the size of the first, {pictures[0].size}"
@@ -168,10 +214,10 @@ class VideoReader:
         if isinstance(content, bytes):
             return content
         if isinstance(content, str) and is_data_url(content):
-            return read_data_url(content, name, self.limits.max_bytes)
+            return read_data_url(content, name, _VIDEO_LIMITS.max_bytes)
         if isinstance(content, str) and "://" in content and not content.startswith("file://"):
             raise InvalidParameterError(name, content[:_SHOWN], "a file, a data: URL, bytes, or a list of frames")
-        return read_file(Path(str(content).removeprefix("file://")), name, self.limits)
+        return read_file(Path(str(content).removeprefix("file://")), name, _VIDEO_LIMITS)
 
 
 def _checked_fps(source: Source) -> float:
@@ -179,66 +225,6 @@ def _checked_fps(source: Source) -> float:
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
         raise InvalidParameterError(f"{source.name}.fps", fps, "a finite number above 0 is expected")
     return float(fps)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MediaReader:
-    """The settings of one checkpoint, and limits."""
-
-    vision: VisionConfig
-    images: ImageProcessor
-    videos: VideoReader | None  # None: the model takes no videos
-    limits: PictureLimits
-
-    @classmethod
-    def of(cls, folder: Path, vision: VisionConfig, max_tokens: int) -> Self:
-        """Read the settings of the checkpoint in `folder`; no image or video may have more than `max_tokens`."""
-        videos = None
-        if vision.video_token_id is not None:
-            fields = read_video_fields(folder)
-            frames, sampling = frame_processor(fields, vision), FrameSampling.read(fields, vision)
-            limits = PictureLimits(max_bytes=_MAX_VIDEO_BYTES)
-            videos = VideoReader(vision=vision, frames=frames, sampling=sampling, limits=limits, max_tokens=max_tokens)
-        return cls(vision=vision, images=read_image_processor(folder, vision), videos=videos, limits=PictureLimits())
-
-    def video(self, source: Source) -> Video:
-        """Return a video as the model takes it. Raises as `image`, or that the model takes none."""
-        if self.videos is None:
-            raise InvalidParameterError(source.name, "a video", "this model takes images only")
-        return self.videos.read(source)
-
-    def image(self, source: Source) -> Medium:
-        """Return an image as the model takes it."""
-        if isinstance(source.content, Mapping):
-            return self._embeddings(source)
-        return self.images.process([self.picture(source)], source.name)
-
-    def picture(self, source: Source) -> "Image":
-        """Return an image as RGB. Raises as `image`."""
-        if source.detail not in DETAILS:
-            known = ", ".join(map(str, DETAILS))
-            raise InvalidParameterError(f"{source.name}.detail", source.detail, f"one of {known} is expected")
-        picture = open_picture(source.content, source.name, self.limits)
-        if source.detail == "low":
-            picture = picture.copy()
-            picture.thumbnail((_LOW_DETAIL, _LOW_DETAIL))
-        return picture
-
-    def _embeddings(self, source: Source) -> Embeddings:
-        """Check precomputed embeddings, `{"image_embeds": [tokens, hidden size], "image_grid_thw": [3]}`."""
-        given = source.content
-        assert isinstance(given, Mapping)
-        fixed, keys = self.vision.fixed_grid, set(_EMBEDDING_KEYS)
-        if set(given) not in ([keys] if fixed is None else [keys, {"image_embeds"}]):
-            limit = "image_embeds and image_grid_thw are expected"
-            raise InvalidParameterError(source.name, sorted(map(str, given)), limit)
-        [grid] = checked_grids([given.get("image_grid_thw", fixed)], self.vision)
-        values = _as_array(given["image_embeds"])
-        wanted = (self.vision.num_tokens(grid), self.vision.out_hidden_size)
-        if values.shape != wanted or not np.issubdtype(values.dtype, np.floating) or not np.isfinite(values).all():
-            what, limit = f"{values.dtype} {list(values.shape)}", f"finite floats {list(wanted)} by its grid"
-            raise InvalidParameterError(f"{source.name}.image_embeds", what, limit)
-        return Embeddings(values.astype(np.float32), grid)
 
 
 def _as_array(values: object) -> NDArray[Any]:

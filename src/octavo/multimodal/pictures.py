@@ -8,6 +8,8 @@ decode") and URL.
 
 import base64
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -92,7 +94,9 @@ def open_picture(source: object, name: str, limits: PictureLimits) -> "Image":
     from PIL import Image
 
     if isinstance(source, Image.Image):
-        return _from_image(source, name, limits)
+        # It may be a file that has not been decoded yet, or of a mode without a conversion.
+        with decoding_errors(name, f"a PIL image of mode {source.mode}", "cannot be read"):
+            return as_rgb(source, name, limits)
     if isinstance(source, np.ndarray):
         return _from_array(source, name, limits)
     if isinstance(source, bytes):
@@ -115,33 +119,41 @@ def decode_picture(data: bytes, name: str, limits: PictureLimits) -> "Image":
     if len(data) > limits.max_bytes:
         raise InvalidParameterError(name, f"{len(data)} bytes", f"at most {limits.max_bytes} bytes")
     what = f"a file of {len(data)} bytes"
+    with decoding_errors(name, what):
+        try:
+            with Image.open(BytesIO(data), formats=_FORMATS) as opened:
+                check_size(opened.size, name, limits)
+                # Not counted: a small file may have hundreds of thousands.
+                if getattr(opened, "is_animated", False) and opened.format in _MANY_FRAMES:
+                    limit = "a single picture is expected; send the frames of an animation as a video"
+                    raise InvalidParameterError(name, f"{opened.format} with several frames", limit)
+                if opened.format in ("JPEG", "MPO") and (num_scans := data.count(_START_OF_SCAN)) > _MAX_SCANS:
+                    raise InvalidParameterError(name, f"JPEG of {num_scans} scans", f"at most {_MAX_SCANS} scans")
+                opened.load()
+                return as_rgb(opened, name, limits)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise InvalidParameterError(name, what, f"too many pixels, at most {limits.max_pixels}: {error}") from error
+        except UnidentifiedImageError as error:
+            known = ", ".join(_FORMATS)
+            raise InvalidParameterError(name, what, f"not a picture in one of the formats {known}") from error
+
+
+@contextmanager
+def decoding_errors(name: str, what: str, why: str = "damaged") -> Iterator[None]:
+    """Raise what decoders raise on damaged files, which may be anything, as an `InvalidParameterError`."""
     try:
-        with Image.open(BytesIO(data), formats=_FORMATS) as opened:
-            _check_size(opened.size, name, limits)
-            # Not counted: a small file may have hundreds of thousands.
-            if getattr(opened, "is_animated", False) and opened.format in _MANY_FRAMES:
-                limit = "a single picture is expected; send the frames of an animation as a video"
-                raise InvalidParameterError(name, f"{opened.format} with several frames", limit)
-            if opened.format in ("JPEG", "MPO") and (num_scans := data.count(_START_OF_SCAN)) > _MAX_SCANS:
-                raise InvalidParameterError(name, f"JPEG of {num_scans} scans", f"at most {_MAX_SCANS} scans")
-            opened.load()
-            return as_rgb(opened, name, limits)
+        yield
     except InvalidParameterError:
         raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise InvalidParameterError(name, what, f"too many pixels, at most {limits.max_pixels}: {error}") from error
-    except UnidentifiedImageError as error:
-        known = ", ".join(_FORMATS)
-        raise InvalidParameterError(name, what, f"not a picture in one of the formats {known}") from error
-    except Exception as error:  # decoders raise anything on damaged files: OSError, SyntaxError, struct.error, ...
-        raise InvalidParameterError(name, what, f"damaged: {error}") from error
+    except Exception as error:
+        raise InvalidParameterError(name, what, f"{why}: {error}") from error
 
 
 def as_rgb(image: "Image", name: str, limits: PictureLimits) -> "Image":
     """Rotate as the EXIF data says, put transparent pictures on white, and convert to RGB."""
     from PIL import Image, ImageOps
 
-    _check_size(image.size, name, limits)
+    check_size(image.size, name, limits)
     image = ImageOps.exif_transpose(image)
     if image.mode == "F":
         raise InvalidParameterError(name, "mode F", "pixels of floating-point numbers have no defined range")
@@ -155,16 +167,6 @@ def as_rgb(image: "Image", name: str, limits: PictureLimits) -> "Image":
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _from_image(image: "Image", name: str, limits: PictureLimits) -> "Image":
-    """Convert a PIL image, which may be a file that has not been decoded yet."""
-    try:
-        return as_rgb(image, name, limits)
-    except InvalidParameterError:
-        raise
-    except Exception as error:  # as in `decode_picture`; and modes without a conversion
-        raise InvalidParameterError(name, f"a PIL image of mode {image.mode}", f"cannot be read: {error}") from error
-
-
 def _from_array(array: NDArray[Any], name: str, limits: PictureLimits) -> "Image":
     from PIL import Image
 
@@ -174,7 +176,7 @@ def _from_array(array: NDArray[Any], name: str, limits: PictureLimits) -> "Image
     return as_rgb(Image.fromarray(array), name, limits)
 
 
-def _check_size(size: tuple[int, int], name: str, limits: PictureLimits) -> None:
+def check_size(size: tuple[int, int], name: str, limits: PictureLimits) -> None:
     width, height = size
     if not 0 < width * height <= limits.max_pixels:
         raise InvalidParameterError(name, f"{width} x {height} pixels", f"1 to {limits.max_pixels} pixels")

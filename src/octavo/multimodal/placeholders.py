@@ -82,17 +82,18 @@ def checked_grids(grid_thw: object, vision: VisionConfig) -> list[Grid]:
         what = f"{grids.dtype} {list(grids.shape)}"
         raise InvalidParameterError("image_grid_thw", what, "integers [images, 3] are expected: frames, rows, columns")
     merge = vision.spatial_merge_size
-    for frames, rows, columns in grids.tolist():
-        if frames < 1 or min(rows, columns) < merge or rows % merge or columns % merge:
+    found: list[Grid] = [(frames, rows, columns) for frames, rows, columns in grids.tolist()]
+    for grid in found:
+        if grid[0] < 1 or any(side < merge or side % merge for side in grid[1:]):
             limit = f"at least one frame is expected, and rows and columns that are multiples of {merge}"
-            raise InvalidParameterError("image_grid_thw", [frames, rows, columns], limit)
-        if (num_tokens := vision.num_tokens((frames, rows, columns))) > _MAX_TOKENS:
+        elif (num_tokens := vision.num_tokens(grid)) > _MAX_TOKENS:
             limit = f"{num_tokens} tokens, at most {_MAX_TOKENS} are expected"
-            raise InvalidParameterError("image_grid_thw", [frames, rows, columns], limit)
-        if vision.fixed_grid is not None and (frames, rows, columns) != vision.fixed_grid:
+        elif vision.fixed_grid not in (None, grid):
             limit = f"{list(vision.fixed_grid)} is expected: all images of this model have one size"
-            raise InvalidParameterError("image_grid_thw", [frames, rows, columns], limit)
-    return [(frames, rows, columns) for frames, rows, columns in grids.tolist()]
+        else:
+            continue
+        raise InvalidParameterError("image_grid_thw", list(grid), limit)
+    return found
 
 
 def _next_between_marks(
@@ -165,19 +166,10 @@ class PlaceholderTexts:
 
     @classmethod
     def of(cls, vision: VisionConfig, token_text: Callable[[int], str]) -> Self:
-        """Read the texts from the tokenizer."""
-
-        def text_of(token_id: int | None) -> str:
-            return "" if token_id is None else token_text(token_id)
-
-        return cls(
-            image=text_of(vision.image_token_id),
-            video=text_of(vision.video_token_id),
-            start=text_of(vision.vision_start_token_id),
-            end=text_of(vision.vision_end_token_id),
-            around=vision.text_around,
-            has_frame_times=vision.has_frame_times,
-        )
+        ids = vision.image_token_id, vision.video_token_id, vision.vision_start_token_id, vision.vision_end_token_id
+        image, video, start, end = ("" if token_id is None else token_text(token_id) for token_id in ids)
+        times = vision.has_frame_times
+        return cls(image=image, video=video, start=start, end=end, around=vision.text_around, has_frame_times=times)
 
     def write_out(self, text: str, times_s: Sequence[Sequence[float] | None]) -> str:
         """Return the text with all placeholders; `times_s` are those of each video's groups of frames."""

@@ -15,37 +15,25 @@ from octavo.multimodal.patches import Patches
 from octavo.multimodal.placeholders import ExpandedPrompt, Grid, PlaceholderRange
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VisionSpan:
-    """Tokens of an image or video."""
+def rotary_positions(num_tokens: int, spans: Iterable[tuple[int, Grid, float]]) -> NDArray[np.int32]:
+    """Return the positions [3, num_tokens] of a prompt's tokens by time, height and width.
 
-    start: int
-    frames: int
-    rows: int  # of tokens
-    columns: int
-    interval: float = 1.0  # positions between frames
-
-    @property
-    def num_tokens(self) -> int:
-        return self.frames * self.rows * self.columns
-
-
-def rotary_positions(num_tokens: int, spans: Iterable[VisionSpan]) -> NDArray[np.int32]:
-    """Return the positions [3, num_tokens] of a prompt's tokens.
+    `spans` are those of images and videos: the first token, frames, rows and columns of tokens, and the positions
+    between frames. Counted as in Qwen2-VL (arXiv:2409.12191, section 2.1):
 
     Text counts on all axes at once. An image has the text's next position on the first axis, and its rows and columns,
     from there on, on the others; the text behind it continues after the longer of its sides.
     """
     parts: list[NDArray[np.int64]] = []
     at = position = 0  # in tokens, and in what they count
-    for span in spans:
-        parts.append(_text(position, span.start - at))
-        position += span.start - at
-        times = (np.arange(span.frames, dtype=np.float32) * np.float32(span.interval)).astype(np.int64)
-        axes = np.meshgrid(times, np.arange(span.rows), np.arange(span.columns), indexing="ij")
+    for start, (frames, rows, columns), interval in spans:
+        parts.append(_text(position, start - at))
+        position += start - at
+        times = (np.arange(frames, dtype=np.float32) * np.float32(interval)).astype(np.int64)
+        axes = np.meshgrid(times, np.arange(rows), np.arange(columns), indexing="ij")
         parts.append(np.stack(axes).reshape(3, -1) + position)
-        position += max(span.rows, span.columns)
-        at = span.start + span.num_tokens
+        position += max(rows, columns)
+        at = start + frames * rows * columns
     parts.append(_text(position, num_tokens - at))
     return np.concatenate(parts, axis=1).astype(np.int32)
 
@@ -100,18 +88,10 @@ def content_hash(image: Patches) -> str:
 
 
 def _rotary_positions(prompt: ExpandedPrompt, media: Sequence[Medium], config: VisionConfig) -> NDArray[np.int32]:
-    """Return the positions [3, tokens] by time, height and width."""
-    merge = config.spatial_merge_size
-    spans = [
-        VisionSpan(
-            start=place.start,
-            frames=medium.grid[0],
-            rows=medium.grid[1] // merge,
-            columns=medium.grid[2] // merge,
-            interval=medium.interval,
-        )
-        for place, medium in zip(prompt.ranges, media, strict=True)
-    ]
+    merge, spans = config.spatial_merge_size, []
+    for place, medium in zip(prompt.ranges, media, strict=True):
+        frames, rows, columns = medium.grid
+        spans.append((place.start, (frames, rows // merge, columns // merge), medium.interval))
     positions = rotary_positions(len(prompt.token_ids), spans)
     if positions.size and int(positions.max()) >= len(prompt.token_ids):
         limit = "frames of a video are so far apart that their positions exceed the tokens; give a higher fps"

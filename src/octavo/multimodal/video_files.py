@@ -6,7 +6,6 @@ at a time, as all of them at their own size may exceed the memory.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import InvalidParameterError
-from octavo.multimodal.pictures import PictureLimits, as_rgb
+from octavo.multimodal.pictures import PictureLimits, as_rgb, check_size, decoding_errors
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_ANIMATIONS = ("GIF", "WEBP", "PNG")
 _MAX_ANIMATION = 20_000  # frames: each takes time, be it a single pixel
 _SLOWEST_S = 0.01  # of an animation's frame without duration; browsers show such ones for 0.1 s
 _DEFAULT_S = 0.1
@@ -45,12 +43,10 @@ def read_video_file(data: bytes, name: str, limits: PictureLimits, choose: Choos
     if len(data) > limits.max_bytes:
         raise InvalidParameterError(name, f"{len(data)} bytes", f"at most {limits.max_bytes} bytes")
     container = _container_of(data)
-    with _decoding_errors(name, f"a file of {len(data)} bytes"):
-        return (
-            _by_pillow(data, name, limits, choose, resize)
-            if container is None
-            else _by_av(data, container, name, limits, choose, resize)
-        )
+    with decoding_errors(name, f"a file of {len(data)} bytes"):
+        if container is None:
+            return _by_pillow(data, name, limits, choose, resize)
+        return _by_av(data, container, name, limits, choose, resize)
 
 
 def _container_of(data: bytes) -> str | None:
@@ -62,21 +58,11 @@ def _container_of(data: bytes) -> str | None:
     return "avi" if data[:4] == b"RIFF" and data[8:12] == b"AVI " else None
 
 
-@contextmanager
-def _decoding_errors(name: str, what: str) -> Iterator[None]:
-    try:
-        yield
-    except InvalidParameterError:
-        raise
-    except Exception as error:  # decoders raise anything on damaged files
-        raise InvalidParameterError(name, what, f"damaged: {error}") from error
-
-
 def _by_pillow(data: bytes, name: str, limits: PictureLimits, choose: Choose, resize: Resize) -> SampledFrames:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        opened = Image.open(BytesIO(data), formats=_ANIMATIONS)
+        opened = Image.open(BytesIO(data), formats=("GIF", "WEBP", "PNG"))
     except UnidentifiedImageError as error:
         known = "MP4, MOV, WebM, Matroska, AVI, or an animated GIF, WebP or PNG"
         raise InvalidParameterError(name, f"a file of {len(data)} bytes", f"a video is expected: {known}") from error
@@ -96,7 +82,7 @@ def _by_pillow(data: bytes, name: str, limits: PictureLimits, choose: Choose, re
         for index in wanted:
             opened.seek(index)
             frames.append(resize(as_rgb(opened.copy(), name, limits), len(wanted)))
-    return SampledFrames(frames=frames, times_s=_times(wanted, rate), fps=len(wanted) / total * rate)
+    return _sampled(frames, wanted, total, rate)
 
 
 def _by_av(
@@ -123,7 +109,7 @@ def _by_av(
     if len(frames) < len(wanted):
         limit = f"damaged: frame {wanted[len(frames)]} of {total} cannot be decoded"
         raise InvalidParameterError(name, f"a video ({container})", limit)
-    return SampledFrames(frames=frames, times_s=_times(wanted, rate), fps=len(wanted) / total * rate)
+    return _sampled(frames, wanted, total, rate)
 
 
 def _decoded(
@@ -144,13 +130,13 @@ def _decoded(
 
 def _check_decoded(size: tuple[int, int], num_frames: int, name: str, limits: PictureLimits) -> None:
     """Check the size of frames, and of all that must be decoded. Raises InvalidParameterError: too large."""
+    check_size(size, name, limits)
     num_pixels = size[0] * size[1]
-    if not 0 < num_pixels <= limits.max_pixels:
-        raise InvalidParameterError(name, f"{size[0]} x {size[1]} pixels", f"1 to {limits.max_pixels} pixels")
     if num_pixels * num_frames > _MAX_DECODED_PIXELS:
         what = f"{num_frames} frames of {size[0]} x {size[1]} pixels"
         raise InvalidParameterError(name, what, f"too long: at most {_MAX_DECODED_PIXELS // num_pixels} such frames")
 
 
-def _times(indices: Sequence[int], rate: float) -> list[float]:
-    return [index / rate for index in indices]
+def _sampled(frames: Sequence[Frame], wanted: Sequence[int], total: int, rate: float) -> SampledFrames:
+    times_s = [index / rate for index in wanted]
+    return SampledFrames(frames=frames, times_s=times_s, fps=len(wanted) / total * rate)

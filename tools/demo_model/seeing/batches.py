@@ -16,7 +16,7 @@ from tools.demo_model.seeing.scenes import COLOURS, SHAPES, Range, Scene, scene
 from torch import Tensor
 
 from octavo.multimodal.patches import ImageProcessor, Patches
-from octavo.multimodal.prompt import VisionSpan, rotary_positions
+from octavo.multimodal.prompt import rotary_positions
 
 KINDS = (*SHAPES, *"0123456789")
 _SEEN = {kind: index for index, kind in enumerate(KINDS, 1)}
@@ -85,7 +85,7 @@ class Batches:
             branches[at, : len(each.ids)] = torch.tensor(each.branches)
             places[at, : len(each.ids)] = torch.tensor(each.places)
         merge = self.processor.merge_size
-        spans = [VisionSpan(start=IMAGE_START + 1, frames=1, rows=grid[1] // merge, columns=grid[2] // merge)]
+        spans = [(IMAGE_START + 1, (1, grid[1] // merge, grid[2] // merge), 1.0)]
         positions = torch.from_numpy(rotary_positions(length, spans if patches is not None else [])).long()
         return Batch(
             ids=ids[:, :-1],
