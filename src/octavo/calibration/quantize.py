@@ -249,7 +249,6 @@ def _rotated(x: torch.Tensor) -> torch.Tensor:
 
 
 def _parts(weight: QuantizedWeight, sizes: list[int]) -> list[QuantizedWeight]:
-    """Split a weight [N, K] by outputs."""
     multipliers = [None] * len(sizes) if weight.multipliers is None else torch.split(weight.multipliers, sizes)
     return [
         QuantizedWeight(format=weight.format, values=values, scales=scales, multipliers=of_groups)

@@ -124,13 +124,11 @@ def _shards(tensors: Tensors, max_bytes: int) -> Iterator[dict[str, torch.Tensor
 
 
 def write_safetensors(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
-    """Write model.safetensors, or shards with an index, and the other files of a checkpoint."""
     write_companions(checkpoint, out)
     write_shards(checkpoint.tensors(), out, _save_safetensors, options.max_shard_bytes)
 
 
 def write_torch(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
-    """Write pytorch_model.bin, or shards with an index, and the other files of a checkpoint."""
     write_companions(checkpoint, out)
     write_shards(checkpoint.tensors(), out, _save_torch, options.max_shard_bytes, stem="pytorch_model", suffix=".bin")
 
@@ -158,7 +156,6 @@ class _OneOf(SingleRank):
 
 
 def write_sharded(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
-    """Write the files of every rank and the other files of a checkpoint."""
     size = options.tensor_parallel_size or 1
     if size > checkpoint.model.num_heads:
         limit = f"at most {checkpoint.model.num_heads}: every rank needs an attention head"
@@ -180,7 +177,6 @@ def _shard(checkpoint: Checkpoint, rank: int, size: int) -> Iterator[tuple[str, 
 
 
 def write_tensorized(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
-    """Write model.tensors and the other files of a checkpoint."""
     library = _library()
     write_companions(checkpoint, out)
     serializer = library.TensorSerializer(str(out / TENSORIZER_FILE))

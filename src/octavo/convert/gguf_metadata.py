@@ -36,7 +36,6 @@ _YARN_BETA_FAST, _YARN_BETA_SLOW = 32.0, 1.0  # what readers take where a file h
 
 
 def write_settings(writer: Any, library: Any, model: ModelConfig) -> None:
-    """Add the architecture's keys."""
     writer.add_name(model.model)
     writer.add_vocab_size(model.vocab_size)
     writer.add_context_length(model.max_position_embeddings)
@@ -124,7 +123,6 @@ def write_tokenizer(writer: Any, files: TokenizerFiles, model: ModelConfig, orig
 
 
 def _tokens(files: TokenizerFiles, model: ModelConfig) -> tuple[list[str], list[int]]:
-    """Return the text and the type of every id of the model."""
     tokens = [f"[PAD{index}]" for index in range(model.vocab_size)]
     types = [_UNUSED] * len(tokens)
     for text, index in files.backend.get_vocab(with_added_tokens=False).items():

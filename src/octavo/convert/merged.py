@@ -40,7 +40,6 @@ class MergedCheckpoint(Checkpoint):
     unties_head: bool  # the base model's head is its embedding, and only one of them is changed
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `Checkpoint.tensors`."""
         model, left = empty_model(self.model), set(self.modules)
         for name, tensor in spelt_as_in_table(model, Checkpoint.tensors(self)):
             module = renamed(model, name.removesuffix(_WEIGHT))

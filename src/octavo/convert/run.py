@@ -71,7 +71,6 @@ def convert(checkpoint: Checkpoint, out: Path, to: str, options: TargetOptions) 
 
 
 def check(out: Path, to: str) -> None:
-    """Check the arguments of `convert` before the work."""
     if to not in TARGETS:
         raise InvalidParameterError("to", to, "one of " + ", ".join(TARGETS))
     if out.exists():

@@ -69,7 +69,6 @@ class HeaderReader:
             raise self.fail(f"not UTF-8: {error}") from error
 
     def name(self) -> str:
-        """Return the name of a key or tensor."""
         name = self.text()
         if not name or len(name) > _MAX_NAME_BYTES or not name.isprintable():
             raise self.fail(f"{name[:80]!r} is not a name")
@@ -130,7 +129,6 @@ class TextArray:
     count: int
 
     def decoded(self) -> list[str]:
-        """Return the strings. Raises CheckpointError: not UTF-8."""
         texts: list[str] = []
         for begin, end in self._places():
             try:

@@ -30,7 +30,6 @@ class BuildContext:
     path: str = ""  # of this part within the model
 
     def at(self, part: str) -> Self:
-        """Return the context of a sub-part."""
         return replace(self, path=f"{self.path}.{part}" if self.path else part)
 
     def name_of(self, part: str) -> str:

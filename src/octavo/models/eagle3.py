@@ -23,6 +23,7 @@ from octavo.config.parallel import Stage
 from octavo.config.speculative import EagleConfig
 from octavo.distributed.shares import Share
 from octavo.errors import CheckpointError
+from octavo.kernels.reference import Kernels
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear
 from octavo.layers.norm import RMSNorm
@@ -40,45 +41,32 @@ class EagleAttention(DecoderAttention):
 
     num_inputs = 2
 
-    def attend(
-        self, x: torch.Tensor, residual: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the attention [W, D] of x [T, 2 D], and what is left of the residual stream [T, D]."""
-        attended, kept = self.attention(self.qkv(x), kv_cache, step), step.batch.kept_indices
-        attended, residual = (self._kernels.kept_rows(rows, kept) for rows in (attended, residual))
-        return self.out(attended), residual
-
 
 class EagleLayer(nn.Module):
     """The decoder layer. `forward` begins after its first norms, which `inputs` applies."""
 
     def __init__(
-        self,
-        embedding_norm: RMSNorm,
-        hidden_norm: RMSNorm,
-        attention: EagleAttention,
-        mlp_norm: RMSNorm,
-        mlp: nn.Module,
-        *,
-        norm_before_residual: bool,
+        self, norms: list[RMSNorm], attention: EagleAttention, mlp: nn.Module, kernels: Kernels, *, norms_residual: bool
     ) -> None:
         super().__init__()
-        self.embedding_norm, self.hidden_norm, self.attention = embedding_norm, hidden_norm, attention
-        self.mlp_norm, self.mlp = mlp_norm, mlp
-        self._norm_before_residual = norm_before_residual
+        self.embedding_norm, self.hidden_norm, self.mlp_norm = norms
+        self.attention, self.mlp = attention, mlp
+        self._kernels, self._norms_residual = kernels, norms_residual
 
     def inputs(self, embeddings: torch.Tensor, hidden: torch.Tensor) -> IntermediateTensors:
         """Return what attention reads [T, 2 D], and the residual stream [T, D]."""
         normed = self.hidden_norm(hidden)
         both = torch.cat((self.embedding_norm(embeddings), normed), dim=1)
-        return IntermediateTensors(both, normed if self._norm_before_residual else hidden)
+        return IntermediateTensors(both, normed if self._norms_residual else hidden)
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Given x [T, 2 D] and the residual stream [T, D], return the last branch's output and the stream [W, D]."""
-        x, residual = self.attention.attend(x, residual, kv_cache, step)
-        out: tuple[torch.Tensor, torch.Tensor] = self.mlp(self.mlp_norm, x, residual, None)
+        attention, kept = self.attention, step.batch.kept_indices
+        attended = attention.attention(attention.qkv(x), kv_cache, step)
+        attended, residual = (self._kernels.kept_rows(rows, kept) for rows in (attended, residual))
+        out: tuple[torch.Tensor, torch.Tensor] = self.mlp(self.mlp_norm, attention.out(attended), residual, None)
         return out
 
 
@@ -96,9 +84,8 @@ class DraftVocabulary(PlainWeights):
         return len(self.token_ids) == self._num_tokens
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
-        return {
-            "ids": TensorSpec((len(self.token_ids),), is_integer=True, is_required=self._has_map and not self.is_whole)
-        }
+        is_required = self._has_map and not self.is_whole
+        return {"ids": TensorSpec((len(self.token_ids),), is_integer=True, is_required=is_required)}
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         ids = torch.arange(len(tensor)) + tensor.to(torch.int64)
@@ -151,9 +138,8 @@ class Eagle3Head(DecoderForCausalLM):
         context, num_features = self.context, eagle.target_hidden_size * len(eagle.aux_layers)
         if has_embedding:
             self.embedding = Embedding(config.vocab_size, config.hidden_size, context=context)
-        self.reduction = Linear(
-            Share.whole(num_features), config.hidden_size, has_bias=False, context=context.at("reduction")
-        )
+        features, at = Share.whole(num_features), context.at("reduction")
+        self.reduction = Linear(features, config.hidden_size, has_bias=False, context=at)
         self.vocabulary = DraftVocabulary(eagle.draft_vocab_size, config.vocab_size, has_map=has_map, context=context)
         self._num_tokens = config.vocab_size
         self._look_up: Lookup | None = self.embedding if has_embedding else None
@@ -163,7 +149,6 @@ class Eagle3Head(DecoderForCausalLM):
         return self._look_up is not None
 
     def share_embedding(self, look_up: Lookup) -> None:
-        """Use the model's embedding."""
         self._look_up = look_up
 
     @property
@@ -179,10 +164,9 @@ class Eagle3Head(DecoderForCausalLM):
         return 2 * self.config.hidden_size
 
     def build_layer(self, layer: int) -> nn.Module:
-        attention = EagleAttention(self.config, layer, self.context)
-        norms = [self.build_norm() for _ in range(3)]
-        before = self._eagle.norm_before_residual
-        return EagleLayer(norms[0], norms[1], attention, norms[2], self.build_mlp(layer), norm_before_residual=before)
+        norms, attention = [self.build_norm() for _ in range(3)], EagleAttention(self.config, layer, self.context)
+        before, kernels = self._eagle.norm_before_residual, self.context.kernels
+        return EagleLayer(norms, attention, self.build_mlp(layer), kernels, norms_residual=before)
 
     def reduce(self, states: torch.Tensor) -> torch.Tensor:
         """Return the hidden states [T, D] of a model's states [T, F]."""

@@ -43,7 +43,6 @@ class PatchLayout:
 
     @classmethod
     def of(cls, grid: Grid, config: VisionConfig) -> Self:
-        """Lay out an image."""
         num_frames, height, width = grid
         rows, columns = (axis.repeat(num_frames) for axis in _positions(height, width, config.spatial_merge_size))
         frames = [height * width] * num_frames
@@ -111,7 +110,6 @@ class VisionTower(nn.Module, ABC):
 
 
 def names_under(name: str, place: str, table: Mapping[str, str]) -> dict[str, str]:
-    """Return a table of names and places with a prefix on either side."""
     return {f"{name}.{inner}": f"{place}.{target}" for inner, target in table.items()}
 
 

@@ -105,7 +105,9 @@ def tensors_by_owner(
         num_missing[owner] -= 1
         if not num_missing[owner]:
             yield owner, found.pop(owner)
-    _check_complete(model, missing)
+    if required := [(name, slot.spec.shape) for name, slot in missing.items() if slot.spec.is_required]:
+        (name, shape), others = required[0], f" (and {len(required) - 1} more)" if len(required) > 1 else ""
+        raise CheckpointError(f"{model.config.path}: tensor {name!r} of shape {list(shape)} is missing{others}")
     if model.stage.is_first and model.context.groups.tensor.rank == 0:
         for why, names in unused.items():
             logger.warning("%s: %d tensors such as %s are not used: %s", model.config.path, len(names), names[0], why)
@@ -205,12 +207,3 @@ def _check_tensor(model: CausalLM, name: str, tensor: torch.Tensor, spec: Tensor
     floats = _FLOAT8_DTYPES if spec.is_float8 else _FLOAT_DTYPES
     if tensor.dtype not in (_INTEGER_DTYPES if spec.is_integer else floats):
         raise CheckpointError(f"{model.config.path}: tensor {name!r}: dtype {tensor.dtype} cannot be loaded as weights")
-
-
-def _check_complete(model: CausalLM, missing: dict[str, WeightSlot]) -> None:
-    missing = {name: slot for name, slot in missing.items() if slot.spec.is_required}
-    if not missing:
-        return
-    name, slot = next(iter(missing.items()))
-    others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-    raise CheckpointError(f"{model.config.path}: tensor {name!r} of shape {list(slot.spec.shape)} is missing{others}")

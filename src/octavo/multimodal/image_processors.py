@@ -50,7 +50,6 @@ class FixedSizeProcessor(ImageProcessor):
 
     @classmethod
     def of(cls, fields: JsonFields, vision: VisionConfig) -> Self:
-        """Read the settings of a checkpoint with this tower."""
         kind = fields.text("image_processor_type", "CLIPImageProcessor").removesuffix("Fast")
         if kind not in _DEFAULTS:
             why = f"is not supported; known: {', '.join(_DEFAULTS)}"
@@ -126,7 +125,6 @@ class NativeSizeProcessor(ImageProcessor):
 
     @classmethod
     def of(cls, fields: JsonFields, vision: VisionConfig) -> Self:
-        """Read the settings of a checkpoint with this tower."""
         size = fields.nested("size")
         return cls(
             patch_size=fields.integer("patch_size", vision.patch_size),
@@ -175,7 +173,6 @@ class NativeSizeProcessor(ImageProcessor):
 
 
 def read_image_processor(folder: Path, vision: VisionConfig) -> ImageProcessor:
-    """Read the settings for images of the checkpoint in `folder`."""
     return _read(_image_fields(folder), vision)
 
 

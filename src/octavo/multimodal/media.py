@@ -47,7 +47,6 @@ class FrameSampling:
 
     @classmethod
     def read(cls, fields: JsonFields, vision: VisionConfig) -> Self:
-        """Read the settings of a checkpoint with this tower. Raises CheckpointError: they are malformed."""
         return cls(
             fps=fields.number("fps", 2.0),
             num_frames=fields.integer("num_frames") if "num_frames" in fields else None,
@@ -114,13 +113,11 @@ class MediaReader:
         )
 
     def image(self, source: Source) -> Medium:
-        """Return an image as the model takes it."""
         if isinstance(source.content, Mapping):
             return self._embeddings(source)
         return self.images.process([self.picture(source)], source.name)
 
     def picture(self, source: Source) -> "Image":
-        """Return an image as RGB. Raises as `image`."""
         if source.detail not in DETAILS:
             known = ", ".join(map(str, DETAILS))
             raise InvalidParameterError(f"{source.name}.detail", source.detail, f"one of {known} is expected")

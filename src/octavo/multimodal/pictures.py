@@ -113,7 +113,6 @@ def open_picture(source: object, name: str, limits: PictureLimits) -> "Image":
 
 
 def decode_picture(data: bytes, name: str, limits: PictureLimits) -> "Image":
-    """Decode a file's contents."""
     from PIL import Image, UnidentifiedImageError
 
     if len(data) > limits.max_bytes:
@@ -183,7 +182,6 @@ def check_size(size: tuple[int, int], name: str, limits: PictureLimits) -> None:
 
 
 def read_file(path: Path, name: str, limits: PictureLimits) -> bytes:
-    """Return a file's contents. Raises InvalidParameterError: it cannot be read, or is too large."""
     try:
         num_bytes = path.stat().st_size
         if num_bytes > limits.max_bytes:

@@ -53,7 +53,6 @@ class MultiModalProcessor:
         return self._of_text(text, sources, is_rendered=False)
 
     def of_chat(self, messages: Messages, **template_options: object) -> MultiModalPrompt:
-        """Return the prompt of a conversation; see `of_request`."""
         return self.of_request({"messages": messages}, **template_options)
 
     def _of_text(self, text: str, sources: Sequence[Source], *, is_rendered: bool) -> MultiModalPrompt:

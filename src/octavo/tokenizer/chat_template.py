@@ -69,7 +69,6 @@ class MessageForm:
     arguments_as_text: bool
 
     def formed(self, message: Message) -> dict[str, object]:
-        """Return the message in this form."""
         plain = dict(message) if "content" in message else {**message, **self.absent}
         if self.arguments_as_text and isinstance(calls := plain.get("tool_calls"), list):
             plain["tool_calls"] = [_with_text(call) for call in calls]

@@ -182,7 +182,6 @@ class _Fields:
         return index
 
     def chat_templates(self) -> dict[str, str]:
-        """Return the templates by name, as in `tokenizer/files.py`."""
         names = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
         found = {name: self._file.metadata.get(key) for name, key in names.items()}
         return {name: text for name, text in found.items() if isinstance(text, str)}

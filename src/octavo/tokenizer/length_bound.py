@@ -139,7 +139,6 @@ def _is_neutral(text: str) -> bool:
 
 
 def _steps(stage: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a normalizer or pre-tokenizer, in order."""
     for step in stage.get("normalizers") or stage.get("pretokenizers") or ():
         yield from _steps(step)
     if stage["type"] != "Sequence":

@@ -54,7 +54,6 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return template
 
     def call(self, context: Context, function: Any, /, *arguments: Any, **named: Any) -> Any:
-        """Call a function or macro for a template."""
         _spend(_STEPS_PER_MACRO if isinstance(function, Macro) else 1)
         method = getattr(function, "__wrapped__", function)  # the sandbox wraps `str.format`
         text, given = getattr(method, "__self__", None), (*arguments, *named.values())
@@ -63,7 +62,6 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return _count_growth((text, *given), super().call(context, function, *arguments, **named))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute `left operator right` for a template."""
         if operator == "*":
             for repeated, times in ((left, right), (right, left)):
                 if isinstance(times, int) and isinstance(repeated, str | list | tuple):

@@ -89,7 +89,6 @@ class WeightScheme(ABC):
         """Take a rank's shard out of the tensors of a whole weight, reading no more of them than that."""
 
     def form_of(self, inputs: Share) -> WeightFormat | None:
-        """Return the format of a shard of the inputs."""
         return self.form
 
     def packed_form(self, outputs: Sequence[int], inputs: Share) -> WeightFormat | None:
@@ -101,7 +100,6 @@ class WeightScheme(ABC):
         return self.num_bytes(sum(outputs), in_size, dtype)
 
     def num_bytes(self, num_outputs: int, in_size: int, dtype: torch.dtype) -> int:
-        """Return a weight's size in memory; `dtype` is the model's."""
         if self.form is None:
             return num_outputs * in_size * dtype.itemsize
         return self.form.num_bytes(num_outputs, in_size)

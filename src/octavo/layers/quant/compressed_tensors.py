@@ -73,7 +73,6 @@ class CompressedTensorsSchemes:
     name = "compressed-tensors"
 
     def __init__(self, fields: JsonFields) -> None:
-        """Read the checkpoint's configuration. Raises UnsupportedModelError: a setting that Octavo does not support."""
         if fields.nested("sparsity_config").values.get("format", "dense") != "dense":
             raise UnsupportedModelError(f"{fields.origin}: sparsity_config: sparse weights are not supported")
         _refuse_online_transforms(fields.nested("transform_config").nested("config_groups"))

@@ -74,7 +74,6 @@ class Float8Scheme(WeightScheme):
 
 
 def read_float8(fields: JsonFields) -> UniformSchemes:
-    """Read the checkpoint's configuration. Raises UnsupportedModelError: a setting that Octavo does not support."""
     method = fields.text("quant_method")
     if (kind := fields.text("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
         raise UnsupportedModelError(f"{fields.origin}: fmt={kind!r} is not supported; supported: 'e4m3'")

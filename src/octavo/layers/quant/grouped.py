@@ -88,7 +88,6 @@ class GroupedScheme(WeightScheme):
         """Return n [N, K] int8, less half its range if that is unsigned."""
 
     def scales(self, tensors: Mapping[str, torch.Tensor], outputs: Share, groups: torch.Tensor) -> torch.Tensor:
-        """Return the scales [N, G] float32 of some groups."""
         return tensors["scales"][groups, outputs.start : outputs.stop].T.float().contiguous()
 
     @abstractmethod
@@ -222,7 +221,6 @@ def _padded_groups(of_inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def read_awq(fields: JsonFields) -> UniformSchemes:
-    """Read the checkpoint's configuration, in either of its spellings."""
     bits = fields.integer("bits", fields.integer("w_bit", 4))
     group_size = fields.values.get("group_size", fields.values.get("q_group_size", 128))
     version = fields.text("version", "gemm").lower()
@@ -241,7 +239,6 @@ class GPTQSchemes(UniformSchemes):
     """The logits head may be quantized, too, and GPTQModel can leave layers out in two more ways."""
 
     def __init__(self, fields: JsonFields) -> None:
-        """Read the checkpoint's configuration. Raises UnsupportedModelError: a setting that Octavo does not support."""
         bits, group_size = fields.integer("bits"), fields.values.get("group_size", -1)
         convention = fields.text("checkpoint_format", "gptq")
         if bits not in (4, 8):

@@ -78,7 +78,6 @@ class _Name:
         self.is_fused = any(fused in name for fused in _FUSED.values())
 
     def matches(self, names: list[str]) -> bool:
-        """Return whether it means the layer that has these names."""
         found = self._pattern.match if self.is_whole else self._pattern.search
         return bool(names) and (all if self._is_negative else any)(found(name) is not None for name in names)
 

@@ -97,7 +97,6 @@ class OctavoSchemes:
     name = METHOD
 
     def __init__(self, fields: JsonFields) -> None:
-        """Read the checkpoint's configuration."""
         if (version := fields.integer("version")) != VERSION:
             raise UnsupportedModelError(f"{fields.origin}: version={version} is not supported; supported: {VERSION}")
         self._scheme = OctavoScheme(_form(fields, "bits"))

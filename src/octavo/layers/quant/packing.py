@@ -36,7 +36,6 @@ class CompressedLinear:
 
     @classmethod
     def of(cls, weight: QuantizedWeight, bias: torch.Tensor | None) -> "CompressedLinear":
-        """Compress a weight in plain layout."""
         values, in_size = weight.values, weight.values.shape[1]
         if weight.format.bits == 4:
             nibbles = torch.nn.functional.pad(values + 8, (0, in_size % 2)).view(torch.uint8)
@@ -56,7 +55,6 @@ class CompressedLinear:
         return {name: tensor for name, tensor in every.items() if tensor is not None}
 
     def unpacked(self) -> QuantizedWeight:
-        """Return the weight in plain layout."""
         if self.weight.format.bits != 4:
             return self.weight
         pairs = self.weight.values
