@@ -16,7 +16,7 @@ from octavo.gguf.file import GgufTensor
 from octavo.kernels.ggml_blocks import unpack
 from octavo.loader.gguf import GgufLoader, tensor_rows
 from octavo.tokenizer.tokenizer import Tokenizer
-from octavo.worker.parameters import empty_model
+from octavo.worker.memory import empty_model
 
 SEED = 2026
 TEXTS = Path(__file__).parent / "texts" / "quality.txt"  # prose, code, languages, tables: about 2,300 tokens

@@ -14,12 +14,11 @@ import torch
 from benchmarks.gpu.clock import synchronize, timing_event
 from benchmarks.gpu.plan import Plan
 from octavo.config.args import EngineArgs
-from octavo.contracts.schedule import SchedulerOutput
 from octavo.engine.core import EngineCore
 from octavo.executor.uniproc import UniProcExecutor
 from octavo.testing import make_request
-from octavo.worker.device_sampling import StepSamplingMetadata
-from octavo.worker.overlapped_runner import OverlappedRunner
+from octavo.worker.decode_graphs import GraphKey
+from octavo.worker.decode_step import GraphedDecoding
 
 
 class BenchEngine:
@@ -69,15 +68,13 @@ class BenchEngine:
         return self._executor.worker.builder.devices.device
 
     @property
-    def runner(self) -> OverlappedRunner | None:
-        """The runner, where it overlaps."""
-        runner = self._executor.worker.runner
-        return runner if isinstance(runner, OverlappedRunner) else None
+    def graphs(self) -> GraphedDecoding | None:
+        """The graphs of decoding, where it is captured."""
+        return self._executor.worker.runner.graphs
 
     @property
     def num_graphs(self) -> int:
-        graphs = self.runner.graphs if self.runner else None
-        return len(graphs.captured) if graphs else 0
+        return len(self.graphs.captured) if self.graphs else 0
 
     def add(self, num_prompt_tokens: int, max_tokens: int, **params: Any) -> str:
         """Queue a request, greedy unless its sampling parameters say else; return its id."""
@@ -128,7 +125,7 @@ class BenchEngine:
         ids = [self.add(plan.context, 4 * plan.decode_steps + 16, **params) for _ in range(num_requests)]
         while not all(len(self.tokens[request_id]) > 3 for request_id in ids):
             self.step()
-        busy = _BusyTime(self.runner) if self.device.type == "cuda" and self.runner else None
+        busy = _BusyTime(self.graphs) if self.device.type == "cuda" and self.graphs else None
         synchronize(self.device)
         start_s = time.perf_counter()
         for _ in range(plan.decode_steps):
@@ -143,16 +140,14 @@ class BenchEngine:
 class _BusyTime:
     """Times replays of graphs on the device, by events around each."""
 
-    def __init__(self, runner: OverlappedRunner) -> None:
-        self._graphs, self._pairs = runner.graphs, list[tuple[torch.cuda.Event, torch.cuda.Event]]()
-        if self._graphs is not None:
-            self._find = self._graphs.find
-            self._graphs.find = self._timed  # type: ignore[method-assign]
+    def __init__(self, graphs: GraphedDecoding) -> None:
+        self._captured, self._pairs = graphs.captured, list[tuple[torch.cuda.Event, torch.cuda.Event]]()
+        self._find = self._captured.find
+        self._captured.find = self._timed  # type: ignore[method-assign]
 
     def idle_share(self, took_s: float, num_steps: int) -> float | None:
         """Return 1 - busy / took, and take the timing off; None where not every step was a replay."""
-        if self._graphs is not None:
-            self._graphs.find = self._find  # type: ignore[method-assign]
+        self._captured.find = self._find  # type: ignore[method-assign]
         synchronize(torch.device("cuda"))
         pairs = self._pairs[:num_steps]
         if len(pairs) < num_steps:
@@ -160,8 +155,8 @@ class _BusyTime:
         busy_s = float(sum(start.elapsed_time(end) for start, end in pairs)) / 1e3
         return 1.0 - busy_s / took_s
 
-    def _timed(self, scheduler_output: SchedulerOutput, metadata: StepSamplingMetadata) -> Callable[[], None] | None:
-        replay = self._find(scheduler_output, metadata)
+    def _timed(self, key: GraphKey, prepare: Callable[[], None]) -> Callable[[], None] | None:
+        replay = self._find(key, prepare)
         if replay is None:
             return None
         start, end = timing_event(), timing_event()

@@ -9,17 +9,9 @@ from functools import partial
 import torch
 
 from benchmarks.gpu.cases import Case
-from octavo.sampling.device_draw import SamplingMetadata, draw_on_device
-from octavo.sampling.device_logits_processors import (
-    Context,
-    LogitsProcessorTensors,
-    process_logits_by_torch,
-    process_logits_on_device,
-)
-from octavo.sampling.device_logprobs import rate_by_torch, rate_on_device
-from octavo.sampling.filters import Filters, draw_filtered
-from octavo.sampling.mass import relative_logits
-from octavo.sampling.noise import gumbel_for_all
+from octavo.sampling.draw import SamplingMetadata, draw, draw_by_torch
+from octavo.sampling.logits_processors import Context, LogitsProcessorTensors, process_by_torch, process_logits
+from octavo.sampling.logprobs import rate, rate_by_torch
 
 _WORD_BITS = 32
 
@@ -33,7 +25,7 @@ def sampling_cases(num_rows: int, vocab_size: int, context: int, device: torch.d
     max_logit, token_ids = logits.max(-1).values, torch.arange(num_rows, device=device)
     yield Case(
         name="rate",
-        run=partial(rate_on_device, logits, max_logit, token_ids, metadata.num_logprobs),
+        run=partial(rate, logits, max_logit, token_ids, metadata.num_logprobs),
         define=partial(rate_by_torch, logits, token_ids),
         num_bytes=logits.nbytes,
         is_exact=True,
@@ -54,8 +46,8 @@ def _process_logits(logits: torch.Tensor, metadata: SamplingMetadata, context: i
     )  # fmt: skip
     return Case(
         name="edit",
-        run=partial(process_logits_on_device, logits, metadata, known, processors),
-        define=partial(process_logits_by_torch, logits, metadata, known, masks),
+        run=partial(process_logits, logits, metadata, known, processors),
+        define=partial(process_by_torch, logits, metadata, known, masks),
         num_bytes=2 * logits.nbytes + masks.nbytes + tokens.nbytes,
         is_exact=True,
     )
@@ -63,30 +55,23 @@ def _process_logits(logits: torch.Tensor, metadata: SamplingMetadata, context: i
 
 def _draws(logits: torch.Tensor, metadata: SamplingMetadata) -> Iterator[Case]:
     """Draw from all tokens, and from those that filters leave."""
-    filters = Filters(
-        temperatures=metadata.temperatures, top_k=metadata.top_k, top_p=metadata.top_p, min_p=metadata.min_p
-    )
 
-    def define() -> torch.Tensor:
-        scores = [
-            relative_logits(row, metadata.temperatures[:1])
-            + gumbel_for_all(metadata.keys.take(slice(at, at + 1)), logits.shape[1])
-            for at, row in enumerate(torch.split(logits, 1))
-        ]
-        return torch.cat(scores).argmax(-1)
+    def define(*, is_filtered: bool) -> torch.Tensor:
+        rows = (slice(at, at + 1) for at in range(len(logits)))
+        return torch.cat([draw_by_torch(logits[row], metadata.rows(row), is_filtered=is_filtered) for row in rows])
 
     for name, is_filtered in (("draw", False), ("draw, filtered", True)):
         yield Case(
             name=name,
             run=partial(_drawn, logits, metadata, is_filtered=is_filtered),
-            define=partial(draw_filtered, logits, filters, metadata.keys) if is_filtered else define,
+            define=partial(define, is_filtered=is_filtered),
             num_bytes=2 * logits.nbytes,  # once for the largest
             is_exact=True,
         )
 
 
 def _drawn(logits: torch.Tensor, metadata: SamplingMetadata, *, is_filtered: bool) -> torch.Tensor:
-    return draw_on_device(logits, metadata, is_filtered=is_filtered)[1]
+    return draw(logits, metadata, is_filtered=is_filtered)[1]
 
 
 def _metadata(num_rows: int, context: int, device: torch.device) -> SamplingMetadata:
@@ -95,7 +80,7 @@ def _metadata(num_rows: int, context: int, device: torch.device) -> SamplingMeta
 
     seeds = torch.arange(num_rows, device=device)
     return SamplingMetadata(
-        temperatures=column(0.5), seed_low=seeds, seed_high=seeds, output_indices=seeds,
+        temperature=column(0.5), seed_low=seeds, seed_high=seeds, output_indices=seeds,
         top_k=torch.full_like(seeds, 50), top_p=column(0.95), min_p=column(0.0), num_logprobs=seeds,
         repetition=column(1.3), presence=column(0.5), frequency=column(0.1),
         num_prompt_tokens=torch.full_like(seeds, context // 2), mask_indices=seeds,

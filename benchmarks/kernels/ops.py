@@ -28,13 +28,13 @@ from benchmarks.kernels.attention import Cell, attention_run
 from benchmarks.kernels.cold import num_copies
 from benchmarks.kernels.roofline import best_seconds, matmul_rate, read_bandwidth
 from octavo.attention.selector import select_attention
-from octavo.kernels.dispatch import select_kernels
+from octavo.kernels.dispatch import native_kernels, select_kernels
+from octavo.kernels.native import NativeKernels
 from octavo.kernels.quantization import QUANTIZATIONS, WeightFormat, get_quantization
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import SILU, Fused, PackedExperts, PackedLinear, Routing
 from octavo.layers.quant.base import check_quantization_at_load, make_schemes
-from octavo.sampling.backend import SamplerBackend, TorchSamplerBackend
-from octavo.sampling.native_backend import select_sampler_backend
+from octavo.sampling.draw import SamplingMetadata, draw
 from octavo.sampling.rows import SamplingRows
 from octavo.sampling_params import SamplingParams
 
@@ -50,7 +50,7 @@ LINEARS = {
 VOCAB = 151936
 MAX_HEAD_ROWS = 128  # a prompt has one
 DRAWS = {
-    "the largest": SamplingParams(temperature=0.0, seed=0),
+    "the largest": SamplingParams(temperature=0.0, seed=0, logprobs=0),  # metadata is for more than argmax
     "temperature": SamplingParams(seed=0),
     "top-k 50": SamplingParams(seed=0, top_k=50),
     "top-p 0.9": SamplingParams(seed=0, top_p=0.9),
@@ -166,18 +166,20 @@ def small_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator
         yield Case(name=name, run=run, num_bytes=num_values * dtype.itemsize)
 
 
-def draw_cases(backend: SamplerBackend, num_rows: int) -> Iterator[Case]:
+def draw_cases(native: NativeKernels | None, num_rows: int) -> Iterator[Case]:
     """Time the choice of T tokens: logits of a bell shape with ten that stand out, as real ones have."""
-    logits, indices = 2.5 * torch.randn(num_rows, VOCAB), np.arange(num_rows, dtype=np.int32)
+    logits, numbers = 2.5 * torch.randn(num_rows, VOCAB), np.arange(num_rows, dtype=np.int32)
     logits[:, 1000:1010] += 15.0
     for name, params in DRAWS.items():
-        rows = SamplingRows(num_rows, VOCAB, CPU)
+        rows = SamplingRows(num_rows, VOCAB)
         for row in range(num_rows):
-            rows.add(row, params, [], [], np.zeros(0, dtype=np.int32), 0)
-        records = rows.records(indices)
+            rows.set_row(row, params, [], [], 0)
+        step = rows.step(numbers, numbers)
+        columns = {column: torch.from_numpy(values) for column, values in step.columns.items()}
+        metadata, is_filtered = SamplingMetadata(**columns), step.ending.is_filtered
         yield Case(
             name=f"draw: {name}, V = {VOCAB}",
-            run=partial(backend.draw, logits, records, indices),
+            run=partial(draw, logits, metadata, is_filtered=is_filtered, native=native),
             num_bytes=logits.nbytes,
         )
 
@@ -222,7 +224,8 @@ def main() -> None:
     kernels: Kernels = Kernels() if options.reference else select_kernels(CPU, dtype, schemes.forms)
     check_quantization_at_load(schemes, kernels, f"a CPU with {options.dtype}")
     form = get_quantization(options.quantization).linear if options.quantization else None
-    backend: SamplerBackend = TorchSamplerBackend() if options.reference else select_sampler_backend(CPU, kernels)
+    own = kernels if isinstance(kernels, NativeKernels) else native_kernels()
+    native = None if options.reference else own
     with torch.inference_mode():
         bandwidth, rate = read_bandwidth(), max(matmul_rate(dtype), matmul_rate(torch.float32))
         print(f"{kernels.name}, {options.dtype}, {options.threads} threads, torch {torch.__version__}: ", end="")
@@ -233,7 +236,7 @@ def main() -> None:
                 print_cases(cases(kernels, form, num_rows, dtype), bandwidth, rate)
             print_cases(small_cases(kernels, num_rows, dtype), bandwidth, rate)
             print_cases(attention_cases(num_rows, dtype), bandwidth, rate)
-            print_cases(draw_cases(backend, num_rows), bandwidth, rate)
+            print_cases(draw_cases(native, num_rows), bandwidth, rate)
 
 
 def print_cases(cases: Iterator[Case], bandwidth: float, rate: float) -> None:

@@ -72,14 +72,14 @@ class ModelRunner:
         self._max_model_len, self._vocab_size = config.model.max_model_len, config.model.vocab_size
         self._block_size = config.cache.block_size
         builder = RankBuilder(config, ALONE, Rendezvous())
-        model = builder.load_model()
+        loaded = builder.load_model()
         # A handle keeps its whole context: every KV group has the same blocks, including those outside a window.
         spec = builder.kv_cache_spec
-        num_blocks = spec.num_bytes(builder.count_kv_blocks(model)) // sum(spec.bytes_per_block)
+        num_blocks = spec.num_bytes(builder.count_kv_blocks(loaded)) // sum(spec.bytes_per_block)
         self._groups = config.model.kv_groups
-        runner, _ = builder.build_runner(model, [num_blocks] * len(self._groups))
+        runner, _ = builder.build_runner(loaded, [num_blocks] * len(self._groups))
         self._pool = BlockPool(num_blocks)
-        self._model = model
+        self._model = loaded.model
         self._kv_caches = [cache for cache in runner.kv_caches if isinstance(cache, LayerKVCache)]
         self.device = builder.devices.device
 

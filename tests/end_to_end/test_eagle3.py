@@ -22,7 +22,7 @@ from octavo.errors import CheckpointError, InvalidParameterError, OctavoError, U
 from octavo.inputs import Prompt, TokensPrompt
 from octavo.kernels.dispatch import native_kernels
 from octavo.sampling_params import SamplingParams
-from octavo.worker.eagle_model import EagleModel
+from octavo.worker.rank_drafter import RankDrafter
 
 CHUNKED = {"max_num_batched_tokens": 18}
 PREEMPTED = {"num_kv_blocks": MAX_LEN // BLOCK_SIZE}
@@ -50,16 +50,16 @@ def always(folder: Path, count: int = NUM_DRAFTS) -> dict[str, Any]:
 def drafted(monkeypatch: pytest.MonkeyPatch) -> list[Drafted]:
     """Collect all drafts that are drawn in this process."""
     seen: list[Drafted] = []
-    fill_in = EagleModel._filled_in
+    fill_in = RankDrafter._filled_in
 
-    def watched(self: EagleModel, step: SchedulerOutput, table: Int32Array, num_drawn: Int32Array) -> SchedulerOutput:
+    def watched(self: RankDrafter, step: SchedulerOutput, table: Int32Array, num_drawn: Int32Array) -> SchedulerOutput:
         num_known = step.num_computed_tokens + step.num_scheduled_tokens - num_drawn
         for at in num_drawn.nonzero()[0].tolist():
-            context = self._tokens[step.rows[at], : num_known[at]].tolist()
+            context = self._rows.token_ids[step.rows[at], : num_known[at]].tolist()
             seen.append(Drafted(context, table[at, : num_drawn[at]].tolist()))
         return fill_in(self, step, table, num_drawn)
 
-    monkeypatch.setattr(EagleModel, "_filled_in", watched)
+    monkeypatch.setattr(RankDrafter, "_filled_in", watched)
     return seen
 
 

@@ -24,8 +24,8 @@ from octavo.kernels.dispatch import native_kernels
 from octavo.models.interfaces import CausalLM
 from octavo.outputs import CompletionOutput
 from octavo.sampling_params import SamplingParams
-from octavo.worker import model_runner
 from octavo.worker.graph import StepGraph
+from octavo.worker.request_rows import RequestRows
 
 MODELS = ["llama", "qwen3-tied-gqa-8", "qwen3-mixed-windows", "demo"]
 if native_kernels() is not None:
@@ -111,7 +111,7 @@ def test_answers_under_a_grammar(make_llm: MakeLLM) -> None:
 
 
 @pytest.mark.parametrize("stage", pick([1], [0, 1, 2]))
-@pytest.mark.parametrize("work", pick(["run_stage"], ["make_forward_batch", "run_stage"]))
+@pytest.mark.parametrize("work", pick(["run_stage"], ["forward_batch", "run_stage"]))
 def test_a_step_that_fails_on_one_stage_ends_its_own_requests_only(
     stage: int, work: str, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,13 +146,13 @@ def fail_once(work: str, thread: str, num_tokens: int, monkeypatch: pytest.Monke
     def watch(owner: Any, name: str) -> None:
         do = getattr(owner, name)
 
-        def do_or_fail(*arguments: Any) -> Any:
-            order: Any = arguments[0] if owner is model_runner else None
+        def do_or_fail(*arguments: Any, **options: Any) -> Any:
+            order: Any = arguments[1] if owner is RequestRows else None
             count = order.total_num_scheduled_tokens if order is not None else len(arguments[1].input_ids)
             if threading.current_thread().name.startswith(thread) and count >= num_tokens and bad_luck:
                 bad_luck.pop()
                 raise ValueError("bad luck")
-            return do(*arguments)
+            return do(*arguments, **options)
 
         monkeypatch.setattr(owner, name, do_or_fail)
 
@@ -160,4 +160,4 @@ def fail_once(work: str, thread: str, num_tokens: int, monkeypatch: pytest.Monke
         watch(CausalLM, "run_stage")
         watch(StepGraph, "run")  # in its place, where steps are recorded
     else:
-        watch(model_runner, work)
+        watch(RequestRows, work)

@@ -118,7 +118,7 @@ def test_parts_of_several_types(tmp_path: Path) -> None:
 
 
 def test_memory_is_that_of_the_file(tmp_path: Path) -> None:
-    from octavo.worker.parameters import empty_model, weights_bytes
+    from octavo.worker.memory import empty_model, weights_bytes
 
     file = model_file(tmp_path, kind="Q4_0")
     as_blocks, as_floats = (read_model_config(file, model="m", dtype=dtype) for dtype in ("bfloat16", "float32"))

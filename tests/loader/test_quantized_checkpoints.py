@@ -32,7 +32,7 @@ from octavo.layers.quant.grouped import GPTQScheme
 from octavo.layers.quant.names import LayerNames
 from octavo.layers.quant.packing import CompressedLinear, _warn_once
 from octavo.models.interfaces import CausalLM
-from octavo.worker.parameters import count_parameters, empty_model, weights_bytes
+from octavo.worker.memory import count_parameters, empty_model, weights_bytes
 
 PROMPTS = [random_tokens(length, seed=length) for length in (1, 4, 23, 8)]
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from octavo.config.hf import read_model_config
 from octavo.distributed.groups import ParallelGroups, SingleRank
 from octavo.layers.vocabulary import Embedding
-from octavo.worker.parameters import count_parameters, empty_model, num_weights
+from octavo.worker.memory import count_parameters, empty_model, num_weights
 
 _LARGE: dict[str, Any] = {
     "vocab_size": 3000,

@@ -97,7 +97,7 @@ class PagedRunner:
                 hidden = self._graph.run(batch, None).hidden  # [W, D]
             else:
                 hidden = self._model.forward(batch, self._caches)
-            return self._model.compute_logits(batch.of_logits(hidden), batch.logits_adapter_ids)
+            return self._model.compute_logits(*batch.head_inputs(hidden))
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         """Decode greedily, all prompts in one batch."""

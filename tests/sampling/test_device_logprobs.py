@@ -6,8 +6,8 @@ import torch
 from tests.kernels.triton.device import DEVICE
 
 from octavo.kernels.triton import rate
-from octavo.sampling.device_logprobs import RATING_SIZE, rate_on_device, read_rating
-from octavo.sampling.logprobs import token_logprobs
+from octavo.sampling.logprobs import RATING_SIZE, rate_by_torch, read_rating
+from octavo.sampling.logprobs import rate as rate_rows
 
 
 @pytest.fixture(params=["torch", "triton"], autouse=True)
@@ -34,11 +34,12 @@ def test_ratings_are_the_definitions(vocab_size: int) -> None:
     tokens[3] = 0
     are_needed = torch.tensor([20, 3, 0, 1, 20], device=DEVICE)
     max_logit = logits.amax(-1)
-    ratings = rate_on_device(logits, max_logit, tokens, are_needed).cpu().numpy()
+    ratings = rate_rows(logits, max_logit, tokens, are_needed).cpu().numpy()
     assert ratings.shape == (5, RATING_SIZE)
     for row, count in enumerate(are_needed.tolist()):
         found = read_rating(ratings[row], float(max_logit[row]), count, vocab_size)
-        expected = token_logprobs(logits[row], int(tokens[row]), count)
+        [defined] = rate_by_torch(logits[row : row + 1], tokens[row : row + 1], count).cpu().numpy()
+        expected = read_rating(defined, float(max_logit[row]), count, vocab_size)
         assert (found.token_ids, found.rank) == (expected.token_ids, expected.rank)
         np.testing.assert_array_equal(found.logprobs, expected.logprobs)
 
@@ -47,7 +48,7 @@ def test_a_token_that_the_model_excludes_is_rated_too() -> None:
     """A bias may bring it back; its own log-probability is that of nothing."""
     logits = rows_of(9)[3:4]
     max_logit, token = logits.amax(-1), torch.tensor([4], device=DEVICE)
-    rating = rate_on_device(logits, max_logit, token, torch.zeros(1, dtype=torch.int64, device=DEVICE))[0].cpu().numpy()
+    rating = rate_rows(logits, max_logit, token, torch.zeros(1, dtype=torch.int64, device=DEVICE))[0].cpu().numpy()
     found = read_rating(rating, float(max_logit), 0, 9)
     assert (found.token_ids, found.logprobs, found.rank) == ([4], [-np.inf], 2)
 
@@ -55,7 +56,7 @@ def test_a_token_that_the_model_excludes_is_rated_too() -> None:
 def test_what_is_not_finite_harms_no_other_row() -> None:
     logits = rows_of(200)
     tokens, are_needed = torch.zeros(5, dtype=torch.int64, device=DEVICE), torch.full((5,), 2, device=DEVICE)
-    expected = rate_on_device(logits, logits.amax(-1), tokens, are_needed)
+    expected = rate_rows(logits, logits.amax(-1), tokens, are_needed)
     logits[1, 3], logits[2, 4] = torch.nan, torch.inf
-    found = rate_on_device(logits, logits.amax(-1), tokens, are_needed)
+    found = rate_rows(logits, logits.amax(-1), tokens, are_needed)
     assert torch.equal(found[[0, 3, 4], :5], expected[[0, 3, 4], :5])

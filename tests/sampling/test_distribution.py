@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 from tests.sampling import reference
-from tests.sampling.support import sample, sample_rows
+from tests.sampling.support import Rows, sample, sample_rows
 
-from octavo.sampling.rows import SamplingRows
 from octavo.sampling_params import SamplingParams
 
 LOGITS = [2.0, -1.0, 0.5, 0.5, 1.2, -4.0, 0.0, 1.9]
@@ -28,11 +27,11 @@ def chi_square(counts: torch.Tensor, probabilities: list[float]) -> float:
 
 def draws_of_one_seed(params: SamplingParams) -> torch.Tensor:
     """Return one request's first tokens, all from the same logits: [NUM_DRAWS]."""
-    rows = SamplingRows(1, len(LOGITS), "cpu")
-    rows.add(0, params.replace(seed=1234), [], [], np.zeros(0, dtype=np.int32), 0)
-    logits = torch.tensor([LOGITS]).expand(NUM_DRAWS, -1)
-    row_ids, output_indices = np.zeros(NUM_DRAWS, dtype=np.int32), np.arange(NUM_DRAWS, dtype=np.int32)
-    return sample_rows(rows, logits, row_ids, output_indices).token_ids
+    rows = Rows(1, len(LOGITS))
+    rows.add(0, params.replace(seed=1234))
+    logits = torch.tensor([LOGITS]).expand(NUM_DRAWS, -1).contiguous()
+    step = rows.gather([0] * NUM_DRAWS, np.arange(NUM_DRAWS))
+    return torch.from_numpy(sample_rows(rows, logits, step).token_ids)
 
 
 def counts(token_ids: torch.Tensor) -> torch.Tensor:
@@ -70,5 +69,5 @@ def test_successive_tokens_are_independent() -> None:
 
 def test_first_tokens_of_neighboring_seeds_follow_the_distribution() -> None:
     params = SamplingParams()
-    drawn = sample(torch.tensor([LOGITS] * 2000), [params] * 2000).token_ids
+    drawn = torch.from_numpy(sample(torch.tensor([LOGITS] * 2000), [params] * 2000).token_ids)
     assert chi_square(counts(drawn), reference.distribution(LOGITS, params)) < BOUND

@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kernels.triton.device import DEVICE
 from tests.sampling import reference
+from tests.sampling.support import Rows, masks_of
 
-from octavo.sampling.logits_processors import BadWords, RowLogitsProcessors
-from octavo.sampling.penalties import TokenCounts
+from octavo.kernels.triton import process_logits as module
 from octavo.sampling_params import SamplingParams
 
 VOCAB = 12
@@ -21,27 +23,21 @@ IDS = st.integers(0, VOCAB - 1)
 def process_logits(
     params: SamplingParams,
     *,
-    prompt: Sequence[int] = (),
+    prompt: Sequence[int] = (0,),
     output: Sequence[int] = (),
-    resumed_at: int = 0,
     logits: Sequence[float] = (0.0,) * VOCAB,
     eos_token_ids: Sequence[int] = (),
     bad_words_token_ids: Sequence[Sequence[int]] = (),
 ) -> list[float]:
-    """Edit `logits` for a row that was added with `resumed_at` output tokens and saw the others one by one."""
-    processors = RowLogitsProcessors(
-        params,
-        stop_token_ids=[*eos_token_ids, *params.stop_token_ids],
-        bad_words_token_ids=bad_words_token_ids,
-        token_ids=np.array([*prompt, *output[:resumed_at]], dtype=np.int32),
-        num_prompt_tokens=len(prompt),
-        device=torch.device("cpu"),
-    )
-    for token_id in output[resumed_at:]:
-        processors.append(token_id)
-    row = torch.tensor(logits)
-    processors.apply(row, len(output))
-    return row.tolist()
+    """Edit `logits` for a row with these tokens."""
+    rows = Rows(1, len(logits))
+    seeded, bad_words = params.replace(seed=0), bad_words_token_ids
+    rows.add(0, seeded, prompt=prompt, output=output, eos_token_ids=eos_token_ids, bad_words=bad_words)
+    step = rows.gather([0])
+    if not step.processors:
+        return list(logits)
+    processed: list[float] = rows.process(torch.tensor([logits]), step)[0].tolist()
+    return processed
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
@@ -70,11 +66,8 @@ def test_only_allowed_ids_remain() -> None:
 )
 def test_a_bad_word_is_banned_at_its_last_token(known: list[int], banned: list[int]) -> None:
     words = [[1, 2], [1, 2, 3], [3, 1, 4]]
-    assert sorted(BadWords(words, np.array(known, dtype=np.int32)).banned()) == sorted(banned)
-    grown = BadWords(words, np.array([], dtype=np.int32))
-    for token_id in known:
-        grown.append(token_id)
-    assert sorted(grown.banned()) == sorted(banned)
+    processed = process_logits(SamplingParams(), prompt=known, bad_words_token_ids=words)
+    assert [token_id for token_id in range(VOCAB) if processed[token_id] == -math.inf] == sorted(banned)
 
 
 @pytest.mark.parametrize(("num_output", "is_banned"), [(0, True), (2, True), (3, False), (4, False)])
@@ -86,9 +79,8 @@ def test_min_tokens_bans_the_ends_until_reached(num_output: int, is_banned: bool
 
 @given(
     logits=st.lists(st.floats(-20, 20, width=32), min_size=VOCAB, max_size=VOCAB),
-    prompt=st.lists(IDS, max_size=8),
+    prompt=st.lists(IDS, min_size=1, max_size=8),
     output=st.lists(IDS, max_size=8),
-    resumed_at=st.integers(0, 8),
     params=st.builds(
         SamplingParams,
         repetition_penalty=st.sampled_from([0.5, 1.0, 1.3]),
@@ -101,11 +93,10 @@ def test_min_tokens_bans_the_ends_until_reached(num_output: int, is_banned: bool
     ),
     bad_words=st.lists(st.lists(IDS, min_size=1, max_size=3), max_size=3),
 )
-def test_all_edits_together_are_the_reference_however_the_row_came_to_its_tokens(
+def test_all_edits_together_are_the_reference(
     logits: list[float],
     prompt: list[int],
     output: list[int],
-    resumed_at: int,
     params: SamplingParams,
     bad_words: list[list[int]],
 ) -> None:
@@ -113,7 +104,6 @@ def test_all_edits_together_are_the_reference_however_the_row_came_to_its_tokens
         params,
         prompt=prompt,
         output=output,
-        resumed_at=resumed_at,
         logits=logits,
         eos_token_ids=[3],
         bad_words_token_ids=bad_words,
@@ -124,11 +114,60 @@ def test_all_edits_together_are_the_reference_however_the_row_came_to_its_tokens
     assert processed == pytest.approx(expected, rel=1e-6, abs=1e-5)
 
 
-def test_counts_grow_past_their_first_columns() -> None:
-    counts = TokenCounts()
-    counts.add_all(np.arange(100, dtype=np.int32))
-    for token_id in range(50, 1000):
-        counts.add(token_id)
-    token_ids, numbers = counts.columns(torch.device("cpu"))
-    assert token_ids.tolist() == list(range(1000))
-    assert numbers.tolist() == [1] * 50 + [2] * 50 + [1] * 900
+MANY, STOP_IDS = 77, [3, 70]
+# What a row asks for, its bad words, its prompt and its output.
+Row = tuple[dict[str, Any], list[list[int]], list[int], list[int]]
+ROWS: list[Row] = [
+    ({}, [], [1, 2, 3], [4]),
+    ({"repetition_penalty": 1.3}, [], [5, 5, 6, 76], [5, 9]),
+    ({"presence_penalty": 0.7, "frequency_penalty": -0.3}, [], [5, 6], [9, 9, 9, 6]),
+    ({"repetition_penalty": 0.7, "frequency_penalty": 1.1, "logit_bias": {9: 2.5, 8: -100.0}}, [], [9], [9, 8, 8]),
+    ({"allowed_token_ids": [0, 31, 32, 63, 64, 76]}, [[31], [2, 32], [4, 63]], [2], [9, 4]),
+    ({"min_tokens": 3, "logit_bias": {3: 5.0}}, [], [2], [7, 7]),
+    ({"min_tokens": 2}, [[7, 7, 7, 70]], [2], [7, 7]),
+    ({"presence_penalty": 2.0}, [[7, 7, 1], [7, 8, 2], [8, 3]], [7], [7, 8]),
+    ({"repetition_penalty": 2.0}, [], [1], []),
+]
+MASKED = (0, 3, 6)  # rows under a grammar
+
+
+@pytest.fixture(params=["torch", "triton"])
+def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_GPU_KERNELS", request.param)
+    monkeypatch.setattr(module, "_TOKENS", 16)  # contexts and rows of several programs
+    monkeypatch.setattr(module, "_IDS", 64)
+
+
+def processed_rows(logits: torch.Tensor, row_ids: list[int], *, is_masked: bool) -> torch.Tensor:
+    """Edit as a step of these rows does."""
+    rows = Rows(len(ROWS), MANY, DEVICE)
+    for row, (options, bad_words, prompt, output) in enumerate(ROWS):
+        params = SamplingParams.from_options({"seed": row, **options})
+        rows.add(row, params, prompt=prompt, output=output, eos_token_ids=STOP_IDS, bad_words=bad_words)
+    words = np.random.default_rng(4).integers(-(2**31), 2**31, (len(ROWS), 3), dtype=np.int32)
+    masks = {at: words[row] for at, row in enumerate(row_ids) if is_masked and row in MASKED}
+    step = rows.gather(row_ids, masks=masks_of(masks))
+    return rows.process(logits[row_ids], step) if step.processors else logits[row_ids]
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("row_ids", [list(range(len(ROWS))), [8, 3, 1], [0], [7, 6]])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_row_among_others_has_the_bits_of_the_row_alone_by_the_definition(
+    row_ids: list[int], is_masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = (torch.randn(len(ROWS), MANY, generator=torch.Generator().manual_seed(1)) * 4).to(DEVICE)
+    before = logits.clone()
+    result = processed_rows(logits, row_ids, is_masked=is_masked)
+    assert torch.equal(logits, before)
+    monkeypatch.setenv("OCTAVO_GPU_KERNELS", "torch")
+    alone = torch.cat([processed_rows(logits, [row], is_masked=is_masked) for row in row_ids])
+    torch.testing.assert_close(result, alone, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_every_kind_of_edit_shows() -> None:
+    """Else rows that are edited by nobody would be equal, too."""
+    logits = torch.ones(len(ROWS), MANY, device=DEVICE)
+    changed = (processed_rows(logits, list(range(len(ROWS))), is_masked=False) != logits).sum(-1).tolist()
+    assert changed == [0, 4, 2, 2, 73, 2, 0, 4, 1]

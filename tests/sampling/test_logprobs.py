@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from tests.sampling.support import sample
+from tests.sampling.support import sample, token_logprobs
 
 from octavo.errors import RequestError
-from octavo.sampling.logprobs import prompt_logprobs, token_logprobs
+from octavo.sampling.logprobs import _keys, _likeliest, prompt_logprobs
 from octavo.sampling_params import SamplingParams
 
 
@@ -71,3 +71,9 @@ def test_a_prompt_with_nan_logits_says_so() -> None:
     logits[1, 7] = math.nan
     with pytest.raises(RequestError, match="1 positions"):
         prompt_logprobs(logits, torch.tensor([0, 1, 2]), 0)
+
+
+def test_the_most_likely_are_found_among_candidates_or_all() -> None:
+    logits = random_logits(1, 300)[0].round() * 0.5  # ties, zeros of both signs among them
+    for count in (1, 7, 300):
+        assert torch.equal(_likeliest(logits, count), _keys(logits, torch.arange(300)).topk(count).values)

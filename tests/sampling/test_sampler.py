@@ -4,18 +4,16 @@ import math
 from dataclasses import dataclass
 from random import Random
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.breadth import pick
 from tests.sampling import reference
-from tests.sampling.support import sample, sample_one, sample_rows
+from tests.sampling.support import Rows, sample, sample_one, sample_rows
 
 from octavo.contracts.engine import TokenLogprobs
-from octavo.sampling.rows import SamplingRows
-from octavo.sampling.sampler import Sampler
+from octavo.sampling.rows import ARGMAX
 from octavo.sampling_params import SamplingParams
 
 VOCAB = 300  # wider than the filters' first view
@@ -61,13 +59,12 @@ REQUESTS = st.builds(
 
 def run(requests: list[Request], rows_of: list[int]) -> list[tuple[int, TokenLogprobs | None]]:
     """Sample all requests in one call, request j in the worker's row `rows_of[j]`."""
-    rows = SamplingRows(64, VOCAB, "cpu")
+    rows = Rows(64, VOCAB)
     for row, request in zip(rows_of, requests, strict=True):
-        known = np.array([*request.prompt, *request.output], dtype=np.int32)
-        rows.add(row, request.params, [5], [[6, 7]], known, len(request.prompt))
+        texts = {"prompt": request.prompt, "output": request.output}
+        rows.add(row, request.params, eos_token_ids=[5], bad_words=[[6, 7]], **texts)
     logits = torch.cat([request.logits() for request in requests])
-    indices = np.array([len(request.output) for request in requests], dtype=np.int32)
-    result = sample_rows(rows, logits, np.array(rows_of, dtype=np.int32), indices)
+    result = sample_rows(rows, logits, rows.gather(rows_of))
     assert not result.errors
     return [(token_id, result.logprobs.get(at)) for at, token_id in enumerate(result.token_ids.tolist())]
 
@@ -161,31 +158,31 @@ GREEDY = SamplingParams(temperature=0.0, seed=0)
 def test_the_largest_is_enough_where_all_rows_are_plain_and_greedy(
     params: list[SamplingParams], needs_argmax_only: bool
 ) -> None:
-    rows = SamplingRows(len(params), 10, "cpu")
+    rows = Rows(len(params), 10)
     for row, row_params in enumerate(params):
-        rows.add(row, row_params, [5], [], np.array([1], dtype=np.int32), 1)
-    assert Sampler(rows).needs_argmax_only(np.arange(len(params), dtype=np.int32)) is needs_argmax_only
+        rows.add(row, row_params, eos_token_ids=[5])
+    assert (rows.gather(range(len(params))).ending == ARGMAX) is needs_argmax_only
 
 
 def test_the_largest_alone_tells_what_all_logits_tell() -> None:
     logits = torch.randn(6, 10, generator=torch.Generator().manual_seed(1))
     logits[1, 3], logits[2, 4], logits[3], logits[4, 2] = math.nan, math.inf, -math.inf, -math.inf
-    whole = sample(logits, [GREEDY] * 6)
-    rows = SamplingRows(6, 10, "cpu")
-    max_logit = Sampler(rows).take_argmax(*logits.max(-1))
-    assert max_logit.errors == whole.errors
+    alone = sample(logits, [GREEDY] * 6)
+    whole = sample(logits, [GREEDY.replace(logprobs=0)] * 6)
+    assert alone.errors == whole.errors
     assert sorted(whole.errors) == [1, 2, 3]
-    assert torch.equal(max_logit.token_ids, whole.token_ids)
+    good = [0, 4, 5]
+    assert alone.token_ids[good].tolist() == whole.token_ids[good].tolist()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("top_p", [0.5, 1.0])
 def test_a_row_that_bans_every_token_fails_alone(temperature: float, top_p: float) -> None:
     impossible = SamplingParams(temperature=temperature, top_p=top_p, allowed_token_ids=[2], min_tokens=1, logprobs=1)
-    rows = SamplingRows(2, 8, "cpu")
+    rows = Rows(2, 8)
     for row, params in enumerate((impossible, impossible.replace(min_tokens=0))):
-        rows.add(row, params.replace(seed=row), [2], [], np.array([1], dtype=np.int32), 1)
-    result = sample_rows(rows, torch.zeros(2, 8), np.array([0, 1]), np.array([0, 0]))
+        rows.add(row, params.replace(seed=row), eos_token_ids=[2])
+    result = sample_rows(rows, torch.zeros(2, 8), rows.gather([0, 1]))
     assert list(result.errors) == [0]
     assert "min_tokens" in result.errors[0]
     assert int(result.token_ids[1]) == 2
@@ -202,34 +199,30 @@ def test_the_callers_logits_are_not_changed() -> None:
 
 
 def test_a_reused_row_forgets_its_former_request() -> None:
-    rows = SamplingRows(1, 4, "cpu")
-    history = np.array([0, 0, 0], dtype=np.int32)
-    rows.add(0, SamplingParams(temperature=0.0, seed=0, frequency_penalty=2.0), [], [], history, 0)
-    logits, row_ids, indices = torch.tensor([[3.0, 1.0, 0.0, 0.0]]), np.array([0]), np.array([3])
-    assert int(sample_rows(rows, logits, row_ids, indices).token_ids[0]) == 1
-    rows.remove(0)
-    rows.add(0, SamplingParams(temperature=0.0, seed=0), [], [], history, 0)
-    assert int(sample_rows(rows, logits, row_ids, indices).token_ids[0]) == 0
+    rows, logits = Rows(1, 4), torch.tensor([[3.0, 1.0, 0.0, 0.0]])
+    rows.add(0, SamplingParams(temperature=0.0, seed=0, frequency_penalty=2.0), prompt=[1], output=[0, 0, 0])
+    assert int(sample_rows(rows, logits, rows.gather([0])).token_ids[0]) == 1
+    rows.add(0, SamplingParams(temperature=0.0, seed=0, logprobs=0), prompt=[1], output=[0, 0, 0])
+    assert int(sample_rows(rows, logits, rows.gather([0])).token_ids[0]) == 0
 
 
 def test_sampled_tokens_count_from_the_next_draw_on() -> None:
-    rows = SamplingRows(2, 4, "cpu")
+    rows = Rows(2, 4)
     for row, penalty in enumerate((2.0, 0.0)):
-        params = SamplingParams(temperature=0.0, seed=0, presence_penalty=penalty)
-        rows.add(row, params, [], [], np.array([3], dtype=np.int32), 1)
-    logits, row_ids = torch.tensor([[2.0, 1.0, 0.5, 0.0]] * 2), np.array([0, 1], dtype=np.int32)
-    drawn = []
-    for index in range(3):
-        token_ids = sample_rows(rows, logits, row_ids, np.array([index, index])).token_ids
-        rows.append(row_ids, token_ids)
-        drawn.append(token_ids.tolist())
+        rows.add(row, SamplingParams(temperature=0.0, seed=0, presence_penalty=penalty), prompt=[3])
+    logits, drawn = torch.tensor([[2.0, 1.0, 0.5, 0.0]] * 2), []
+    for _ in range(3):
+        token_ids = sample_rows(rows, logits, rows.gather([0, 1])).token_ids.tolist()
+        for row, token_id in enumerate(token_ids):
+            rows.append(row, token_id)
+        drawn.append(token_ids)
     assert drawn == [[0, 0], [1, 0], [2, 0]]
 
 
 def test_ids_that_the_model_lacks_are_no_obstacle() -> None:
     """A tokenizer may know more ids than its model has logits: such a stop id or bad word can never be sampled."""
-    rows = SamplingRows(1, 4, "cpu")
+    rows = Rows(1, 4)
     params = SamplingParams(temperature=0.0, seed=0, min_tokens=2, stop_token_ids=[1])
-    rows.add(0, params, [9], [[9], [0, 8], [2]], np.array([0], dtype=np.int32), 1)
-    result = sample_rows(rows, torch.tensor([[0.0, 3.0, 2.0, 1.0]]), np.array([0]), np.array([0]))
+    rows.add(0, params, eos_token_ids=[9], bad_words=[[9], [0, 8], [2]])
+    result = sample_rows(rows, torch.tensor([[0.0, 3.0, 2.0, 1.0]]), rows.gather([0]))
     assert (result.token_ids.tolist(), result.errors) == ([3], {})

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from octavo.sampling.rows import ARGMAX
 from octavo.testing_device import NotCapturableError, RecordedQueue
-from octavo.worker.decode_graphs import ARGMAX, MAX_GRAPHS, DecodeGraphs, GraphKey, GraphUses
+from octavo.worker.decode_graphs import MAX_GRAPHS, DecodeGraphs, GraphKey, GraphUses
 
 
 def key(num_rows: int) -> GraphKey:
@@ -30,11 +31,8 @@ class Counter:
         self.total = torch.zeros(1, dtype=torch.int64)
         self.num_prepared = 0
 
-    def of_key(self, key: GraphKey) -> Callable[[], None]:
-        def step() -> None:
-            self.total.add_(key.num_rows)
-
-        return step
+    def run(self, key: GraphKey) -> None:
+        self.total.add_(key.num_rows)
 
     def prepare(self) -> None:
         self.num_prepared += 1
@@ -47,7 +45,7 @@ def uses(tmp_path: Path) -> GraphUses:
 
 def test_a_graph_is_captured_at_its_second_use(uses: GraphUses) -> None:
     queue, counter = RecordedQueue(), Counter()
-    graphs = DecodeGraphs(queue, counter.of_key, uses)
+    graphs = DecodeGraphs(queue, counter.run, uses)
     assert graphs.find(key(4), counter.prepare) is None
     assert graphs.find(key(8), counter.prepare) is None
     assert queue.captures == 0
@@ -65,10 +63,10 @@ def test_a_graph_is_captured_at_its_second_use(uses: GraphUses) -> None:
 def test_the_next_engine_captures_at_once_what_this_one_used(uses: GraphUses, tmp_path: Path) -> None:
     counter = Counter()
     for _ in range(2):
-        DecodeGraphs(RecordedQueue(), counter.of_key, uses).find(key(4), counter.prepare)
+        DecodeGraphs(RecordedQueue(), counter.run, uses).find(key(4), counter.prepare)
     uses.save()
     queue = RecordedQueue()
-    graphs = DecodeGraphs(queue, counter.of_key, GraphUses(tmp_path / "uses.json"))
+    graphs = DecodeGraphs(queue, counter.run, GraphUses(tmp_path / "uses.json"))
     graphs.capture_known(counter.prepare)
     assert len(graphs) == queue.captures == 1
     assert graphs.find(key(4), counter.prepare) is not None
@@ -76,7 +74,7 @@ def test_the_next_engine_captures_at_once_what_this_one_used(uses: GraphUses, tm
 
 def test_there_is_a_most(uses: GraphUses) -> None:
     counter = Counter()
-    graphs = DecodeGraphs(RecordedQueue(), counter.of_key, uses)
+    graphs = DecodeGraphs(RecordedQueue(), counter.run, uses)
     for num_rows in range(1, MAX_GRAPHS + 3):
         graphs.find(key(num_rows), counter.prepare)
         found = graphs.find(key(num_rows), counter.prepare)
@@ -86,7 +84,7 @@ def test_there_is_a_most(uses: GraphUses) -> None:
 
 def test_what_cannot_be_captured_is_said_once_and_left_alone(uses: GraphUses, caplog: pytest.LogCaptureFixture) -> None:
     values = torch.tensor([1, 0, 2])
-    graphs = DecodeGraphs(RecordedQueue(), lambda key: launching(values.nonzero), uses)
+    graphs = DecodeGraphs(RecordedQueue(), lambda key: launching(values.nonzero)(), uses)
     for _ in range(4):
         assert graphs.find(key(4), lambda: None) is None
     assert caplog.text.count("computed op by op") == 1

@@ -3,14 +3,20 @@
 import numpy as np
 from tests.worker.test_draft_progress import BLOCK_SIZE, MAX_LEN, NUM_BLOCKS, ints, new, step
 
-from octavo.contracts.schedule import Int32Array
-from octavo.worker.eagle_progress import OWN_BLOCKS, BlockCopy, EagleProgress
+from octavo.contracts.schedule import Int32Array, SchedulerOutput
+from octavo.worker.draft_progress import OWN_BLOCKS, BlockCopy, EagleProgress
 
 NUM_ROWS = 4
 
 
 def make() -> EagleProgress:
     return EagleProgress(NUM_ROWS, MAX_LEN // BLOCK_SIZE, NUM_BLOCKS, block_size=BLOCK_SIZE, group=0, max_len=MAX_LEN)
+
+
+def apply(progress: EagleProgress, made: SchedulerOutput) -> None:
+    """Apply a step; no prompts are computed with it."""
+    followed = progress.apply(made, made.num_computed_tokens + made.num_scheduled_tokens)
+    assert not len(followed)
 
 
 def run(
@@ -32,9 +38,9 @@ def table_of_tokens() -> Int32Array:
 
 def test_a_hit_that_continues_alike_uses_the_blocks() -> None:
     progress, tokens = make(), table_of_tokens()
-    progress.apply(step([("a", 0, 0, 10)], [new("a", 0, 10, [3, 4, 5])]))
+    apply(progress, step([("a", 0, 0, 10)], [new("a", 0, 10, [3, 4, 5])]))
     assert run(progress, tokens, 0, 0, 10) == ([0], [])
-    progress.apply(step([("b", 1, 8, 3)], [new("b", 1, 11, [3, 4, 6], num_cached=8)]))
+    apply(progress, step([("b", 1, 8, 3)], [new("b", 1, 11, [3, 4, 6], num_cached=8)]))
     assert run(progress, tokens, 1, 8, 11) == ([], [])
     assert progress.base[1] == 0
     assert progress.num_computed[1] == 8
@@ -44,9 +50,9 @@ def test_a_hit_that_continues_alike_uses_the_blocks() -> None:
 def test_a_hit_that_continues_in_another_way_has_a_copy_of_the_block() -> None:
     progress, tokens = make(), table_of_tokens()
     tokens[1, 8] = 77
-    progress.apply(step([("a", 0, 0, 10)], [new("a", 0, 10, [3, 4, 5])]))
+    apply(progress, step([("a", 0, 0, 10)], [new("a", 0, 10, [3, 4, 5])]))
     run(progress, tokens, 0, 0, 10)
-    progress.apply(step([("b", 1, 8, 3)], [new("b", 1, 11, [3, 4, 6], num_cached=8)]))
+    apply(progress, step([("b", 1, 8, 3)], [new("b", 1, 11, [3, 4, 6], num_cached=8)]))
     own = NUM_BLOCKS + OWN_BLOCKS
     assert run(progress, tokens, 1, 8, 11) == ([], [BlockCopy(1, 4, own, 7)])
     assert progress.tables[1, :3].tolist() == [3, own, 6]
@@ -56,7 +62,7 @@ def test_a_hit_that_continues_in_another_way_has_a_copy_of_the_block() -> None:
 def test_a_hit_on_blocks_that_a_step_computes_itself() -> None:
     progress, tokens = make(), table_of_tokens()
     both = [new("a", 0, 10, [3, 4, 5]), new("b", 1, 11, [3, 4, 6], num_cached=8)]
-    progress.apply(step([("a", 0, 0, 10), ("b", 1, 8, 3)], both))
+    apply(progress, step([("a", 0, 0, 10), ("b", 1, 8, 3)], both))
     assert progress.take_complete(ints(0, 1), ints(10, 11), tokens).tolist() == [0]
     assert progress.check_hits(tokens) == []
     assert progress.base[1] == 0
@@ -65,7 +71,7 @@ def test_a_hit_on_blocks_that_a_step_computes_itself() -> None:
 def test_a_hit_on_blocks_without_entries_is_a_miss() -> None:
     """The context begins behind them."""
     progress, tokens = make(), table_of_tokens()
-    progress.apply(step([("b", 1, 8, 3)], [new("b", 1, 11, [3, 4, 6], num_cached=8)]))
+    apply(progress, step([("b", 1, 8, 3)], [new("b", 1, 11, [3, 4, 6], num_cached=8)]))
     assert run(progress, tokens, 1, 8, 11) == ([], [])
     assert progress.base[1] == 8
     assert progress.tables[1, 0] == 6
@@ -75,9 +81,9 @@ def test_a_hit_on_blocks_without_entries_is_a_miss() -> None:
 
 def test_states_that_a_failed_step_has_lost() -> None:
     progress, tokens = make(), table_of_tokens()
-    progress.apply(step([("a", 0, 0, 5)], [new("a", 0, 15, [3, 4, 5, 6])]))
+    apply(progress, step([("a", 0, 0, 5)], [new("a", 0, 15, [3, 4, 5, 6])]))
     run(progress, tokens, 0, 0, 5)
-    progress.apply(step([("a", 0, 9, 2)]))
+    apply(progress, step([("a", 0, 9, 2)]))
     progress.skip_gaps(ints(0), ints(9))
     assert progress.base[0] == progress.num_computed[0] == progress.num_available[0] == 12
     assert progress.tables[0, 0] == 6
@@ -85,11 +91,11 @@ def test_states_that_a_failed_step_has_lost() -> None:
 
 def test_rejected_drafts_and_reused_blocks() -> None:
     progress, tokens = make(), table_of_tokens()
-    progress.apply(step([("a", 0, 0, 10)], [new("a", 0, 10, [3, 4, 5])]))
+    apply(progress, step([("a", 0, 0, 10)], [new("a", 0, 10, [3, 4, 5])]))
     run(progress, tokens, 0, 0, 10)
-    progress.apply(step([("a", 0, 9, 1)]))
+    apply(progress, step([("a", 0, 9, 1)]))
     assert progress.num_computed[0] == 9
-    progress.apply(step([("c", 2, 0, 4)], [new("c", 2, 4, [3])], ended=["a"]))
-    progress.apply(step([("b", 1, 4, 3)], [new("b", 1, 7, [3, 6], num_cached=4)]))
+    apply(progress, step([("c", 2, 0, 4)], [new("c", 2, 4, [3])], ended=["a"]))
+    apply(progress, step([("b", 1, 4, 3)], [new("b", 1, 7, [3, 6], num_cached=4)]))
     progress.check_hits(tokens)
     assert progress.base[1] == 4

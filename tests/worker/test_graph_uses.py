@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.worker.decode_graphs import ARGMAX, Ending, GraphKey, GraphUses
+from octavo.sampling.rows import ARGMAX, Ending
+from octavo.worker.decode_graphs import GraphKey, GraphUses
 
 
 def key(num_rows: int, ending: Ending = ARGMAX) -> GraphKey:
@@ -18,28 +19,28 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_next_start_finds_what_was_used_most_used_first() -> None:
-    uses = GraphUses.of("model", "device")
+    uses = GraphUses.of_engine("model", "device")
     for num_rows, count in ((4, 1), (8, 3), (1, 2)):
         for _ in range(count):
             uses.count(key(num_rows))
     uses.count(key(8, Ending("drawn", is_filtered=True)))
     uses.save()
-    most_used = GraphUses.of("model", "device").most_used(4)
+    most_used = GraphUses.of_engine("model", "device").most_used(4)
     assert most_used == [key(8), key(1), key(4), key(8, Ending("drawn", is_filtered=True))]
 
 
 def test_other_facts_are_another_list() -> None:
-    uses = GraphUses.of("model", 1)
+    uses = GraphUses.of_engine("model", 1)
     uses.count(key(2))
     uses.save()
-    assert GraphUses.of("model", 2).most_used(9) == []
+    assert GraphUses.of_engine("model", 2).most_used(9) == []
 
 
 def test_counts_are_kept_without_a_capture_too() -> None:
-    uses = GraphUses.of("model")
+    uses = GraphUses.of_engine("model")
     for _ in range(1024):
         uses.count(key(2))
-    assert GraphUses.of("model").most_used(9) == [key(2)]
+    assert GraphUses.of_engine("model").most_used(9) == [key(2)]
 
 
 @pytest.mark.parametrize(
@@ -55,17 +56,17 @@ def test_counts_are_kept_without_a_capture_too() -> None:
     ],
 )
 def test_a_bad_file_is_made_again(content: str, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    uses = GraphUses.of("model")
+    uses = GraphUses.of_engine("model")
     uses.count(key(2))
     uses.save()
     (file,) = cache.iterdir()
     file.write_text(content)
-    again = GraphUses.of("model")
+    again = GraphUses.of_engine("model")
     assert again.most_used(9) == []
     assert "unreadable" in caplog.text
     again.count(key(4))
     again.save()
-    assert GraphUses.of("model").most_used(9) == [key(4)]
+    assert GraphUses.of_engine("model").most_used(9) == [key(4)]
 
 
 def test_where_nothing_can_be_written_a_line_says_so(
@@ -73,7 +74,7 @@ def test_where_nothing_can_be_written_a_line_says_so(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "file"))
-    uses = GraphUses.of("model")
+    uses = GraphUses.of_engine("model")
     uses.count(key(2))
     uses.save()
     assert "not kept on disk" in caplog.text

@@ -25,8 +25,15 @@ from octavo.layers.moe import ExpertRouter
 from octavo.layers.quant.base import make_schemes
 from octavo.layers.vocabulary import LogitsHead
 from octavo.models.registry import initialize_model
-from octavo.worker.memory import MemoryReport, check_length_fits, check_weights_fit, choose_num_blocks, kv_budget
-from octavo.worker.parameters import count_parameters, weights_bytes
+from octavo.worker.memory import (
+    MemoryReport,
+    check_length_fits,
+    check_weights_fit,
+    choose_num_blocks,
+    count_parameters,
+    kv_budget,
+    weights_bytes,
+)
 from octavo.worker.rank_builder import RankBuilder
 from octavo.worker.stages import plan_stages
 

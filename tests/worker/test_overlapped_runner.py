@@ -36,7 +36,6 @@ from octavo.scheduler.step_update import StepUpdate
 from octavo.testing import FakeExecutor, KnownDrafter, expected_tokens, make_request
 from octavo.testing_device import RecordedQueue
 from octavo.worker.decode_graphs import graph_bytes
-from octavo.worker.overlapped_runner import OverlappedRunner
 from octavo.worker.worker import Worker
 
 NUM_ALIKE = pick(1, 2)  # prompts that are answered by each kind of sampling, before kinds are mixed
@@ -225,7 +224,7 @@ def test_padded_rows_write_nowhere_else(place: Place) -> None:
     queue = RecordedQueue()
     core, executor = prefilled(queue, place, 3)
     runner = executor.worker.runner
-    assert isinstance(runner, OverlappedRunner)
+    assert runner.graphs is not None
     for _ in range(5):
         core.step()
     assert queue.replays
@@ -342,7 +341,7 @@ def test_kv_memory_leaves_room_for_the_largest_steps_and_for_graphs(
         return planned
 
     monkeypatch.setattr(FixedAttention, "plan", note)
-    report = worker.builder.measure_memory(worker.model)
+    report = worker.builder.measure_memory(worker.loaded)
     assert report.activation_bytes == 5 << 20
     assert report.graph_bytes == graph_bytes(3 << 20)
     prefill, decode = batches
@@ -357,5 +356,5 @@ def test_kv_memory_leaves_room_for_the_largest_steps_and_for_graphs(
 def test_an_estimate_serves_where_nobody_counts(place: Place) -> None:
     worker = Worker(EngineArgs(model_name="demo", **{**OPTIONS, "num_kv_blocks": None}).resolve())
     worker.load_model()
-    assert worker.builder.measure_memory(worker.model).graph_bytes == 0
-    assert worker.builder.measure_memory(worker.model).activation_bytes > 0
+    assert worker.builder.measure_memory(worker.loaded).graph_bytes == 0
+    assert worker.builder.measure_memory(worker.loaded).activation_bytes > 0

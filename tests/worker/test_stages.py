@@ -22,7 +22,7 @@ from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.models.weights import weight_slots
-from octavo.worker.parameters import empty_model, num_weights
+from octavo.worker.memory import empty_model, num_weights
 from octavo.worker.stages import plan_stages, stage_of
 
 CASES = {case.name: case for case in TINY_MODELS}

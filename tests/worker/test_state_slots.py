@@ -5,7 +5,7 @@ import random
 import torch
 
 from octavo.testing_device import RecordedQueue
-from octavo.worker.input_batch import state_slots
+from octavo.worker.request_rows import state_slots
 
 BLOCK_TOKENS, NUM_ROWS, NUM_COLUMNS = 4, 5, 6
 TABLE = (

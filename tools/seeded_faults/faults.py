@@ -104,8 +104,8 @@ FAULTS = [
     # -- sampling
     Fault(
         name="frequency counts once however often a token came",
-        right="(counts.double() * self._frequency",
-        wrong="(counts.double().clamp(max=1.0) * self._frequency",
+        right="(said.double() * metadata.frequency",
+        wrong="(said.double().clamp(max=1.0) * metadata.frequency",
         tests="sampling/test_logits_processors.py",
     ),
     Fault(
@@ -122,9 +122,9 @@ FAULTS = [
     ),
     Fault(
         name="a grammar's mask is off by one token",
-        right="torch.from_numpy(allowed == 0)",
-        wrong="torch.from_numpy(np.roll(allowed, 1, axis=1) == 0)",
-        tests="sampling/test_grammar.py",
+        right="torch.arange(32, dtype=torch.int32",
+        wrong="torch.arange(1, 33, dtype=torch.int32",
+        tests="sampling/test_masks.py",
     ),
     # -- text and engine
     Fault(

@@ -118,11 +118,6 @@ class ForwardBatch:
         return self.adapter_ids[self.kept_indices]
 
     @property
-    def logits_adapter_ids(self) -> Tensor | None:
-        """The adapters of the rows that get logits, [L]."""
-        return None if self.adapter_ids is None else self.adapter_ids[self.logits_indices]
-
-    @property
     def has_inputs_inside(self) -> bool:
         """Whether layers read more of it than x and adapters: what vision towers add between layers."""
         return self.inputs_embeds is not None and self.inputs_embeds.num_outputs > 1
@@ -158,6 +153,15 @@ class ForwardBatch:
         if self.kept_indices is None and len(self.logits_indices) < len(hidden):
             return hidden[self.logits_indices]
         return hidden[: len(self.logits_indices)]
+
+    def head_inputs(
+        self, hidden: torch.Tensor, tokens: slice | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return hidden states and adapters, for the logits head: of the rows that get logits, or of some of T."""
+        ids = self.adapter_ids
+        if tokens is None:
+            return self.of_logits(hidden), None if ids is None else ids[self.logits_indices]
+        return hidden[tokens], None if ids is None else ids[tokens]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,7 @@ from octavo.layers.quant.packing import stack
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import spelt_as_in_table, weight_slots
 from octavo.tokenizer.tokenizer import Tokenizer
-from octavo.worker.parameters import empty_model
+from octavo.worker.memory import empty_model
 
 _MAX_PASSAGE, _MAX_TOKENS, _MIN_TOKENS = 512, 4096, 64
 

@@ -19,7 +19,7 @@ from octavo.loader.index import TENSORIZER_FILE
 from octavo.loader.sharded_state import stem_of_rank
 from octavo.models.weights import tensors_by_owner
 from octavo.tokenizer.files import CHAT_TEMPLATE_FOLDER, TokenizerFiles, read_tokenizer_files
-from octavo.worker.parameters import empty_model
+from octavo.worker.memory import empty_model
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from octavo.models.common import DecoderForCausalLM
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import spelt_as_in_table
 from octavo.tokenizer.files import read_tokenizer_files
-from octavo.worker.parameters import empty_model
+from octavo.worker.memory import empty_model
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from octavo.errors import InvalidParameterError
 from octavo.lora.files import AdapterConfig, read_adapter_config
 from octavo.lora.read import AdapterReader, AdapterTargets, AdapterTensors
 from octavo.models.weights import renamed, spelt_as_in_table
-from octavo.worker.parameters import empty_model
+from octavo.worker.memory import empty_model
 
 
 def check_adapter(config: ModelConfig, folder: Path, load_format: LoadFormat = "auto") -> None:

@@ -17,7 +17,7 @@ from octavo.config.json_fields import JsonFields
 from octavo.config.model import ModelConfig
 from octavo.errors import InvalidParameterError
 from octavo.loader.registry import get_model_loader
-from octavo.worker.parameters import empty_model
+from octavo.worker.memory import empty_model
 
 _FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 

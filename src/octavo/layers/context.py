@@ -26,6 +26,7 @@ class BuildContext:
     groups: ParallelGroups = field(default_factory=ParallelGroups)
     stage: Stage | None = None  # of a pipeline; None: all layers
     schemes: Schemes = field(default_factory=QuantizedAtLoad)  # of linear layers
+    aux_layers: tuple[int, ...] = ()  # ascending: layers whose inputs a stage also hands out
     checkpoint_names: Mapping[str, str] = field(default_factory=dict)  # by path in the model, as in `CausalLM`
     path: str = ""  # of this part within the model
 

@@ -280,7 +280,7 @@ class DecoderForCausalLM(CausalLM):
     ) -> IntermediateTensors:
         aux: list[torch.Tensor] = []
         for number, layer, kv_cache in zip(self.stage.layers, self.layers.values(), kv_caches, strict=True):
-            if number in self.aux_layers:
+            if number in self.context.aux_layers:
                 aux.append(x if residual is None else self.norm.add(x, residual)[1])
             x, residual = layer(x, residual, kv_cache, step)
         assert residual is not None, "a stage has layers"

@@ -29,7 +29,7 @@ class IntermediateTensors:
 
     hidden: torch.Tensor  # [T, D] the last branch's output, not added yet
     residual: torch.Tensor  # [T, D] the residual stream without it
-    aux: tuple[torch.Tensor, ...] = ()  # [T, D] each: the residual stream before each of `CausalLM.aux_layers`
+    aux: tuple[torch.Tensor, ...] = ()  # [T, D] each: the residual stream before each of `BuildContext.aux_layers`
 
 
 class CausalLM(nn.Module, ABC):
@@ -55,7 +55,6 @@ class CausalLM(nn.Module, ABC):
         super().__init__()
         names = {target: name for name, target in self.weight_names.items()}
         self.config, self.context = config, replace(context, checkpoint_names=names)
-        self.aux_layers: tuple[int, ...] = ()  # ascending: layers whose inputs a stage also hands out
         self.mapped_bytes = 0  # of weights in a mapped file: the OS counts this memory as free, but it is in use
         self.stage = context.stage or Stage.whole(config.num_layers)
 

@@ -4,10 +4,8 @@ The integers are those of Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Paralle
 SC 2011) on every device; `tests/sampling/philox_vectors.json` has test vectors for kernels. torch has no arithmetic on
 unsigned 32-bit words, so words are stored in int64 tensors.
 
-Legend: R = rows sampled together, V = vocabulary size, K = chosen token ids per row.
+Legend: R = rows sampled together, V = vocabulary size.
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,33 +18,13 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _NUM_ROUNDS = 10
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NoiseKeys:
-    """Seed and output index of each row."""
-
-    seed_low: Tensor  # [R] int64, the seed's low 32 bits
-    seed_high: Tensor  # [R] int64, its high 32 bits
-    output_indices: Tensor  # [R] int64, i: the row samples its i-th output token
-
-    def take(self, rows: Tensor | slice) -> "NoiseKeys":
-        """Return the entries of `rows` [R'], a mask, indices or a slice."""
-        return NoiseKeys(
-            seed_low=self.seed_low[rows], seed_high=self.seed_high[rows], output_indices=self.output_indices[rows]
-        )
-
-
-def gumbel_for_all(keys: NoiseKeys, vocab_size: int) -> Tensor:
-    """Return the noise of all token ids: float64 [R, V]."""
-    num_blocks = (vocab_size + 3) // 4
-    blocks = torch.arange(num_blocks, device=keys.seed_low.device)[None, :]  # [1, V / 4]
-    words = torch.stack(_random_words(keys, blocks), dim=-1)  # [R, V / 4, 4]
-    return gumbel_of(words.view(len(keys.seed_low), -1)[:, :vocab_size])
-
-
-def gumbel_for(keys: NoiseKeys, token_ids: Tensor) -> Tensor:
-    """Return the noise of `token_ids` [R, K] int64, K ids per row: float64 [R, K]."""
-    words = torch.stack(_random_words(keys, token_ids >> 2), dim=-1)  # [R, K, 4]
-    return gumbel_of(words.gather(-1, (token_ids & 3)[..., None]).squeeze(-1))
+def gumbel_noise(seed_low: Tensor, seed_high: Tensor, output_indices: Tensor, vocab_size: int) -> Tensor:
+    """Return the noise of all token ids in rows of these seeds and output indices, [R] int64 each: float64 [R, V]."""
+    blocks = torch.arange((vocab_size + 3) // 4, device=seed_low.device).expand(len(seed_low), -1)  # [R, V / 4]
+    zero = torch.zeros_like(blocks)
+    counter = (blocks, output_indices[:, None], zero, zero)
+    words = torch.stack(philox4x32(counter, (seed_low[:, None], seed_high[:, None])), dim=-1)  # [R, V / 4, 4]
+    return gumbel_of(words.view(len(seed_low), -1)[:, :vocab_size])
 
 
 def philox4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
@@ -64,14 +42,6 @@ def philox4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
         c1, c3 = product1, product0
         k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
     return c0, c1 & _MASK, c2, c3 & _MASK
-
-
-def _random_words(keys: NoiseKeys, blocks: Tensor) -> Words:
-    """Return four words per block of four token ids: `blocks` [R or 1, N] -> 4 x [R, N]."""
-    blocks = blocks.expand(len(keys.output_indices), -1)  # [R, N]
-    zero = torch.zeros_like(blocks)
-    counter = (blocks, keys.output_indices[:, None], zero, zero)
-    return philox4x32(counter, (keys.seed_low[:, None], keys.seed_high[:, None]))
 
 
 def gumbel_of(words: Tensor) -> Tensor:

@@ -1,19 +1,21 @@
-"""The sampler's state of each of the worker's rows, from the step that adds a row to the step that frees it.
+"""What the worker's rows ask of the sampler, and what one step samples from.
 
-Legend: N = rows in the worker, L = logits rows of this step, V = vocabulary size.
+Legend: N = rows in the worker, L = rows of logits in this step, V = vocabulary size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from octavo.contracts.schedule import Int32Array
-from octavo.sampling.logits_processor_params import LogitsProcessorParams
-from octavo.sampling.logits_processors import RowLogitsProcessors
-from octavo.sampling.mass import MAX_VOCAB_SIZE
+from octavo.contracts.schedule import Int32Array, TokenMasks
+from octavo.sampling.draw import SamplingMetadata
+from octavo.sampling.filters import MAX_VOCAB_SIZE
+from octavo.sampling.logits_processors import Arrays, LogitsProcessorParams, processor_arrays
 from octavo.sampling_params import SamplingParams
 
 _ROW_FIELDS = np.dtype(
@@ -28,56 +30,57 @@ _ROW_FIELDS = np.dtype(
         ("repetition", np.float64),
         ("presence", np.float64),
         ("frequency", np.float64),
+        ("num_prompt_tokens", np.int64),
         ("is_filtered", np.bool_),
         ("has_processors", np.bool_),
         ("needs_argmax_only", np.bool_),  # needs nothing but the argmax
     ]
 )
+_COLUMNS = [field.name for field in fields(SamplingMetadata) if field.name in (_ROW_FIELDS.names or ())]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a step ends: argmax per row, or a sampled token per row.
+
+    Sampling has optional parts, which cost nothing unless a row of the step uses them.
+    """
+
+    kind: Literal["argmax", "drawn"]
+    has_processors: bool = False  # penalties, biases, bans, masks
+    is_filtered: bool = False
+    is_rated: bool = False  # with log-probabilities
+
+
+ARGMAX = Ending("argmax")
 
 
 class SamplingRows:
-    """Sampling state by row. A row without logits processors is one record; other rows also have a
-    `RowLogitsProcessors`.
+    """What each row asks for: one record, and `LogitsProcessorParams` for rows that have any."""
 
-    With `processors_on_device`, `device_logits_processors.py` counts tokens instead. `device` is where sampling
-    happens: the logits' device, or the CPU if that has no float64 (mps).
-    """
-
-    def __init__(
-        self, max_num_rows: int, vocab_size: int, device: torch.device | str, *, processors_on_device: bool = False
-    ) -> None:
+    def __init__(self, max_num_rows: int, vocab_size: int) -> None:
         assert vocab_size <= MAX_VOCAB_SIZE, f"a vocabulary of {vocab_size} could overflow the sums of top-p"
-        asked = torch.device(device)
-        self.device = torch.device("cpu") if asked.type == "mps" else asked
         self.vocab_size = vocab_size
-        self._records = np.zeros(max_num_rows, dtype=_ROW_FIELDS)  # [N]
-        self._processors_on_device = processors_on_device
-        self._processor_params: dict[int, LogitsProcessorParams] = {}
-        self._processors: dict[int, RowLogitsProcessors] = {}
+        self.records = np.zeros(max_num_rows, dtype=_ROW_FIELDS)  # [N]
+        self.processors: dict[int, LogitsProcessorParams] = {}
 
-    def add(
+    def set_row(
         self,
         row: int,
         params: SamplingParams,
         eos_token_ids: Sequence[int],
         bad_words_token_ids: Sequence[Sequence[int]],
-        token_ids: Int32Array,
         num_prompt_tokens: int,
     ) -> None:
-        """Initialize `row` for a request with `token_ids` [prompt + outputs so far]. Its seed must be set."""
+        """Initialize `row` for a request. Its seed must be set."""
         assert params.seed is not None, "the input processor gives every request a seed"
-        self.remove(row)
-        if RowLogitsProcessors.are_needed(params, bad_words_token_ids):
+        self.processors.pop(row, None)
+        if params.changes_logits or bad_words_token_ids:
             stop_token_ids = self._sampleable([*eos_token_ids, *params.stop_token_ids])
             bad_words = [word for word in bad_words_token_ids if self._sampleable(word[-1:])]
-            self._processor_params[row] = LogitsProcessorParams(params, stop_token_ids, bad_words, self.vocab_size)
-            if not self._processors_on_device:
-                self._processors[row] = RowLogitsProcessors(
-                    params, stop_token_ids, bad_words, token_ids, num_prompt_tokens, device=self.device
-                )
+            self.processors[row] = LogitsProcessorParams(params, stop_token_ids, bad_words, self.vocab_size)
         top_k = min(params.top_k, self.vocab_size) if params.top_k > 0 else self.vocab_size
-        is_filtered = top_k < self.vocab_size or params.top_p < 1.0 or params.min_p > 0.0
-        self._records[row] = (
+        self.records[row] = (
             params.seed & 0xFFFFFFFF,
             params.seed >> 32,
             params.temperature,
@@ -88,43 +91,105 @@ class SamplingRows:
             params.repetition_penalty,
             params.presence_penalty,
             params.frequency_penalty,
-            is_filtered,
-            row in self._processor_params,
-            params.temperature == 0.0 and row not in self._processor_params and params.logprobs is None,
+            num_prompt_tokens,
+            top_k < self.vocab_size or params.top_p < 1.0 or params.min_p > 0.0,
+            row in self.processors,
+            params.temperature == 0.0 and row not in self.processors and params.logprobs is None,
         )
 
-    def append(self, rows: Int32Array, token_ids: Tensor) -> None:
-        """Record that `token_ids[j]` [L] was sampled for row `rows[j]`."""
-        if not self._processors:
-            return
-        for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
-            if row in self._processors:
-                self._processors[row].append(token_id)
+    def step(self, rows: Int32Array, num_tokens: Int32Array, masks: TokenMasks | None = None) -> "StepSampling":
+        """Gather what `rows` [L] ask for, of which `num_tokens` [L] are known; `masks` come with the step."""
+        by_row = {} if masks is None else dict(zip(masks.logits_rows.tolist(), masks.words, strict=True))
+        is_argmax = not by_row and bool(self.records["needs_argmax_only"][rows].all())
+        return StepSampling(self, rows, num_tokens, by_row, None if is_argmax else self.records[rows])
 
-    def remove(self, row: int) -> None:
-        """Free a row."""
-        self._processor_params.pop(row, None)
-        self._processors.pop(row, None)
-        self._records[row]["has_processors"] = False
-
-    def need_argmax_only(self, rows: Int32Array) -> bool:
-        """Return whether `rows` [L] need nothing but the argmax of their logits."""
-        return bool(self._records["needs_argmax_only"][rows].all())
-
-    def records(self, rows: Int32Array) -> NDArray[np.void]:
-        """Return the records of `rows` [L], in that order; fields: `_ROW_FIELDS`."""
-        return self._records[rows]
-
-    def processor_params_of(self, row: int) -> LogitsProcessorParams:
-        """Return the logits processors of `row` in list form; only for rows whose record has `has_processors` set."""
-        return self._processor_params[row]
-
-    def processors_of(self, row: int) -> RowLogitsProcessors:
-        """Return the logits processors of `row`; only for rows with `has_processors`, and without
-        `processors_on_device`.
-        """
-        return self._processors[row]
+    def unverified_step(self, rows: Int32Array, num_tokens: Int32Array, *, with_processors: bool) -> "StepSampling":
+        """Gather it for tokens that are to be verified: no masks, no logprobs, perhaps no logits processors."""
+        records = self.records[rows]
+        records["num_logprobs"] = -1
+        records["has_processors"] &= with_processors
+        return StepSampling(self, rows, num_tokens, records=records)
 
     def _sampleable(self, token_ids: Sequence[int]) -> list[int]:
         """Drop ids that have no logit: a tokenizer may have more tokens than its model."""
         return [token_id for token_id in token_ids if token_id < self.vocab_size]
+
+
+class StepSampling:
+    """What L rows of logits ask for. The columns are empty if all of them are plain argmax."""
+
+    def __init__(
+        self,
+        source: SamplingRows,
+        rows: Int32Array,
+        num_tokens: Int32Array,
+        masks: Mapping[int, Int32Array] = MappingProxyType({}),
+        records: NDArray[np.void] | None = None,
+    ) -> None:
+        """`masks` are by index in L; `records` [L] of the rows, None: all rows are plain argmax."""
+        self.rows, self.num_tokens = rows, num_tokens  # [L] each; a row's tokens include those to verify before it
+        self.vocab_size = source.vocab_size
+        self._source, self._masks, self._records = source, masks, records
+        self.ending = ARGMAX
+        if records is None:
+            return
+        self.is_rated = records["num_logprobs"] >= 0  # [L]
+        self.is_processed = records["has_processors"].copy()  # [L]
+        self.is_processed[list(masks)] = True
+        is_drawn = records["temperature"] != 0.0
+        ending = Ending(
+            "drawn",
+            has_processors=bool(self.is_processed.any()),
+            is_filtered=bool((records["is_filtered"] & is_drawn).any()),
+            is_rated=bool(self.is_rated.any()),
+        )
+        if ending != Ending("drawn") or is_drawn.any():
+            self.ending = ending
+
+    @property
+    def num_logprobs(self) -> NDArray[np.int64]:
+        """By row [L]; -1: none."""
+        return np.full(len(self.rows), -1) if self._records is None else self._records["num_logprobs"]
+
+    @property
+    def has_penalties(self) -> bool:
+        records = self._records
+        if records is None:
+            return False
+        is_penalized = (records["repetition"] != 1.0) | (records["presence"] != 0.0) | (records["frequency"] != 0.0)
+        return bool((is_penalized & records["has_processors"]).any())
+
+    @cached_property
+    def _arrays(self) -> tuple[Arrays, Arrays]:
+        if self._records is None or self.ending == ARGMAX:
+            return {}, {}
+        records, size = self._records, len(self.rows)
+        output_indices = self.num_tokens - records["num_prompt_tokens"]
+        processors: Arrays = {}
+        if self.ending.has_processors:
+            own = [
+                self._source.processors[row] if has_own else None
+                for row, has_own in zip(self.rows.tolist(), records["has_processors"].tolist(), strict=True)
+            ]
+            masks = [self._masks.get(at) for at in range(size)]
+            processors = processor_arrays(own, output_indices, masks, self.vocab_size)
+        columns = {name: records[name].copy() for name in _COLUMNS}  # copies: torch cannot read the strides of a field
+        columns["output_indices"] = output_indices
+        columns["mask_indices"] = processors.pop("mask_indices", np.full(size, -1))
+        return columns, processors
+
+    @property
+    def columns(self) -> Arrays:
+        """The columns [L] of `SamplingMetadata`."""
+        return self._arrays[0]
+
+    @property
+    def processors(self) -> Arrays:
+        """The arrays of `LogitsProcessorTensors`, if the step has any."""
+        return self._arrays[1]
+
+    def part(self, at: NDArray[np.intp]) -> "StepSampling":
+        """Return some of the rows [.] in L."""
+        assert self._records is not None, "argmax rows are not divided"
+        masks = {index: self._masks[old] for index, old in enumerate(at.tolist()) if old in self._masks}
+        return StepSampling(self._source, self.rows[at], self.num_tokens[at], masks, self._records[at])

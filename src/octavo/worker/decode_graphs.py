@@ -12,17 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, Literal, Self, cast, get_args
+from typing import Any
 
 from octavo.device.base import DeviceQueue
 from octavo.loader.packed_cache import cache_folder
+from octavo.sampling.rows import Ending
 
 logger = logging.getLogger(__name__)
 
-_Kind = Literal["argmax", "drawn"]
-_PARTS = ("has_processors", "is_filtered", "is_rated")
+_ENDING_PARTS = ("has_processors", "is_filtered", "is_rated")
 
 _FEW = (1, 2, 4)
 _SMALL_STEP, _SMALL_MAX = 8, 128  # rows
@@ -32,38 +33,6 @@ _SHORTEST_CONTEXT = 512  # tokens
 _USES_BEFORE_CAPTURE = 1
 MAX_GRAPHS = 64  # held at once; each takes driver memory in addition to the shared pool
 _BYTES_PER_GRAPH = 2 << 20  # of a few hundred launches; an estimate
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a step ends: argmax per row, or a sampled token per row.
-
-    Sampling has optional parts, which cost nothing unless a row of the step uses them.
-    """
-
-    kind: _Kind
-    has_processors: bool = False  # penalties, biases, bans, masks
-    is_filtered: bool = False
-    is_rated: bool = False  # with log-probabilities
-
-    def words(self) -> list[str]:
-        """Return the kind and the parts, as read by `of_words`."""
-        return [self.kind, *(part for part in _PARTS if getattr(self, part))]
-
-    @classmethod
-    def of_words(cls, words: list[str]) -> Self:
-        """Parse the output of `words`.
-
-        Raises:
-            ValueError, TypeError: the words are invalid.
-        """
-        kind, *parts = words
-        if kind not in get_args(_Kind) or not set(parts) <= set(_PARTS):
-            raise ValueError(f"{words} is not an ending")
-        return cls(cast(_Kind, kind), **dict.fromkeys(parts, True))
-
-
-ARGMAX = Ending("argmax")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +83,7 @@ class GraphUses:
         self._num_saved = self._counts.total()
 
     @classmethod
-    def of(cls, *facts: object) -> "GraphUses":
+    def of_engine(cls, *facts: object) -> "GraphUses":
         """Return the counts of engines with these facts: model, device, options."""
         digest = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
         return cls(cache_folder("graphs") / f"{digest}.json")
@@ -133,7 +102,7 @@ class GraphUses:
         """Write the file; on failure, log the reason."""
         self._num_saved = self._counts.total()
         entries = [
-            [key.num_rows, key.max_context, key.ending.words(), uses] for key, uses in self._counts.most_common()
+            [key.num_rows, key.max_context, _words_of(key.ending), uses] for key, uses in self._counts.most_common()
         ]
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -160,22 +129,29 @@ def _parse(entry: list[Any]) -> tuple[GraphKey, int]:
     Raises:
         ValueError, TypeError: the entry is invalid.
     """
-    num_rows, max_context, ending, uses = entry
-    if not all(type(n) is int and n > 0 for n in (num_rows, max_context, uses)):
+    num_rows, max_context, (kind, *parts), uses = entry
+    is_ending = kind in ("argmax", "drawn") and set(parts) <= set(_ENDING_PARTS)
+    if not is_ending or not all(type(n) is int and n > 0 for n in (num_rows, max_context, uses)):
         raise ValueError(f"{entry} is not a graph")
-    return GraphKey(num_rows=num_rows, max_context=max_context, ending=Ending.of_words(ending)), uses
+    ending = Ending(kind, **dict.fromkeys(parts, True))
+    return GraphKey(num_rows=num_rows, max_context=max_context, ending=ending), uses
+
+
+def _words_of(ending: Ending) -> list[str]:
+    """Return the kind and the parts."""
+    return [ending.kind, *(part for part in _ENDING_PARTS if getattr(ending, part))]
 
 
 class DecodeGraphs:
-    """Owned by a runner. `make_step` returns a function that launches the step of a key on static tensors."""
+    """Owned by a runner. `run_step` launches the step of a key on static tensors."""
 
     def __init__(
         self,
         queue: DeviceQueue,
-        make_step: Callable[[GraphKey], Callable[[], None]],
+        run_step: Callable[[GraphKey], None],
         uses: GraphUses,
     ) -> None:
-        self._queue, self._make_step, self._uses = queue, make_step, uses
+        self._queue, self._run_step, self._uses = queue, run_step, uses
         self._replays: dict[GraphKey, Callable[[], None]] = {}
         self._num_seen: Counter[GraphKey] = Counter()  # in this process, of keys without a graph
         self._refused: set[GraphKey] = set()
@@ -210,7 +186,7 @@ class DecodeGraphs:
     def _capture(self, key: GraphKey, prepare: Callable[[], None]) -> Callable[[], None] | None:
         prepare()
         try:
-            replay = self._queue.capture(self._make_step(key))
+            replay = self._queue.capture(partial(self._run_step, key))
         except RuntimeError:  # torch raises it for all device errors
             logger.exception("no graph of %s: such steps are computed op by op", key)
             self._refused.add(key)

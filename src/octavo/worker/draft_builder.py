@@ -1,31 +1,34 @@
-"""Builds the draft model of a rank: kernels, weights, KV memory."""
+"""Builds the drafter of a rank: kernels, weights, KV memory; for EAGLE-3 also what keeps hidden states."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
-from octavo.attention.metadata import LayerCache, LayerKVCache
 from octavo.config.engine import EngineConfig, LoadFormat
 from octavo.config.parallel import RankPlace, Stage
 from octavo.config.speculative import DraftModelConfig, named_by_key
 from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.device.manager import DeviceManager
 from octavo.distributed.groups import Group
+from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.base import resolve_schemes
-from octavo.loader.registry import get_model_loader
+from octavo.loader.registry import get_model_loader, tensor_names
+from octavo.models.common import DecoderForCausalLM
+from octavo.models.eagle3 import Eagle3Head
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
-from octavo.sampling.native_backend import select_sampler_backend
 from octavo.sampling.sampler import Sampler
-from octavo.worker.draft_model import DraftModel
-from octavo.worker.draft_progress import DraftProgress
+from octavo.worker.draft_progress import OWN_BLOCKS, DraftProgress, EagleProgress
 from octavo.worker.graph import StepGraph
-from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec
+from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec, make_prefaults
 from octavo.worker.memory import activation_bytes
-from octavo.worker.rank_drafting import RankDrafting
-from octavo.worker.request_rows import RequestRows
+from octavo.worker.rank_drafter import EagleStates, RankDrafter
+from octavo.worker.request_rows import RequestRows, RowTables
+
+_EMBEDDING = frozenset({"embed_tokens.weight", "model.embed_tokens.weight"})
 
 
 class DraftBuilder:
@@ -39,8 +42,19 @@ class DraftBuilder:
         devices: DeviceManager,
         dtype: torch.dtype,
     ) -> None:
+        """Raises InvalidParameterError for EAGLE-3 where steps are launched before the last one's tokens are known."""
         self._config, self._draft, self._place = config, draft, place
-        self._devices, self._dtype = devices, dtype
+        self._devices, self._dtype, self._eagle = devices, dtype, draft.eagle
+        self._num_features = self._num_slots = 0
+        if draft.eagle is not None:
+            if devices.device.type != "cpu":
+                kind = devices.device.type
+                limit = f"one of ngram, draft_model on {kind}: EAGLE-3 heads run on CPUs only in this version"
+                raise InvalidParameterError("speculative_config", {"method": "eagle3"}, limit)
+            assert config.speculative is not None, "a draft model comes with options"
+            self._num_features = draft.eagle.target_hidden_size * len(draft.eagle.aux_layers)
+            # Between passes, a row collects less than a block, and then all tokens of one more step.
+            self._num_slots = config.cache.block_size + config.speculative.num_speculative_tokens + 1
         with named_by_key():
             self._schemes, self._kernels = resolve_schemes(
                 draft.model.quantization,
@@ -54,94 +68,95 @@ class DraftBuilder:
 
     def initialize(self) -> CausalLM:
         """Return the model without weights."""
-        return initialize_model(self._draft.model, self._context())
-
-    def _context(self) -> BuildContext:
-        return BuildContext(
+        context = BuildContext(
             kernels=self._kernels,
             attention=self._attention,
             dtype=self._dtype,
             device=self._devices.device,
             schemes=self._schemes,
         )
+        model = self._draft.model
+        if self._eagle is None:
+            return initialize_model(model, context)
+        is_dummy = self._config.load.load_format == "dummy"
+        names = frozenset[str]() if is_dummy else tensor_names(Path(model.path))
+        return Eagle3Head(model, self._eagle, context, has_embedding=bool(names & _EMBEDDING), has_map=not is_dummy)
 
     def load(self, model: CausalLM, target: CausalLM) -> CausalLM:
-        """Read its weights. `target` is the model that it drafts for."""
+        """Read its weights. `target` is the model that it drafts for, and perhaps shares its embedding."""
+        if isinstance(model, Eagle3Head) and not model.has_embedding:
+            assert isinstance(target, DecoderForCausalLM), "all families are"
+            model.share_embedding(target.embedding)
         own: LoadFormat = "dummy" if self._config.load.load_format == "dummy" else "auto"
         return get_model_loader(replace(self._config.load, load_format=own, tensorizer_uri=None)).load(model)
 
     def with_draft(self, spec: KVCacheSpec) -> KVCacheSpec:
-        """Return the spec of a model's cache including the draft model's part of the same blocks."""
+        """Return the spec of a model's cache including the draft model's part of the same blocks.
+
+        For EAGLE-3, a block also has the state of its last position.
+        """
         draft_bytes = [0] * len(spec.groups)
         for group, num_bytes in zip(self._draft.kv_groups, self._spec.bytes_per_block, strict=True):
             draft_bytes[group] += num_bytes
+        draft_bytes[self._draft.kv_groups[0]] += self._state_bytes
         return replace(spec, draft_bytes=tuple(draft_bytes))
 
     @property
+    def _state_bytes(self) -> int:
+        return self._num_features * self._dtype.itemsize
+
+    @property
+    def _own_blocks(self) -> int:
+        return 0 if self._eagle is None else OWN_BLOCKS  # of each row
+
+    @property
     def activation_bytes(self) -> int:
-        """An upper bound on the memory of a pass in addition to weights and KV."""
+        """An upper bound on the memory of a pass besides weights and KV, with states of rows, and their own blocks."""
         model, limits = self._draft.model, self._config.scheduler
-        return activation_bytes(
-            model,
-            Stage.whole(model.num_layers),
-            limits.max_num_batched_tokens,
-            limits.max_num_seqs,
-            self._dtype.itemsize,
-        )
+        most_tokens, most_rows = limits.max_num_batched_tokens, limits.max_num_seqs
+        kept = most_rows * (self._num_slots * self._state_bytes + self._own_blocks * sum(self._spec.bytes_per_block))
+        stage = Stage.whole(model.num_layers)
+        size = activation_bytes(model, stage, most_tokens, most_rows, self._dtype.itemsize)
+        return size + kept + most_tokens * self._state_bytes
 
     def build(
         self, model: CausalLM, num_blocks: Sequence[int], num_scratch: Sequence[int], rows: RequestRows, ranks: Group
-    ) -> tuple[RankDrafting, list[tuple[int, KVPrefault]]]:
+    ) -> tuple[RankDrafter, list[tuple[int, KVPrefault]]]:
         """Allocate KV memory for `num_blocks` blocks of each of the rows' KV groups, and `num_scratch` more.
 
-        Return the draft model, and the prefaults of its memory by the rows' group.
+        Return the drafter, and the prefaults of its memory by the rows' group.
         """
         config, groups = self._config, self._draft.kv_groups
-        kv_caches, prefaults = self._allocate(num_blocks, num_scratch)
         num_rows, max_blocks = rows.block_tables[0].shape
+        own, max_tokens = self._own_blocks * num_rows, config.scheduler.max_num_batched_tokens
+        counts = [num_blocks[group] + num_scratch[group] + own for group in groups]
+        kv_caches = allocate_kv_caches(self._spec, counts, self._devices.device)
+        prefaults = make_prefaults(kv_caches, self._spec, counts, self._devices.memory().total_bytes, groups)
+        graph = None
+        if rows.transfers.queue is None and not config.enforce_eager:
+            graph = StepGraph.capture(model, kv_caches, config.cache.block_size, max_tokens)
         whole = [group for group in groups if config.model.kv_groups[group].sliding_window is None]
         group = (*whole, *groups)[0]  # one that keeps the most
-        progress = DraftProgress(
-            num_rows,
-            max_blocks,
-            num_blocks[group],
-            block_size=config.cache.block_size,
-            group=group,
-            max_len=self._draft.model.max_model_len,
-        )
-        draft_model = DraftModel(
+        places = num_rows, max_blocks
+        limits = {"block_size": config.cache.block_size, "group": group, "max_len": self._draft.model.max_model_len}
+        progress, states = DraftProgress(*places, num_blocks[group], **limits), None
+        tables = [rows.block_tables[group] for group in groups]
+        if isinstance(model, Eagle3Head):
+            progress = EagleProgress(*places, num_blocks[group] + num_scratch[group], **limits)
+            tables = [torch.from_numpy(progress.tables)]
+            sizes = {"num_features": self._num_features, "num_slots": self._num_slots, "num_blocks": counts[0]}
+            states = EagleStates(model, kv_caches, progress, rows, **sizes)
+        drafter = RankDrafter(
             model,
             kv_caches,
-            self._capture(model, kv_caches, rows),
+            graph,
             rows,
-            groups,
+            RowTables(rows.transfers, rows.token_ids, rows.block_size, model.config.kv_groups, tables),
             progress,
-            self._sampler(rows),
-            max_tokens=config.scheduler.max_num_batched_tokens,
-            uses_processors=rows.queue is None and self._place.pp_size == 1,
+            Sampler(rows.token_ids, rows.transfers.send, self._kernels),
+            states,
+            max_tokens=max_tokens,
+            uses_processors=self._eagle is not None or (rows.transfers.queue is None and self._place.pp_size == 1),
             ranks=ranks,
         )
-        return draft_model, prefaults
-
-    def _allocate(
-        self, num_blocks: Sequence[int], num_extra: Sequence[int]
-    ) -> tuple[list[LayerCache], list[tuple[int, KVPrefault]]]:
-        groups = self._draft.kv_groups
-        counts = [num_blocks[group] + num_extra[group] for group in groups]
-        kv_caches = allocate_kv_caches(self._spec, counts, self._devices.device)
-        total_bytes = self._devices.memory().total_bytes
-        prefaults = [
-            (group, KVPrefault(pools, count, total_bytes))
-            for group, of, count in zip(groups, self._spec.groups, counts, strict=True)
-            if (pools := [pool for layer in of.layers if isinstance(pool := kv_caches[layer], LayerKVCache)])
-        ]
-        return kv_caches, prefaults
-
-    def _capture(self, model: CausalLM, kv_caches: Sequence[LayerCache], rows: RequestRows) -> StepGraph | None:
-        if rows.queue is not None or self._config.enforce_eager:
-            return None
-        max_tokens = self._config.scheduler.max_num_batched_tokens
-        return StepGraph.capture(model, kv_caches, self._config.cache.block_size, max_tokens)
-
-    def _sampler(self, rows: RequestRows) -> Sampler:
-        return Sampler(rows.sampling, select_sampler_backend(rows.sampling.device, self._kernels))
+        return drafter, prefaults

@@ -131,3 +131,18 @@ class KVPrefault:
     def _start(self) -> int:
         """Offset of the next page in its tensor, in bytes."""
         return self._num_done // len(self._tensors) * LARGE_PAGE_BYTES
+
+
+def make_prefaults(
+    kv_caches: Sequence[LayerCache],
+    spec: KVCacheSpec,
+    num_blocks: Sequence[int],
+    device_bytes: int,
+    groups: Sequence[int] | None = None,
+) -> list[tuple[int, KVPrefault]]:
+    """Return the prefaults of caches with `num_blocks` of each group, by number: that in `groups`, or their own."""
+    return [
+        (number, KVPrefault(pools, count, device_bytes))
+        for number, of, count in zip(groups or range(len(spec.groups)), spec.groups, num_blocks, strict=True)
+        if (pools := [pool for layer in of.layers if isinstance(pool := kv_caches[layer], LayerKVCache)])
+    ]  # states take little memory, and reuse it

@@ -1,4 +1,4 @@
-"""Memory for KV blocks: estimated before loading, measured after.
+"""A rank's memory: weights counted and checked before loading, the rest measured after, and KV blocks that fit.
 
 Everything is in bytes. The budget is `gpu_memory_utilization` of the device's total memory, on any device, but never
 more than what is free: on a shared machine other processes may already hold memory.
@@ -6,16 +6,31 @@ more than what is free: on a shared machine other processes may already hold mem
 
 import logging
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from octavo.config.engine import CacheConfig, SchedulerConfig
+import torch
+from torch import nn
+
+from octavo.attention.torch_sdpa import SdpaAttention
+from octavo.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from octavo.config.model import ModelConfig, MoEConfig
 from octavo.config.parallel import RankPlace, Stage
 from octavo.config.vision import VisionConfig
 from octavo.contracts.kv_cache import KVCacheSpec, capacity_tokens
+from octavo.device.base import DeviceMemory
+from octavo.device.manager import DeviceManager
+from octavo.distributed.groups import ParallelGroups
 from octavo.distributed.shares import HeadShare, Share
 from octavo.errors import InsufficientMemoryError, UnsupportedModelError
+from octavo.kernels.reference import Kernels
+from octavo.layers.context import BuildContext
+from octavo.layers.quant.base import make_schemes
 from octavo.layers.rotary import peak_table_bytes
+from octavo.layers.weight_owner import WeightOwner
+from octavo.lora.pool import slot_bytes
+from octavo.models.interfaces import CausalLM
+from octavo.models.registry import initialize_model
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +38,36 @@ logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 128 << 20
 # Blocks beyond those of `max_num_seqs` full-length requests only serve the prefix cache, which gets as many again.
 _PREFIX_CACHE_FACTOR = 2
+META = torch.device("meta")
+
+
+def empty_model(model: ModelConfig, groups: ParallelGroups | None = None, device: torch.device = META) -> CausalLM:
+    """Build the whole model, or a rank's shard of it, without weights; on the meta device: 10 ms for 28 layers."""
+    kernels, dtype = Kernels(), getattr(torch, model.dtype)
+    context = BuildContext(
+        kernels=kernels,
+        attention=SdpaAttention(kernels, dtype),
+        dtype=dtype,
+        device=device,
+        groups=groups or ParallelGroups(),
+        schemes=make_schemes(model.quantization),
+    )
+    return initialize_model(model, context)
+
+
+def count_parameters(model: ModelConfig) -> int:
+    """Return the number of weights of the whole model."""
+    return num_weights(empty_model(model))
+
+
+def num_weights(part: nn.Module) -> int:
+    """Return the number of weights of a model or module on a rank. A shared table counts once."""
+    return sum(owner.num_weights for owner in part.modules() if isinstance(owner, WeightOwner))
+
+
+def weights_bytes(part: nn.Module) -> int:
+    """Return their memory, each in the format that its layer's scheme and kernels store."""
+    return sum(owner.num_bytes for owner in part.modules() if isinstance(owner, WeightOwner))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,3 +261,103 @@ def kv_budget(memory_budget: int, free_now: int, weights_bytes: int, activations
 def gib(num_bytes: int) -> str:
     """Format a size in human-readable units."""
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**29 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+class RankMemory:
+    """Checks before loading that weights fit, and reports after it what is left. `part` is the rank's shard."""
+
+    def __init__(self, config: EngineConfig, devices: DeviceManager, part: ModelConfig, stage: Stage) -> None:
+        self._config, self._devices, self._part, self._stage = config, devices, part, stage
+        self._dtype_bytes: int = getattr(torch, config.model.dtype).itemsize
+
+    def check_length_fits(self) -> None:
+        """Check `max_model_len` before the model is built.
+
+        Raises:
+            InsufficientMemoryError: with both numbers.
+        """
+        check_length_fits(self._part, self._budget_bytes)
+
+    def check_weights_fit(self, *models: CausalLM) -> None:
+        """Check empty models, the rank's own and perhaps a draft model, before their weights are loaded.
+
+        Raises:
+            InsufficientMemoryError: with both numbers.
+        """
+        counts, sizes = (sum(map(measure, models)) for measure in (num_weights, weights_bytes))
+        check_weights_fit(self._part, counts, sizes, self._budget_bytes - self.adapter_bytes(models[0]))
+
+    def adapter_bytes(self, model: CausalLM) -> int:
+        """The memory of slots for adapters, and of the host cache where it is the same memory.
+
+        Raises:
+            UnsupportedModelError: adapters cannot change this model.
+        """
+        lora = self._config.lora
+        if lora is None:
+            return 0
+        is_host_memory = self._devices.device.type == "cpu"
+        return slot_bytes(model, lora.max_lora_rank, experts=lora.experts) * (
+            lora.max_loras + lora.max_cpu_loras * is_host_memory
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        """The device's memory, or this rank's share of it."""
+        return self._device_memory.total_bytes
+
+    @property
+    def estimated_activations(self) -> int:
+        """An upper bound on the memory of a step in addition to weights and KV, in bytes."""
+        limits = self._config.scheduler
+        return activation_bytes(
+            self._part, self._stage, limits.max_num_batched_tokens, limits.max_num_seqs, self._dtype_bytes
+        )
+
+    @property
+    def encoder_bytes(self) -> int:
+        """The memory of the vision tower besides its weights; 0 without one."""
+        vision = self._part.vision
+        if vision is None or not self._stage.is_first:
+            return 0
+        return encoder_bytes(vision, self._config.scheduler, self._dtype_bytes)
+
+    def report(self, models: Sequence[CausalLM], *, activations: int, graphs: int, scratch: int) -> MemoryReport:
+        """Report and log the device's memory with weights loaded and no KV yet.
+
+        `activations`, `graphs` and `scratch`, the KV blocks of padding, are in bytes.
+        """
+        budget, memory, adapters = self._budget_bytes, self._device_memory, self.adapter_bytes(models[0])
+        weights = sum(weights_bytes(model) - model.bytes_in_file for model in models)
+        free = memory.free_bytes - sum(model.mapped_bytes for model in models)
+        kv_bytes = kv_budget(budget, free, weights, activations + graphs + adapters) - scratch
+        report = MemoryReport(
+            total_bytes=memory.total_bytes,
+            budget_bytes=budget,
+            weights_bytes=weights,
+            activation_bytes=activations,
+            graph_bytes=graphs,
+            adapter_bytes=adapters,
+            kv_bytes=max(0, kv_bytes),
+        )
+        logger.info(
+            "memory: %s total, %s for Octavo: weights %s, activations %s%s%s, KV up to %s",
+            *map(gib, (memory.total_bytes, budget, weights, activations)),
+            f", graphs {gib(graphs)}" if graphs else "",
+            f", adapters {gib(adapters)}" if adapters else "",
+            gib(report.kv_bytes),
+        )
+        return report
+
+    @property
+    def _budget_bytes(self) -> int:
+        """This rank's share of the device's memory: as configured, or the device's default."""
+        share = self._config.cache.gpu_memory_utilization or self._devices.default_memory_utilization
+        return int(self._device_memory.total_bytes * share)
+
+    @property
+    def _device_memory(self) -> DeviceMemory:
+        """The device's memory, divided equally if all ranks share it."""
+        memory, parallel = self._devices.memory(), self._config.parallel
+        num_ranks = parallel.world_size * parallel.data_parallel_size if self._devices.ranks_share_memory else 1
+        return DeviceMemory(total_bytes=memory.total_bytes // num_ranks, free_bytes=memory.free_bytes // num_ranks)

@@ -3,17 +3,18 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 
 from octavo._version import __version__
 from octavo.attention.base import KVLayout
-from octavo.attention.metadata import LayerCache, LayerKVCache
+from octavo.attention.metadata import LayerCache
 from octavo.config.engine import EngineConfig
+from octavo.config.model import DType
 from octavo.config.parallel import RankPlace
 from octavo.contracts.kv_cache import KVCacheSpec
-from octavo.device.base import DeviceQueue
 from octavo.device.manager import DeviceManager
 from octavo.device.process import give_back_freed_memory, keep_freed_memory
 from octavo.distributed.connect import make_groups
@@ -22,29 +23,35 @@ from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.base import resolve_schemes
 from octavo.loader.registry import get_model_loader
-from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.sampling.rows import SamplingRows
-from octavo.worker.computed_dtype import with_computed_dtype
 from octavo.worker.decode_graphs import DecodeGraphs, GraphUses, graph_bytes, row_bucket
-from octavo.worker.decode_record import DecodeRecord
+from octavo.worker.decode_step import DecodeRecord, DecodeStep, ExpertLoads, GraphedDecoding
 from octavo.worker.draft_builder import DraftBuilder
-from octavo.worker.eagle_builder import EagleBuilder
-from octavo.worker.expert_loads import ExpertLoads
 from octavo.worker.graph import StepGraph
-from octavo.worker.graphed_decoding import DecodeStep, GraphedDecoding
-from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec
-from octavo.worker.memory import MemoryReport, choose_num_blocks, sharded_config
+from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec, make_prefaults
+from octavo.worker.memory import MemoryReport, RankMemory, choose_num_blocks, sharded_config
 from octavo.worker.model_runner import RankModelRunner
-from octavo.worker.overlapped_runner import OverlappedRunner
-from octavo.worker.profile_run import ProfileRun, measured_peaks
-from octavo.worker.rank_drafting import RankDrafting
-from octavo.worker.rank_memory import RankMemory
-from octavo.worker.request_rows import RequestRows
+from octavo.worker.model_state import ModelStates
+from octavo.worker.request_rows import RequestRows, Transfers
 from octavo.worker.stages import StageLinks, stage_of
+from octavo.worker.warmup import ProfileRun, measured_peaks
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModels:
+    """What is in memory before KV is allocated."""
+
+    model: CausalLM
+    draft_model: CausalLM | None
+    states: ModelStates
+
+    @property
+    def models(self) -> list[CausalLM]:
+        return [self.model] if self.draft_model is None else [self.model, self.draft_model]
 
 
 class RankBuilder:
@@ -70,14 +77,11 @@ class RankBuilder:
         if is_expert_parallel:
             self._groups = replace(self._groups, experts=self._groups.tensor)
         self._stage = stage_of(config.model, place)
-        self._draft: DraftBuilder | None = None
-        if config.draft_model is not None:
-            builder = DraftBuilder if config.draft_model.eagle is None else EagleBuilder
-            self._draft = builder(config, config.draft_model, place, self.devices, self._dtype)
-        self._draft_model: CausalLM | None = None
-        self._memory = RankMemory(config, self.devices, self._part, self._stage, self._dtype)
+        draft = config.draft_model
+        self._draft = None if draft is None else DraftBuilder(config, draft, place, self.devices, self._dtype)
+        self._memory = RankMemory(config, self.devices, self._part, self._stage)
         self.queue = self.devices.queue() if self._stage.is_whole else None
-        self._adapters: AdapterPool | None = None  # if adapters are served
+        self._transfers = Transfers(self.devices.device, self.queue)
 
     @property
     def profile(self) -> str:
@@ -108,11 +112,12 @@ class RankBuilder:
         spec = make_kv_cache_spec(self._part, self._stage.layers, self._config.cache.block_size, self._kv_layout)
         return spec if self._draft is None else self._draft.with_draft(spec)
 
-    def load_model(self) -> CausalLM:
+    def load_model(self) -> LoadedModels:
         """Read the weights; see `Worker.load_model`."""
-        start_s = time.perf_counter()
+        start_s, config = time.perf_counter(), self._config
         keep_freed_memory()
         self._memory.check_length_fits()
+        eagle = None if config.draft_model is None else config.draft_model.eagle
         context = BuildContext(
             kernels=self._kernels,
             attention=self._attention,
@@ -121,37 +126,33 @@ class RankBuilder:
             groups=self._groups,
             stage=self._stage,
             schemes=self._schemes,
+            aux_layers=() if eagle is None else eagle.aux_layers,
         )
-        model = initialize_model(self._config.model, context)
-        draft_model = None if self._draft is None else self._draft.initialize()
-        self._memory.check_weights_fit(model, *_existing(draft_model))
-        loaded = get_model_loader(self._config.load).load(model)
-        if self._draft is not None and draft_model is not None:
-            self._draft_model = self._draft.load(draft_model, loaded)
+        model, second = initialize_model(config.model, context), None
+        if self._draft is None:
+            self._memory.check_weights_fit(model)
+            model = get_model_loader(config.load).load(model)
+        else:
+            second = self._draft.initialize()
+            self._memory.check_weights_fit(model, second)
+            model = get_model_loader(config.load).load(model)
+            second = self._draft.load(second, model)
         give_back_freed_memory()  # that no step will use again
-        if (lora := self._config.lora) is not None:
-            self._adapters = AdapterPool(
-                loaded,
-                lora.max_loras,
-                lora.max_lora_rank,
-                self._config.load,
-                lambda: self.devices.memory().free_bytes,
-                experts=lora.experts,
-            )
+        states = ModelStates.of_model(model, config, self._transfers.send, lambda: self.devices.memory().free_bytes)
         logger.info("model %s ready in %.2f s", model.config.model, time.perf_counter() - start_s)
-        return loaded
+        return LoadedModels(model, second, states)
 
-    def count_kv_blocks(self, model: CausalLM) -> list[int]:
+    def count_kv_blocks(self, loaded: LoadedModels) -> list[int]:
         """Measure the memory left; see `Worker.count_kv_blocks`."""
-        config, memory = self._config, self.measure_memory(model)
+        config, memory = self._config, self.measure_memory(loaded)
         return choose_num_blocks(config.model, config.cache, self.kv_cache_spec, memory, config.scheduler)
 
-    def measure_memory(self, model: CausalLM) -> MemoryReport:
+    def measure_memory(self, loaded: LoadedModels) -> MemoryReport:
         """Report the device's memory with weights loaded and no KV yet."""
-        activations, graphs = self._step_bytes(model)
+        activations, graphs = self._step_bytes(loaded.model)
         activations += self._memory.encoder_bytes + (self._draft.activation_bytes if self._draft else 0)
-        scratch, models = self.kv_cache_spec.num_bytes(self._scratch_blocks), (model, *_existing(self._draft_model))
-        return self._memory.report(models, activations=activations, graphs=graphs, scratch=scratch)
+        scratch = self.kv_cache_spec.num_bytes(self._scratch_blocks)
+        return self._memory.report(loaded.models, activations=activations, graphs=graphs, scratch=scratch)
 
     def _step_bytes(self, model: CausalLM) -> tuple[int, int]:
         """Return the memory of a step besides weights and KV, and of graphs; estimated if the device tracks none."""
@@ -163,47 +164,43 @@ class RankBuilder:
         return self._memory.estimated_activations, 0
 
     def build_runner(
-        self, model: CausalLM, num_blocks: Sequence[int]
+        self, loaded: LoadedModels, num_blocks: Sequence[int]
     ) -> tuple[RankModelRunner, list[tuple[int, KVPrefault]]]:
         """Allocate `num_blocks` KV blocks of each group; build the runner that uses them, and prefaults by group."""
-        config, spec = self._config, self.kv_cache_spec
+        config, spec, model = self._config, self.kv_cache_spec, loaded.model
         with_scratch = [count + extra for count, extra in zip(num_blocks, self._scratch_blocks, strict=True)]
         kv_caches = allocate_kv_caches(spec, with_scratch, self.devices.device)
-        prefaults = [
-            (index, KVPrefault(pools, count, self._memory.total_bytes))
-            for index, (of, count) in enumerate(zip(spec.groups, with_scratch, strict=True))
-            if (pools := [pool for layer in of.layers if isinstance(pool := kv_caches[layer], LayerKVCache)])
-        ]  # states take little memory, and reuse it
+        prefaults = make_prefaults(kv_caches, spec, with_scratch, self._memory.total_bytes)
         num_rows = config.scheduler.max_num_seqs + self._takes_graphs  # one for padding only
         rows = RequestRows(
             num_rows=num_rows,
             max_model_len=config.model.max_model_len,
             block_size=config.cache.block_size,
             groups=config.model.kv_groups,
-            sampling=SamplingRows(
-                num_rows, config.model.vocab_size, self.devices.device, processors_on_device=self.queue is not None
-            ),
-            device=self.devices.device,
-            queue=self.queue,
+            sampling=SamplingRows(num_rows, config.model.vocab_size),
+            states=loaded.states,
+            transfers=self._transfers,
         )
-        draft_model: RankDrafting | None = None
-        if self._draft is not None and self._draft_model is not None:
-            draft_model, of_draft = self._draft.build(
-                self._draft_model, num_blocks, self._scratch_blocks, rows, self._groups.tensor
-            )
-            prefaults += of_draft
-        loads = ExpertLoads.of(model) if self._place.returns_output else None  # before steps are recorded
-        if self.queue is None:
-            graph = self._capture_graph(model, kv_caches)
-            links = self._links()
-            return RankModelRunner(model, kv_caches, rows, graph, links, loads, draft_model, self._adapters), prefaults
-        graphs = self._decode_graphs(self.queue, model, rows, kv_caches, num_blocks, loads)
-        runner = OverlappedRunner(model, kv_caches, rows, self.queue, graphs, loads, draft_model, self._adapters)
+        drafter = None
+        if self._draft is not None and loaded.draft_model is not None:
+            ranks = self._groups.tensor
+            drafter, more = self._draft.build(loaded.draft_model, num_blocks, self._scratch_blocks, rows, ranks)
+            prefaults += more
+        loads = ExpertLoads.of_model(model) if self._place.returns_output else None  # before steps are recorded
+        graph = links = None
+        if self.queue is None and not config.enforce_eager:
+            limits = config.cache.block_size, config.scheduler.max_num_batched_tokens
+            graph = StepGraph.capture(model, kv_caches, *limits)
+        if not self._stage.is_whole:
+            links = StageLinks(self._groups.stages, config.model.hidden_size, self._dtype, self.devices.device)
+        graphs = self._decode_graphs(model, rows, kv_caches, num_blocks, loads)
+        runner = RankModelRunner(
+            model, kv_caches, rows, graph=graph, graphs=graphs, links=links, expert_loads=loads, drafter=drafter
+        )
         return runner, prefaults
 
     def _decode_graphs(
         self,
-        queue: DeviceQueue,
         model: CausalLM,
         rows: RequestRows,
         kv_caches: Sequence[LayerCache],
@@ -211,14 +208,15 @@ class RankBuilder:
         loads: ExpertLoads | None,
     ) -> GraphedDecoding | None:
         """Return the capturer of decode steps; None if they are computed op by op, by choice or necessity."""
-        if not self._takes_graphs:
+        if self.queue is None or not self._takes_graphs:
             return None
         config, scratch_row = self._config, self._config.scheduler.max_num_seqs
         for table, scratch_block in zip(rows.block_tables, scratch_blocks, strict=True):
             table[scratch_row] = scratch_block
-        record = DecodeRecord(row_bucket(scratch_row), scratch_row, scratch_blocks[0], self.devices.device)
+        size, vocab_size = row_bucket(scratch_row), config.model.vocab_size
+        record = DecodeRecord(size, scratch_row, scratch_blocks[0], vocab_size, self.devices.device)
         step = DecodeStep(model, kv_caches, rows, record, loads)
-        uses = GraphUses.of(
+        uses = GraphUses.of_engine(
             __version__,
             torch.__version__,
             self.profile,
@@ -228,19 +226,8 @@ class RankBuilder:
             config.cache.block_size,
             config.quantization,
         )
-        return GraphedDecoding(step, rows, queue, DecodeGraphs(queue, step.of_key, uses), config.model.max_model_len)
-
-    def _links(self) -> StageLinks | None:
-        if self._stage.is_whole:
-            return None
-        return StageLinks(self._groups.stages, self._config.model.hidden_size, self._dtype, self.devices.device)
-
-    def _capture_graph(self, model: CausalLM, kv_caches: Sequence[LayerCache]) -> StepGraph | None:
-        config = self._config
-        if config.enforce_eager:
-            return None
-        max_tokens = config.scheduler.max_num_batched_tokens
-        return StepGraph.capture(model, kv_caches, config.cache.block_size, max_tokens)
+        graphs = DecodeGraphs(self.queue, step.run, uses)
+        return GraphedDecoding(step, rows, self.queue, graphs, config.model.max_model_len)
 
     @property
     def _takes_graphs(self) -> bool:
@@ -261,5 +248,37 @@ class RankBuilder:
         return self._attention.kv_layout(self._config.model.head_dim)
 
 
-def _existing(model: CausalLM | None) -> list[CausalLM]:
-    return [] if model is None else [model]
+def with_computed_dtype(config: EngineConfig, devices: DeviceManager, place: RankPlace) -> EngineConfig:
+    """Return `config` with the dtype in which its models are computed on this device; the first rank logs a change.
+
+    It is known only here: to know the device takes torch.
+
+    Raises:
+        InvalidParameterError: the device does not support the dtype.
+    """
+    stated, draft = config.model.dtype, config.draft_model
+    is_quantized = config.model.quantization is not None or config.quantization is not None
+    asked = "auto" if config.is_dtype_auto else stated
+    resolved = devices.resolve_dtype(asked, stated, is_quantized=is_quantized)
+    dtype = cast(DType, str(resolved).removeprefix("torch."))
+    if place.rank == 0 and devices.is_slow(stated, is_quantized=is_quantized):
+        _log(config.model.model, stated, dtype)
+    if dtype == stated:
+        return config
+    if draft is not None:
+        draft = replace(draft, model=replace(draft.model, dtype=dtype))
+    return replace(config, model=replace(config.model, dtype=dtype), draft_model=draft)
+
+
+def _log(model: str, stated: str, dtype: str) -> None:
+    if dtype == stated:
+        logger.warning(
+            "dtype=%s: this CPU has no kernels for it, so torch's reference ops compute, at a small fraction of "
+            "bfloat16's speed, and bits may depend on the batch",
+            dtype,
+        )
+    else:
+        logger.warning(
+            "%s is stored in %s, for which this CPU has no kernels: computing in %s; dtype=%s would compute slowly",
+            model, stated, dtype, stated,
+        )  # fmt: skip

@@ -1,100 +1,35 @@
-"""Rows: the worker's fixed-size copy of every running request, changed only by scheduler outputs and sampled tokens.
+"""Rows: the worker's fixed-size copy of every running request, and the tensors of a step, gathered from them.
 
-Legend: N = rows, M = max_model_len, B = most blocks of one request, G = KV groups.
+Rows are changed only by scheduler outputs and by sampled tokens.
+
+Legend: N = rows, M = max_model_len, G = KV groups, T = tokens of the step, R = requests in it, B = most blocks of one
+request, S = rows that sample, L = rows of logits: S, and one more for each token to verify.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.contracts.engine import ExtraInputs
+from octavo.attention.metadata import ForwardBatch, GroupSlots
 from octavo.contracts.kv_cache import KVGroup
-from octavo.contracts.schedule import NO_SLOT, CachedRequestData, Int32Array, NewRequestData, SchedulerOutput
+from octavo.contracts.schedule import Int32Array, NewRequestData, SchedulerOutput
 from octavo.device.base import DeviceQueue
 from octavo.sampling.rows import SamplingRows
-from octavo.worker.extra_inputs import ExtraRows
+from octavo.worker.model_state import ModelStates
 
 _WORD_BYTES = 8
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptLogprobsJob:
-    """A row whose prompt logprobs are requested."""
+class Transfers:
+    """Copies arrays to a device, and looks up and writes tables there."""
 
-    num_prompt_tokens: int
-    num_logprobs: int
-
-
-class RequestRows:
-    """Tokens, block table and sampling state by row. The scheduler assigns row numbers."""
-
-    def __init__(
-        self,
-        *,
-        num_rows: int,
-        max_model_len: int,
-        block_size: int,
-        groups: tuple[KVGroup, ...] = (KVGroup(),),
-        sampling: SamplingRows,
-        device: torch.device,
-        queue: DeviceQueue | None = None,
-    ) -> None:
-        self.block_size, self.groups = block_size, groups
-        self.queue = queue
-        self.device = device
+    def __init__(self, device: torch.device, queue: DeviceQueue | None) -> None:
+        self.device, self.queue = device, queue
         # Lookups and writes then use NumPy: it runs less code than torch, and weights have evicted all code.
         self._is_host = queue is None and device.type == "cpu"
-        self.sampling = sampling
-        max_blocks = -(-max_model_len // block_size)
-        self.token_ids = _lazy_zeros((num_rows, max_model_len), device)  # [N, M] int32
-        self.block_table = _lazy_zeros((len(groups), num_rows, max_blocks), device)  # [G, N, B] int32
-        self.block_tables = self.block_table.unbind()  # G views [N, B]
-        self.num_prompt_tokens = np.zeros(num_rows, dtype=np.int32)  # [N]
-        self.prompt_logprobs: dict[int, PromptLogprobsJob] = {}
-        self.extra = ExtraRows(self.send)
-        self._row_of: dict[str, int] = {}
-
-    def apply(self, scheduler_output: SchedulerOutput) -> None:
-        """Apply the changes since the last step: removed rows first, then new requests, blocks and tokens."""
-        self.apply_requests(scheduler_output)
-        self.apply_tables(scheduler_output)
-
-    def apply_tables(self, scheduler_output: SchedulerOutput) -> None:
-        """Apply blocks and tokens, the second half of `apply`."""
-        self._change_tables(scheduler_output.scheduled_cached_reqs)
-        self._take_tokens(scheduler_output.scheduled_cached_reqs)
-        if scheduler_output.scheduled_spec_decode_tokens is not None:
-            self.take_drafts(scheduler_output)
-
-    def apply_requests(self, scheduler_output: SchedulerOutput) -> None:
-        """Apply removed and new requests, the first half of `apply`."""
-        for request_id in scheduler_output.finished_req_ids:
-            self._remove(request_id)
-        for request in scheduler_output.scheduled_new_reqs:
-            self._add(request)
-
-    def append_sampled(self, rows: Int32Array, positions: Int32Array, token_ids: torch.Tensor) -> None:
-        """Append newly sampled `token_ids` [S] int64 to `rows` [S]."""
-        self.write_sampled(rows, positions, token_ids)
-        self.sampling.append(rows, token_ids)
-
-    def write_sampled(self, rows: Int32Array, positions: Int32Array, token_ids: torch.Tensor) -> None:
-        """Do so without updating the sampler's token counts (see `processors_on_device`): no device synchronization."""
-        if self._is_host:
-            self.token_ids.numpy()[rows, positions] = token_ids.numpy()
-            return
-        at_rows, at_positions = self.send(rows.astype(np.int64), positions.astype(np.int64))
-        self.token_ids[at_rows, at_positions] = token_ids.to(torch.int32)
-
-    def look_up(self, table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor | slice) -> torch.Tensor:
-        """Return table[rows, columns]."""
-        if not self._is_host:
-            return table[rows, columns]
-        return torch.from_numpy(table.numpy()[rows.numpy(), columns if isinstance(columns, slice) else columns.numpy()])
 
     def send(self, *arrays: NDArray[Any]) -> list[torch.Tensor]:
         """Return the arrays as tensors on the device. With a queue, this is one asynchronous copy."""
@@ -102,78 +37,193 @@ class RequestRows:
             return [torch.from_numpy(array).to(self.device) for array in arrays]
         return _send_packed(arrays, self.queue, self.device)
 
+    def look_up(self, table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor | slice) -> torch.Tensor:
+        """Return table[rows, columns]."""
+        if not self._is_host:
+            return table[rows, columns]
+        return torch.from_numpy(table.numpy()[rows.numpy(), columns if isinstance(columns, slice) else columns.numpy()])
+
+    def write(self, table: torch.Tensor, rows: Int32Array, columns: Int32Array, values: torch.Tensor) -> None:
+        """Set table[rows, columns] to `values` [.]."""
+        if self._is_host:
+            table.numpy()[rows, columns] = values.numpy()
+            return
+        at_rows, at_columns = self.send(rows.astype(np.int64), columns.astype(np.int64))
+        table[at_rows, at_columns] = values.to(table.device, table.dtype)
+
+
+class RowTables:
+    """Tokens [N, M] and block tables, one [N, B] per KV group, from which batches are gathered.
+
+    A second model over the same tokens has tables of its own, with its KV groups.
+    """
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        token_ids: torch.Tensor,
+        block_size: int,
+        groups: tuple[KVGroup, ...],
+        block_tables: Sequence[torch.Tensor],
+    ) -> None:
+        self.transfers, self.block_size = transfers, block_size
+        self.token_ids = token_ids  # [N, M] int32
+        self.groups, self.block_tables = groups, block_tables
+
+    def forward_batch(
+        self, step: SchedulerOutput, states: ModelStates | None = None, *, keeps_all: bool = False
+    ) -> ForwardBatch:
+        """Gather the step's tokens from the rows. Vectorized: no Python per request or token.
+
+        The weights of the previous step have evicted everything else from the caches, so the code of each NumPy or
+        torch op is loaded from memory again, which takes 10 to 30 us: few ops are used, and fewer if each request has
+        one token. With `keeps_all`, the hidden states of all tokens are needed.
+        """
+        block_size, counts = self.block_size, step.num_scheduled_tokens
+        look_up = self.transfers.look_up
+        ends = step.num_computed_tokens + counts  # [R]
+        starts = np.zeros(len(counts) + 1, dtype=np.int32)  # [R + 1]
+        np.cumsum(counts, out=starts[1:])
+        num_tokens = int(starts[-1])
+        # Token t of the flat batch belongs to row row_of[t] and is at positions[t] of its context.
+        row_of, positions = step.rows, step.num_computed_tokens  # [T] each
+        if num_tokens > len(counts):
+            request_of = np.repeat(np.arange(len(counts)), counts)
+            row_of, positions = row_of[request_of], np.arange(num_tokens) + (positions - starts[:-1])[request_of]
+        sampling = starts[1:][step.samples] - 1  # [S]
+        if step.scheduled_spec_decode_tokens is not None:
+            # From each row's last known token to the last one to verify: [L].
+            widths = 1 + step.scheduled_spec_decode_tokens.counts[step.samples]
+            sampling = np.repeat(sampling + 1 - np.cumsum(widths), widths) + np.arange(int(widths.sum()))
+        columns, offsets = np.divmod(positions, block_size)  # [T] each, in the block table and in the block
+        integers = (row_of, positions, columns, offsets, step.rows, sampling)
+        sent = self.transfers.send(*(array.astype(np.int64) for array in integers), starts, ends)
+        at_rows, at_positions, at_columns, at_offsets, step_rows, logits_indices, query_start_loc, lens = sent
+        max_blocks = -(-int(ends.max()) // block_size)
+        kept_indices = None
+        if not keeps_all and len(logits_indices) < num_tokens:
+            kept_indices = logits_indices if len(logits_indices) else logits_indices.new_zeros(1)
+
+        def slots_in(table: torch.Tensor) -> torch.Tensor:
+            return look_up(table, at_rows, at_columns).to(torch.int64) * block_size + at_offsets
+
+        first_table, *other_tables = self.block_tables
+        batch = ForwardBatch(
+            input_ids=look_up(self.token_ids, at_rows, at_positions).to(torch.int64),
+            positions=at_positions,
+            query_start_loc=query_start_loc,
+            seq_lens=lens,
+            slot_mapping=slots_in(first_table),
+            block_table=look_up(first_table, step_rows, slice(max_blocks)),
+            logits_indices=logits_indices,
+            kept_indices=kept_indices,
+            block_size=block_size,
+            query_start_loc_list=starts.tolist(),
+            seq_lens_list=ends.tolist(),
+            rows=step_rows,
+            **({} if states is None else states.inputs(step, starts, positions)),
+        )
+        if not (other_tables or self.groups[0].kind == "recurrent"):
+            return batch
+        groups = [GroupSlots(batch.slot_mapping, batch.block_table)]
+        groups += [GroupSlots(slots_in(table), look_up(table, step_rows, slice(max_blocks))) for table in other_tables]
+        for index, group in enumerate(self.groups):
+            if group.kind == "recurrent":
+                block_tokens, table = group.block_tokens(block_size), self.block_tables[index]
+                groups[index] = state_slots(table, block_tokens, at_rows, at_positions, query_start_loc)
+        return batch.with_groups(groups)
+
+
+class RequestRows(RowTables):
+    """Tables, sampling parameters and model states by row. The scheduler assigns row numbers."""
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        max_model_len: int,
+        block_size: int,
+        groups: tuple[KVGroup, ...],
+        sampling: SamplingRows,
+        states: ModelStates,
+        transfers: Transfers,
+    ) -> None:
+        device = transfers.device
+        self.block_table = _lazy_zeros((len(groups), num_rows, -(-max_model_len // block_size)), device)  # [G, N, B]
+        token_ids = _lazy_zeros((num_rows, max_model_len), device)
+        super().__init__(transfers, token_ids, block_size, groups, self.block_table.unbind())
+        self.sampling, self.states = sampling, states
+        self.prompt_logprobs: dict[int, tuple[int, int]] = {}  # by row: prompt tokens, and how many are wanted of each
+        self._row_of: dict[str, int] = {}
+
+    def apply_requests(self, step: SchedulerOutput) -> None:
+        """Apply removed and new requests, the first half of a step's changes."""
+        for request_id in step.finished_req_ids:
+            row = self._row_of.pop(request_id, None)
+            if row is not None:  # else its step failed before it was added
+                self.prompt_logprobs.pop(row, None)
+                self.states.forget(row)
+        self.states.prepare(step)
+        for request in step.scheduled_new_reqs:
+            self._add(request)
+
+    def apply_tables(self, step: SchedulerOutput) -> None:
+        """Apply blocks and tokens, the second half. May be repeated."""
+        changes = step.scheduled_cached_reqs
+        if len(changes.rows):
+            places = (changes.groups, changes.rows, changes.columns)
+            *at, block_ids = self.transfers.send(*(place.astype(np.int64) for place in places), changes.block_ids)
+            self.block_table[tuple(at)] = block_ids
+        if len(changes.token_rows):
+            self._write_tokens(changes.token_rows, changes.token_positions, changes.token_ids)
+        if step.scheduled_spec_decode_tokens is not None:
+            self.write_unverified(step)
+
+    def write_unverified(self, step: SchedulerOutput) -> None:
+        """Append a step's tokens to verify to the known tokens of their rows; sampled tokens overwrite them."""
+        tokens = step.scheduled_spec_decode_tokens
+        assert tokens is not None, "the step has some"
+        counts = tokens.counts
+        # Each row's positions follow its known ones.
+        ends = step.num_computed_tokens + step.num_scheduled_tokens - np.cumsum(counts)
+        positions = np.repeat(ends, counts) + np.arange(len(tokens.token_ids))
+        self._write_tokens(np.repeat(step.rows, counts), positions, tokens.token_ids)
+
+    def _write_tokens(self, rows: Int32Array, positions: NDArray[Any], token_ids: Int32Array) -> None:
+        *at, values = self.transfers.send(rows.astype(np.int64), positions.astype(np.int64), token_ids)
+        self.token_ids[tuple(at)] = values
+
+    def write_sampled(self, rows: Int32Array, positions: Int32Array, token_ids: torch.Tensor) -> None:
+        """Write sampled `token_ids` [L] int64 on the device: no synchronization."""
+        self.transfers.write(self.token_ids, rows, positions, token_ids)
+
     def _add(self, request: NewRequestData) -> None:
         row = request.row
         self._row_of[request.request_id] = row
-        self.num_prompt_tokens[row] = request.num_prompt_tokens
-        self._write(self.token_ids, row, 0, request.token_ids)
+        self.token_ids[row, : len(request.token_ids)] = self.transfers.send(request.token_ids)[0]
         for table, block_ids in zip(self.block_tables, request.block_ids, strict=True):
-            self._write(table, row, 0, np.array(block_ids, dtype=np.int32))
-        self.sampling.add(
-            row,
-            request.sampling_params,
-            eos_token_ids=request.eos_token_ids,
-            bad_words_token_ids=request.bad_words_token_ids,
-            token_ids=request.token_ids,
-            num_prompt_tokens=request.num_prompt_tokens,
-        )
-        if request.extra_inputs is not None or request.adapter_slot != NO_SLOT:
-            self.extra.add(row, request.extra_inputs or ExtraInputs(), request.adapter_slot)
-        num_logprobs = request.sampling_params.prompt_logprobs
-        if num_logprobs is not None and len(request.token_ids) == request.num_prompt_tokens:
-            self.prompt_logprobs[row] = PromptLogprobsJob(
-                num_prompt_tokens=request.num_prompt_tokens, num_logprobs=num_logprobs
-            )
-
-    def _remove(self, request_id: str) -> None:
-        row = self._row_of.pop(request_id, None)
-        if row is None:  # its step failed before it was added
-            return
-        self.prompt_logprobs.pop(row, None)
-        self.extra.remove(row)
-        self.sampling.remove(row)
-
-    def _change_tables(self, changed: CachedRequestData) -> None:
-        if len(changed.rows):
-            places = (changed.groups, changed.rows, changed.columns)
-            *at, block_ids = self.send(*(place.astype(np.int64) for place in places), changed.block_ids)
-            self.block_table[tuple(at)] = block_ids
-
-    def _take_tokens(self, told: CachedRequestData) -> None:
-        if len(told.token_rows):
-            rows, positions, token_ids = self.send(
-                told.token_rows.astype(np.int64), told.token_positions.astype(np.int64), told.token_ids
-            )
-            self.token_ids[rows, positions] = token_ids
-
-    def take_drafts(self, scheduler_output: SchedulerOutput) -> None:
-        """Append a step's drafts to the known tokens of their rows; sampled tokens overwrite them."""
-        drafts = scheduler_output.scheduled_spec_decode_tokens
-        assert drafts is not None, "the step has drafts"
-        counts = drafts.counts
-        ends = (
-            scheduler_output.num_computed_tokens + scheduler_output.num_scheduled_tokens - np.cumsum(counts)
-        )  # of the drafts before: none
-        positions = np.repeat(ends, counts) + np.arange(len(drafts.token_ids))
-        rows, at_positions, token_ids = self.send(
-            np.repeat(scheduler_output.rows, counts).astype(np.int64), positions.astype(np.int64), drafts.token_ids
-        )
-        self.token_ids[rows, at_positions] = token_ids
-
-    def _write(self, table: torch.Tensor, row: int, start: int, values: Int32Array) -> None:
-        table[row, start : start + len(values)] = self.send(values)[0]
+            table[row, : len(block_ids)] = self.transfers.send(np.array(block_ids, dtype=np.int32))[0]
+        params, num_prompt_tokens = request.sampling_params, request.num_prompt_tokens
+        bad_words = request.bad_words_token_ids
+        self.sampling.set_row(row, params, request.eos_token_ids, bad_words, num_prompt_tokens)
+        if params.prompt_logprobs is not None and len(request.token_ids) == num_prompt_tokens:
+            self.prompt_logprobs[row] = num_prompt_tokens, params.prompt_logprobs
 
 
-class DraftRows:
-    """The rows as batches of a draft model see them: only tokens, and the block tables [N, B] of its own KV groups."""
-
-    extra: ExtraRows | None = None
-
-    def __init__(self, rows: RequestRows, groups: tuple[KVGroup, ...], block_tables: Sequence[torch.Tensor]) -> None:
-        self.block_size, self.token_ids = rows.block_size, rows.token_ids
-        self.send, self.look_up = rows.send, rows.look_up
-        self.groups, self.block_tables = groups, block_tables
-        self.prompt_logprobs: dict[int, PromptLogprobsJob] = {}
+def state_slots(
+    table: torch.Tensor,  # [N, B] of a recurrent group
+    block_tokens: int,
+    at_rows: torch.Tensor,  # [T]
+    at_positions: torch.Tensor,  # [T]
+    query_start_loc: torch.Tensor,  # [R + 1]
+) -> GroupSlots:
+    """Return the slots of the states that requests start from, and of those after full blocks and last tokens."""
+    firsts, lasts = query_start_loc[:-1].to(torch.int64), query_start_loc[1:].to(torch.int64) - 1  # [R] each, in T
+    is_kept = ((at_positions + 1) % block_tokens == 0).index_fill(0, lasts, True)  # [T]
+    slots = torch.where(is_kept, table[at_rows, at_positions // block_tokens], -1).to(torch.int64)
+    before = at_positions[firsts] - 1  # [R]
+    begins = torch.where(before >= 0, table[at_rows[firsts], before.clamp(min=0) // block_tokens], -1)
+    return GroupSlots(slots, table[at_rows[firsts], :0], begins.to(torch.int64))
 
 
 def _send_packed(arrays: Sequence[NDArray[Any]], queue: DeviceQueue, device: torch.device) -> list[torch.Tensor]:

@@ -7,12 +7,10 @@ from octavo.config.parallel import ALONE, RankPlace
 from octavo.contracts.engine import AdapterRef
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.rendezvous import Rendezvous
-from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
 from octavo.worker.kv_cache import KVPrefault
 from octavo.worker.model_runner import RankModelRunner
-from octavo.worker.overlapped_runner import OverlappedRunner
-from octavo.worker.rank_builder import RankBuilder
+from octavo.worker.rank_builder import LoadedModels, RankBuilder
 from octavo.worker.warmup import Warmup
 
 _NOBODY_ELSE = Rendezvous()
@@ -30,15 +28,19 @@ class Worker:
         self.builder = RankBuilder(config, place, rendezvous)
         self._config = self.builder.config
         self.profile = self.builder.profile
-        self._model: CausalLM | None = None
+        self._loaded: LoadedModels | None = None
         self._runner: RankModelRunner | None = None
         self._adapter_loads: ThreadPoolExecutor | None = None  # one thread, with the first adapter
         self._kv_prefaults: list[tuple[int, KVPrefault]] = []  # with their KV group
 
     @property
+    def loaded(self) -> LoadedModels:
+        assert self._loaded is not None, "call load_model first"
+        return self._loaded
+
+    @property
     def model(self) -> CausalLM:
-        assert self._model is not None, "call load_model first"
-        return self._model
+        return self.loaded.model
 
     @property
     def runner(self) -> RankModelRunner:
@@ -52,7 +54,7 @@ class Worker:
             InsufficientMemoryError: they cannot fit; raised before reading anything.
             CheckpointError: the files do not match the configuration.
         """
-        self._model = self.builder.load_model()
+        self._loaded = self.builder.load_model()
 
     def count_kv_blocks(self) -> list[int]:
         """Measure the memory left; return how many KV blocks of each group fit into it.
@@ -60,11 +62,11 @@ class Worker:
         Raises:
             InsufficientMemoryError: too few for a single request.
         """
-        return self.builder.count_kv_blocks(self.model)
+        return self.builder.count_kv_blocks(self.loaded)
 
     def initialize_kv_cache(self, num_blocks: list[int]) -> None:
         """Allocate `num_blocks` KV blocks of each group, equal on all ranks, and build the runner that uses them."""
-        self._runner, self._kv_prefaults = self.builder.build_runner(self.model, num_blocks)
+        self._runner, self._kv_prefaults = self.builder.build_runner(self.loaded, num_blocks)
 
     def warmup(self) -> None:
         """Run a small prefill and a few decode steps without side effects.
@@ -72,7 +74,7 @@ class Worker:
         Then capture the graphs that engines like this one used before.
         """
         Warmup(self.runner, self._config).run()
-        if isinstance(self.runner, OverlappedRunner) and self.runner.graphs is not None:
+        if self.runner.graphs is not None:
             self.runner.graphs.capture_known()
         if self.runner.expert_loads is not None:
             self.runner.expert_loads.reset()
@@ -94,12 +96,7 @@ class Worker:
         """
         if self._adapter_loads is None:
             self._adapter_loads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo-adapters")
-        return self._adapter_loads.submit(self.adapters.load, adapter, evicted)
-
-    @property
-    def adapters(self) -> AdapterPool:
-        assert self.runner.adapters is not None, "adapters are served with enable_lora only"
-        return self.runner.adapters
+        return self._adapter_loads.submit(self.loaded.states.adapters.load, adapter, evicted)
 
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         """Prefault some KV memory after the blocks in use, for a few ms; False if enough of it is present."""

@@ -8,8 +8,8 @@ from tests.kernels.triton.device import DEVICE
 
 from octavo.kernels.triton import draw as module
 from octavo.kernels.triton.draw import draw
-from octavo.sampling.mass import relative_logits
-from octavo.sampling.noise import NoiseKeys, gumbel_for_all
+from octavo.sampling.filters import relative_logits
+from octavo.sampling.noise import gumbel_noise
 
 NUM_ROWS = 5
 
@@ -25,9 +25,9 @@ def columns(seed: int) -> dict[str, torch.Tensor]:
 
 
 def defined(logits: torch.Tensor, metadata: dict[str, torch.Tensor]) -> torch.Tensor:
-    keys = NoiseKeys(**{name: column for name, column in metadata.items() if name != "temperatures"})
-    scores = relative_logits(logits, metadata["temperatures"].clamp(min=1e-9))
-    return (scores + gumbel_for_all(keys, logits.shape[1])).argmax(-1)
+    temperatures, low, high, indices = metadata.values()
+    scores = relative_logits(logits, temperatures.clamp(min=1e-9))
+    return (scores + gumbel_noise(low, high, indices, logits.shape[1])).argmax(-1)
 
 
 def drawn_rows(found: torch.Tensor) -> list[int]:

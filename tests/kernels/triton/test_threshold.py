@@ -10,7 +10,6 @@ from tests.kernels.triton.device import DEVICE
 from octavo.kernels.triton import draw as module
 from octavo.kernels.triton.draw import thresholds
 from octavo.sampling import filters
-from octavo.sampling.filters import Filters
 
 LOGITS = st.one_of(
     st.sampled_from([-torch.inf, -30.0, -1.5, -0.0, 0.0, 1e-45, 0.25, 1.0, 3.0]), st.floats(-50, 50, width=32)
@@ -28,13 +27,15 @@ def kept(logits: torch.Tensor, top_k: int, top_p: float, temperature: float) -> 
 
 def sorted_out(logits: torch.Tensor, top_k: int, top_p: float, temperature: float) -> torch.Tensor:
     num_rows = len(logits)
-    wanted = Filters(
-        temperatures=torch.full((num_rows,), temperature, dtype=torch.float64, device=DEVICE),
+    temperatures = torch.full((num_rows,), temperature, dtype=torch.float64, device=DEVICE)
+    least = filters.thresholds(
+        logits,
+        temperatures,
         top_k=torch.full((num_rows,), min(top_k, logits.shape[1]), device=DEVICE),
-        top_p=torch.full((num_rows,), top_p, dtype=torch.float64, device=DEVICE),
-        min_p=torch.zeros(num_rows, dtype=torch.float64, device=DEVICE),
+        top_p=torch.full_like(temperatures, top_p),
+        min_p=torch.zeros_like(temperatures),
     )
-    return logits >= filters.thresholds(logits, wanted)[:, None]
+    return logits >= least[:, None]
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sampling.support import sample_rows
+from tests.sampling.support import Rows, masks_of, sample_rows
 
-from octavo.contracts.schedule import Int32Array, TokenMasks
-from octavo.sampling.grammar import GrammarBans
-from octavo.sampling.rows import SamplingRows
-from octavo.sampling.sampler import SamplerOutput
+from octavo.contracts.schedule import Int32Array
+from octavo.sampling.sampler import SampledTokens
 from octavo.sampling_params import SamplingParams
 
 VOCAB = 77  # no multiple of 32
@@ -28,16 +26,13 @@ def words_of(allowed: set[int], num_words: int = 3) -> Int32Array:
 
 def sample(
     logits: torch.Tensor, params: list[SamplingParams], masks: dict[int, set[int]], output_index: int = 0
-) -> SamplerOutput:
+) -> SampledTokens:
     """Sample `logits` [L, V]; row j is the worker's row 2 j, and `masks` are by j."""
-    rows = SamplingRows(2 * len(params), logits.shape[1], "cpu")
+    rows = Rows(2 * len(params), logits.shape[1])
     for at, row_params in enumerate(params):
-        rows.add(2 * at, row_params.replace(seed=at), [3], [], np.zeros(0, dtype=np.int32), 0)
-    order = list(masks)[::-1]  # the masks need not come in the order of the rows
-    words = [words_of(masks[at]) for at in order]
-    token_masks = TokenMasks(logits_rows=np.array(order, dtype=np.int32), words=np.stack(words)) if masks else None
-    row_ids = np.arange(0, 2 * len(params), 2, dtype=np.int32)
-    return sample_rows(rows, logits, row_ids, np.full(len(params), output_index, dtype=np.int32), token_masks)
+        rows.add(2 * at, row_params.replace(seed=at), eos_token_ids=[3])
+    words = {at: words_of(masks[at]) for at in list(masks)[::-1]}  # need not come in the order of the rows
+    return sample_rows(rows, logits, rows.gather(range(0, 2 * len(params), 2), output_index, masks_of(words)))
 
 
 WAYS: list[dict[str, Any]] = [
@@ -64,9 +59,9 @@ def test_only_what_is_allowed_is_drawn(allowed: set[int], way: dict[str, Any], s
 
 def test_a_mask_is_read_bit_by_bit() -> None:
     allowed = {0, 31, 32, 63, 64, 76}
-    logits = torch.zeros(1, VOCAB)
-    bans = GrammarBans(TokenMasks(logits_rows=np.array([0]), words=words_of(allowed)[None]), 1)
-    bans.apply(logits, np.array([0]))
+    rows = Rows(1, VOCAB)
+    rows.add(0, SamplingParams(seed=0))
+    logits = rows.process(torch.zeros(1, VOCAB), rows.gather([0], 0, masks_of({0: words_of(allowed)})))
     assert {int(at) for at in logits[0].isfinite().nonzero()[:, 0]} == allowed
 
 

@@ -1,18 +1,17 @@
 """The C++ kernels draw the tokens of the definition, on every level, and hand back what is too close for them."""
 
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.breadth import each
 from tests.kernels.conftest import native
 from tests.kernels.levels import LEVELS
+from tests.sampling.support import Rows
 
-from octavo.sampling.backend import TorchSamplerBackend
-from octavo.sampling.native_backend import NativeSamplerBackend, draw_rows
-from octavo.sampling.noise import NoiseKeys, gumbel_for_all
-from octavo.sampling.rows import SamplingRows
+from octavo.sampling.draw import SamplingMetadata, draw, draw_rows
+from octavo.sampling.noise import gumbel_noise
 from octavo.sampling_params import SamplingParams
 
 VOCAB = 151_936
@@ -30,11 +29,12 @@ FILTERS: list[dict[str, Any]] = [
 ]
 
 
-def records_of(params: list[SamplingParams], vocab_size: int) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
-    rows = SamplingRows(len(params), vocab_size, "cpu")
+def metadata_of(params: list[SamplingParams], vocab_size: int) -> SamplingMetadata:
+    rows = Rows(len(params), vocab_size)
     for row, row_params in enumerate(params):
-        rows.add(row, row_params, [], [], np.zeros(0, dtype=np.int32), 0)
-    return rows.records(np.arange(len(params), dtype=np.int32))
+        rows.add(row, row_params.replace(logprobs=0))  # else argmax needs no metadata
+    step = rows.gather(range(len(params)))
+    return replace(rows.metadata(step), output_indices=torch.arange(len(params)))
 
 
 def random(seed: int, *shape: int) -> torch.Tensor:
@@ -42,12 +42,12 @@ def random(seed: int, *shape: int) -> torch.Tensor:
 
 
 def assert_like_the_definition(level: str, logits: torch.Tensor, params: list[SamplingParams]) -> None:
-    records, indices = records_of(params, logits.shape[1]), np.arange(len(params), dtype=np.int32)
-    expected = TorchSamplerBackend().draw(logits, records, indices)
-    drawn = NativeSamplerBackend(native(level, 3)).draw(logits, records, indices)
-    torch.testing.assert_close(drawn.max_logit, expected.max_logit, rtol=0, atol=0, equal_nan=True)
-    is_finite = expected.max_logit.isfinite()
-    assert torch.equal(drawn.token_ids[is_finite], expected.token_ids[is_finite])
+    metadata = metadata_of(params, logits.shape[1])
+    expected, expected_ids = draw(logits, metadata, is_filtered=True)
+    max_logit, token_ids = draw(logits, metadata, is_filtered=True, native=native(level, 3))
+    torch.testing.assert_close(max_logit, expected, rtol=0, atol=0, equal_nan=True)
+    is_finite = expected.isfinite()
+    assert torch.equal(token_ids[is_finite], expected_ids[is_finite])
 
 
 @each("temperature", [0.0, 1e-3, 0.7, 1.0, 3.0])
@@ -94,29 +94,27 @@ def test_what_is_not_finite_shows_in_its_row(level: str, value: float) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_row_alone_is_that_row_in_any_batch_on_any_number_of_threads(level: str) -> None:
-    logits, indices = random(5, 10, 20_011) * 3, np.arange(10, dtype=np.int32)
-    records = records_of([SamplingParams(seed=row, **FILTERS[row]) for row in range(10)], 20_011)
-    together, max_logit = native(level, 2).draw(logits, draw_rows(records, indices))
+    logits = random(5, 10, 20_011) * 3
+    wanted = draw_rows(metadata_of([SamplingParams(seed=row, **FILTERS[row]) for row in range(10)], 20_011))
+    together, max_logit = native(level, 2).draw(logits, wanted)
     for num_threads in (1, 2, 3):
         for row in range(10):
             one = slice(row, row + 1)
-            token_id, value = native(level, num_threads).draw(logits[one], draw_rows(records[one], indices[one]))
+            token_id, value = native(level, num_threads).draw(logits[one], wanted[one])
             assert (int(token_id), float(value)) == (int(together[row]), float(max_logit[row]))
 
 
 def noise_of(seed: int, vocab_size: int) -> torch.Tensor:
-    keys = NoiseKeys(
-        seed_low=torch.tensor([seed]), seed_high=torch.tensor([0]), output_indices=torch.zeros(1, dtype=torch.int64)
-    )
-    return gumbel_for_all(keys, vocab_size)[0]
+    zero = torch.zeros(1, dtype=torch.int64)
+    return gumbel_noise(torch.tensor([seed]), zero, zero, vocab_size)[0]
 
 
 def assert_too_close(level: str, logits: torch.Tensor, params: SamplingParams) -> None:
     """The kernels hand the row back, and the definition draws it."""
-    records, indices = records_of([params], len(logits)), np.zeros(1, dtype=np.int32)
-    assert native(level, 2).draw(logits[None], draw_rows(records, indices))[0].tolist() == [-1]
-    expected = TorchSamplerBackend().draw(logits[None], records, indices).token_ids
-    assert torch.equal(NativeSamplerBackend(native(level, 2)).draw(logits[None], records, indices).token_ids, expected)
+    metadata = metadata_of([params], len(logits))
+    assert native(level, 2).draw(logits[None], draw_rows(metadata))[0].tolist() == [-1]
+    _, expected = draw(logits[None], metadata, is_filtered=True)
+    assert torch.equal(draw(logits[None], metadata, is_filtered=True, native=native(level, 2))[1], expected)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -1,16 +1,14 @@
 """Tokens drawn without asking the device: those of the sampler, row by row, by torch's ops and by Triton's kernels."""
 
-import numpy as np
 import pytest
 import torch
 from tests.breadth import each, pick
 from tests.kernels.triton.device import DEVICE
+from tests.sampling.support import Rows
 
-from octavo.kernels.triton import draw
-from octavo.sampling import device_draw
-from octavo.sampling.device_draw import FLOAT_COLUMNS, SamplingMetadata, draw_on_device
-from octavo.sampling.rows import SamplingRows
-from octavo.sampling.sampler import Sampler
+from octavo.kernels.triton import draw as kernel
+from octavo.sampling import draw as module
+from octavo.sampling.draw import SamplingMetadata, draw, draw_by_torch
 from octavo.sampling_params import SamplingParams
 
 FILTERS: list[dict[str, float]] = [
@@ -31,22 +29,11 @@ def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", request.param)
 
 
-def rows_of(are_needed: list[dict[str, float]], vocab_size: int) -> SamplingRows:
-    rows = SamplingRows(len(are_needed), vocab_size, DEVICE)
+def metadata_of(are_needed: list[dict[str, float]], vocab_size: int, index: int) -> SamplingMetadata:
+    rows = Rows(len(are_needed), vocab_size, DEVICE)
     for row, options in enumerate(are_needed):
-        params = SamplingParams.from_options({"temperature": 1.0, "seed": 2**63 + 977 * row, **options})
-        rows.add(row, params, [], [], np.zeros(1, dtype=np.int32), 1)
-    return rows
-
-
-def metadata_of(rows: SamplingRows, num_rows: int, index: int) -> SamplingMetadata:
-    records = rows.records(np.arange(num_rows, dtype=np.int32))
-    names = {"temperatures": "temperature", "num_logprobs": "num_logprobs"} | {
-        name: name for name in ("seed_low", "seed_high", "top_k", *FLOAT_COLUMNS[1:])
-    }
-    columns = {name: torch.from_numpy(records[field].copy()).to(DEVICE) for name, field in names.items()}
-    unasked = dict.fromkeys(("num_prompt_tokens", "mask_indices"), columns["top_k"])
-    return SamplingMetadata(**columns, output_indices=torch.full((num_rows,), index, device=DEVICE), **unasked)
+        rows.add(row, SamplingParams.from_options({"temperature": 1.0, "seed": 2**63 + 977 * row, **options}))
+    return rows.metadata(rows.gather(range(len(are_needed)), index))
 
 
 def logits_of(kind: str, num_rows: int, vocab_size: int) -> torch.Tensor:
@@ -68,23 +55,25 @@ def logits_of(kind: str, num_rows: int, vocab_size: int) -> torch.Tensor:
 @each("vocab_size", pick([301], [1, 301, 1100]))
 @each("kind", pick(["spiky", "tied", "masked", "huge"], ["spread", "flat", "spiky", "tied", "masked", "tiny", "huge"]))
 def test_tokens_are_the_samplers(kind: str, vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_draw, "_SLICE", 4 * vocab_size)
-    monkeypatch.setattr(draw, "_PART", 1024)
-    rows, logits = rows_of(FILTERS, vocab_size), logits_of(kind, len(FILTERS), vocab_size)
-    ids = np.arange(len(FILTERS), dtype=np.int32)
-    max_logit, tokens = draw_on_device(logits, metadata_of(rows, len(FILTERS), 5), is_filtered=True)
-    are_needed = Sampler(rows).sample(logits, ids, np.full(len(FILTERS), 5, dtype=np.int32))
-    assert tokens.tolist() == are_needed.token_ids.tolist()
+    monkeypatch.setattr(module, "rows_at_once", lambda logits: 4)
+    monkeypatch.setattr(kernel, "_PART", 1024)
+    logits, metadata = logits_of(kind, len(FILTERS), vocab_size), metadata_of(FILTERS, vocab_size, 5)
+    max_logit, tokens = draw(logits, metadata, is_filtered=True)
+    defined = draw_by_torch(logits, metadata, is_filtered=True)
+    defined = torch.where(metadata.temperature > 0, defined, logits.argmax(-1))
+    assert tokens.tolist() == defined.tolist()
+    for row in range(len(FILTERS)):  # alone, and without filters where it has none
+        one, asks = slice(row, row + 1), any(name in FILTERS[row] for name in ("top_k", "top_p", "min_p"))
+        assert int(draw(logits[one], metadata.rows(one), is_filtered=asks)[1]) == int(tokens[row])
     assert torch.equal(max_logit, logits.amax(-1))
 
 
 @pytest.mark.usefixtures("_kernels")
 def test_what_is_not_finite_harms_no_other_row() -> None:
-    rows, logits = rows_of(FILTERS, 301), logits_of("spread", len(FILTERS), 301)
-    metadata = metadata_of(rows, len(FILTERS), 0)
-    _, expected = draw_on_device(logits, metadata, is_filtered=True)
+    logits, metadata = logits_of("spread", len(FILTERS), 301), metadata_of(FILTERS, 301, 0)
+    _, expected = draw(logits, metadata, is_filtered=True)
     logits[2, 7], logits[3, 9], logits[7] = torch.nan, torch.inf, -torch.inf
-    max_logit, tokens = draw_on_device(logits, metadata, is_filtered=True)
+    max_logit, tokens = draw(logits, metadata, is_filtered=True)
     good = [0, 1, 4, 5, 6, 8]
     assert tokens[good].tolist() == expected[good].tolist()
     assert ((tokens >= 0) & (tokens < 301)).all()
