@@ -5,7 +5,7 @@ import pytest
 import torch
 from tests.kernels.triton.device import DEVICE
 
-from octavo.kernels.triton import rate
+from octavo.kernels.triton import logits as kernel
 from octavo.sampling.logprobs import RATING_SIZE, rate_by_torch, read_rating
 from octavo.sampling.logprobs import rate as rate_rows
 
@@ -13,7 +13,7 @@ from octavo.sampling.logprobs import rate as rate_rows
 @pytest.fixture(params=["torch", "triton"], autouse=True)
 def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", request.param)
-    monkeypatch.setattr(rate, "_PART", 64)
+    monkeypatch.setattr(kernel, "_PART", 64)
 
 
 def rows_of(vocab_size: int) -> torch.Tensor:

@@ -56,7 +56,7 @@ def logits_of(kind: str, num_rows: int, vocab_size: int) -> torch.Tensor:
 @each("kind", pick(["spiky", "tied", "masked", "huge"], ["spread", "flat", "spiky", "tied", "masked", "tiny", "huge"]))
 def test_tokens_are_the_samplers(kind: str, vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "rows_at_once", lambda logits: 4)
-    monkeypatch.setattr(kernel, "_PART", 1024)
+    monkeypatch.setattr(kernel, "_DRAWN_PART", 1024)
     logits, metadata = logits_of(kind, len(FILTERS), vocab_size), metadata_of(FILTERS, vocab_size, 5)
     max_logit, tokens = draw(logits, metadata, is_filtered=True)
     defined = draw_by_torch(logits, metadata, is_filtered=True)

@@ -13,7 +13,7 @@ from tests.kernels.triton.device import DEVICE
 from tests.sampling import reference
 from tests.sampling.support import Rows, masks_of
 
-from octavo.kernels.triton import process_logits as module
+from octavo.kernels.triton import logits as module
 from octavo.sampling_params import SamplingParams
 
 VOCAB = 12
