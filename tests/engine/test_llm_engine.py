@@ -134,7 +134,9 @@ def test_abort_ends_a_waiting_and_a_running_request(make_engine: MakeEngine) -> 
 
 def test_a_forward_that_raises_fails_its_own_requests_only(engine: LLMEngine) -> None:
     doomed = engine.add_request("Hi", SamplingParams(max_tokens=5))
-    doomed_ids = engine.front.outputs.core_ids(doomed)
+    state = engine.front.outputs.find(doomed)
+    assert state is not None
+    doomed_ids = state.unfinished_core_ids()
     FAILURES.append(lambda order: set(doomed_ids) <= set(order.req_ids))
     (output,), _ = engine.step()
     assert output.outputs[0].finish_reason == "error"

@@ -237,16 +237,10 @@ class AddRequests(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     requests: list[EngineCoreRequest]
 
 
-class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Abort requests before the next step; unknown ids are ignored."""
-
-    request_ids: list[str]
-
-
 class CallMethod(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Call a method of the core whose arguments and result are plain values."""
 
-    call_id: int
+    call_id: int | None  # None: nobody waits for a `CallResult`
     method: str
     arguments: list[Any] = []
 
@@ -255,7 +249,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Exit with code 0 without finishing running requests."""
 
 
-ToCore = AddRequests | AbortRequests | CallMethod | Shutdown
+ToCore = AddRequests | CallMethod | Shutdown
 
 
 class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -24,7 +24,6 @@ class DeviceQueue(Protocol):
 
         It may be freed, and more may be requested, while a copy is in flight.
         """
-        ...
 
     def mark(self) -> Callable[[], None]:
         """Mark this position in the queue; the returned function waits until the device has passed it.
@@ -32,7 +31,6 @@ class DeviceQueue(Protocol):
         Raises (when waiting):
             EngineDeadError: the device failed before the mark and is unusable.
         """
-        ...
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         """Record what `step` launches and return a function that launches all of it at once.
@@ -41,7 +39,6 @@ class DeviceQueue(Protocol):
         tensors with fixed addresses and must not wait for the device. Captures share one memory pool: tensors created
         by one capture are overwritten by the next.
         """
-        ...
 
 
 class DeviceKind(ABC):

@@ -384,4 +384,5 @@ class BatchRunner:
                 self._front.client.abort(self._core_ids(unfinished))
 
     def _core_ids(self, request_ids: Sequence[str]) -> list[str]:
-        return [core_id for request_id in request_ids for core_id in self._front.outputs.core_ids(request_id)]
+        states = [self._front.outputs.find(request_id) for request_id in request_ids]
+        return [core_id for state in states if state is not None for core_id in state.unfinished_core_ids()]

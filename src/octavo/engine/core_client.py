@@ -12,12 +12,10 @@ class EngineCoreClient(Protocol):
     @property
     def profile(self) -> str:
         """Device, dtype and kernels of the core: everything the exact bits of an output depend on."""
-        ...
 
     @property
     def kv_tokens(self) -> int:
         """How many tokens of full-length requests the KV cache holds."""
-        ...
 
     def load(self) -> None:
         """Return when the model is loaded. A core in a separate process starts loading when the client is created.
@@ -25,15 +23,12 @@ class EngineCoreClient(Protocol):
         Raises:
             UserError: about the options, the model or the memory.
         """
-        ...
 
     def add(self, requests: list[EngineCoreRequest]) -> None:
         """Queue validated requests. Results arrive only through `get_outputs`."""
-        ...
 
     def abort(self, request_ids: list[str]) -> None:
         """End requests before the next step; unknown ids are ignored."""
-        ...
 
     def get_outputs(self, timeout_s: float | None) -> EngineCoreOutputs | None:
         """Return new outputs, waiting at most `timeout_s` for them (None: no limit, 0: do not wait).
@@ -41,7 +36,6 @@ class EngineCoreClient(Protocol):
         Raises:
             EngineDeadError: the core is dead.
         """
-        ...
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of the core between two steps; return its value, one for each replica of the model.
@@ -51,11 +45,9 @@ class EngineCoreClient(Protocol):
         Raises:
             OctavoError: what the method raised; EngineError with its type and message where that is no error of ours.
         """
-        ...
 
     def close(self) -> None:
         """Shut the core down. Idempotent."""
-        ...
 
 
 def make_client(config: EngineConfig, *, own_process: bool) -> EngineCoreClient:

@@ -15,7 +15,6 @@ import zmq
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import (
-    AbortRequests,
     AddRequests,
     CallMethod,
     CallResult,
@@ -91,15 +90,15 @@ class CoreProc:
             case AddRequests():
                 for request in message.requests:
                     core.add_request(request)
-            case AbortRequests():
-                core.abort(message.request_ids)
-            case CallMethod():
-                self._call(core, message)
+            case CallMethod(call_id=None):
+                getattr(core, message.method)(*message.arguments)
+            case CallMethod(call_id=int() as call_id):
+                self._call(core, call_id, message)
             case Shutdown():
                 return False
         return True
 
-    def _call(self, core: EngineCore, call: CallMethod) -> None:
+    def _call(self, core: EngineCore, call_id: int, call: CallMethod) -> None:
         try:
             value = getattr(core, call.method)(*call.arguments)
         except EngineDeadError:
@@ -108,9 +107,9 @@ class CoreProc:
             logger.exception("%s failed", call.method)
             is_ours = isinstance(error, OctavoError)
             kind, text = (type(error), str(error)) if is_ours else (EngineError, f"{type(error).__name__}: {error}")
-            self._send(CallResult(call_id=call.call_id, error_type=kind.__name__, error=text))
+            self._send(CallResult(call_id=call_id, error_type=kind.__name__, error=text))
         else:
-            self._send(CallResult(call_id=call.call_id, value=value))
+            self._send(CallResult(call_id=call_id, value=value))
 
     def _send(self, message: FromCore) -> None:
         self._outbox.send(msgspec.msgpack.encode(message))

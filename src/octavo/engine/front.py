@@ -138,19 +138,12 @@ def read_tokenizer(path: str, chat_template: str | None) -> Tokenizer:
         UserError: either file cannot be read.
     """
     tokenizer = Tokenizer.from_path(path)
-    return tokenizer if chat_template is None else tokenizer.with_chat_template(read_template(chat_template))
-
-
-def read_template(path: str) -> str:
-    """Return the text of a chat template file.
-
-    Raises:
-        InvalidParameterError: the file cannot be read.
-    """
+    if chat_template is None:
+        return tokenizer
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return tokenizer.with_chat_template(Path(chat_template).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameterError("chat_template", path, f"cannot be read: {error}") from error
+        raise InvalidParameterError("chat_template", chat_template, f"cannot be read: {error}") from error
 
 
 ModelName = str | os.PathLike[str]

@@ -79,18 +79,22 @@ class InputProcessor:
             raise InvalidParameterError("sampling_params", params, "must be SamplingParams")
         text, token_ids = self._tokenize(prompt)
         extra_inputs = prompt.extra_inputs if isinstance(prompt, MultiModalPrompt) else None
-        self._check_length(token_ids, params)
+        if not token_ids:
+            raise InvalidParameterError("prompt", "", "at least one token")
+        self._limit.check(len(token_ids), params.min_tokens)
         self._check_prompt_ids(token_ids, "prompt_token_ids" if text is None else "prompt")
-        self._check_token_ids(params)
+        for field in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            for token_id in getattr(params, field) or ():
+                self._check_token_id(field, token_id)
         if params.structured_output is not None:
             self.check_structured_output(params.structured_output)
-        params = self._complete(params, len(token_ids))
+        params, seed = self._complete(params, len(token_ids))
         bad_words = self._bad_words(params)
         samples = [
             EngineCoreRequest(
                 request_id=str(next(self._core_ids)),
                 prompt_token_ids=token_ids,
-                sampling_params=params.for_sample(derive_seed(_given(params.seed), index)),
+                sampling_params=params.for_sample(derive_seed(seed, index)),
                 priority=_check_priority(priority),
                 arrival_time_s=time.time(),
                 eos_token_ids=self._eos_token_ids,
@@ -179,11 +183,6 @@ class InputProcessor:
         assert parsed.token_ids is not None
         return None, parsed.token_ids
 
-    def _check_length(self, token_ids: list[int], params: SamplingParams) -> None:
-        if not token_ids:
-            raise InvalidParameterError("prompt", "", "at least one token")
-        self._limit.check(len(token_ids), params.min_tokens)
-
     def _check_prompt_ids(self, token_ids: list[int], field: str) -> None:
         """Refuse ids without a row of the embedding, whatever they come from.
 
@@ -195,27 +194,20 @@ class InputProcessor:
         text = self._tokenizer.token_text(token_id) if 0 <= token_id < self._tokenizer.vocab_size else ""
         self._check_token_id(field, token_id, text)
 
-    def _check_token_ids(self, params: SamplingParams) -> None:
-        for field in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            for token_id in getattr(params, field) or ():
-                self._check_token_id(field, token_id)
-
     def _check_token_id(self, field: str, token_id: int, text: str = "") -> None:
         if not 0 <= token_id < self._vocab_size:
             limit = f"token ids of this model are 0 to {self._vocab_size - 1}"
             only = f"; {text!r} is a token of the tokenizer only" if text else ""
             raise InvalidParameterError(field, token_id, limit + only)
 
-    def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
-        """Fill in what the user left unset: a seed, and the context length as the limit."""
+    def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> tuple[SamplingParams, int]:
+        """Fill in what the user left unset: the context length as the limit, and a seed, which is also returned."""
         room = self._limit.max_model_len - num_prompt_tokens
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        return params.replace(max_tokens=max_tokens, seed=self._draw_seed() if params.seed is None else params.seed)
-
-    def _draw_seed(self) -> int:
-        if self._engine_seed is None:
-            return draw_seed()
-        return derive_seed(self._engine_seed, next(self._seed_numbers))
+        if (seed := params.seed) is None:
+            of_engine = self._engine_seed
+            seed = draw_seed() if of_engine is None else derive_seed(of_engine, next(self._seed_numbers))
+        return params.replace(max_tokens=max_tokens, seed=seed), seed
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Return the token sequences that spell each word, at the start of a text and after a space."""
@@ -264,8 +256,3 @@ def _check_cache_salt(cache_salt: object) -> str | None:
         limit = "must be valid Unicode text (no lone surrogates)"
         raise InvalidParameterError("cache_salt", cache_salt, limit) from None
     return cache_salt
-
-
-def _given(seed: int | None) -> int:
-    assert seed is not None
-    return seed

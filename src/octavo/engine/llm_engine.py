@@ -83,7 +83,12 @@ class LLMEngine:
 
     def abort_request(self, request_id: str) -> None:
         """End a request; the next step returns its output with finish_reason `abort`. Unknown ids are ignored."""
-        self._owner.run(lambda: self._front.client.abort(self._front.outputs.core_ids(request_id)))
+
+        def abort() -> None:
+            if (state := self._front.outputs.find(request_id)) is not None:
+                self._front.client.abort(state.unfinished_core_ids())
+
+        self._owner.run(abort)
 
     def generate(
         self,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from octavo.contracts.engine import EngineCoreOutputs
 from octavo.engine.input_processor import ProcessedRequest
-from octavo.engine.request_state import CompletionState, RequestState
+from octavo.engine.request_state import CompletionState, RequestState, readable_logprobs
 from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import EngineMetrics
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -57,11 +57,6 @@ class OutputProcessor:
         self.metrics.record_arrival(state.request)
         self._samples.update({sample.request_id: (state, sample) for sample in state.samples})
         return state
-
-    def core_ids(self, request_id: str) -> list[str]:
-        """Return the unfinished core requests of a user's request; none if it is unknown. Raises as `find` does."""
-        state = self.find(request_id)
-        return [] if state is None else state.unfinished_core_ids()
 
     def find(self, request_id: str) -> RequestState | None:
         """Return the request of this name, unless it has ended for the caller.
@@ -115,7 +110,7 @@ class OutputProcessor:
             if core_id in self._samples:
                 state, sample = self._samples[core_id]
                 changed[state] = ended[state] = None
-                state.record_report(report)
+                state.counts.update(report.counts)
                 if sample.finish_reason is None:
                     sample.end(report)
         self._retire(ended, now_s)
@@ -147,7 +142,9 @@ class OutputProcessor:
                     self.metrics.record_start(state.request)
         for core_id, entries in outputs.prompt_logprobs.items():
             if core_id in self._samples:
-                self._samples[core_id][0].record_prompt_logprobs(entries)
+                self._samples[core_id][0].prompt_logprobs = [
+                    None if entry is None else readable_logprobs(entry, self._tokenizer) for entry in entries
+                ]
 
     def _retire(self, ended: Iterable[RequestState], now_s: float) -> None:
         """Drop finished samples and requests."""

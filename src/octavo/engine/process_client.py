@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,8 +24,8 @@ import zmq
 from octavo.child_python import child_command
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import (
-    AbortRequests,
     AddRequests,
+    CallMethod,
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishedRequest,
@@ -78,20 +79,17 @@ class ProcessClient:
             config = replace(config, threads=max(1, (config.threads or usable_cores()) // num_replicas))
         try:
             for number in range(num_replicas):
-                self._replicas.append(self._start(config, number))
+                deliver = partial(self._deliver, number)
+                self._replicas.append(ChildCore(self.command, config, self._sockets, deliver))
+                self._poller.register(self._replicas[-1].from_core, zmq.POLLIN)
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
                 raise EngineDeadError(f"the engine process could not be started: {error}") from error
             raise
 
-    def _start(self, config: EngineConfig, number: int) -> "ChildCore":
-        def deliver(outputs: EngineCoreOutputs | None) -> None:
-            self._arrived.append((number, outputs))
-
-        replica = ChildCore(self.command, config, self._sockets, deliver)
-        self._poller.register(replica.from_core, zmq.POLLIN)
-        return replica
+    def _deliver(self, number: int, outputs: EngineCoreOutputs | None) -> None:
+        self._arrived.append((number, outputs))
 
     @property
     def profile(self) -> str:
@@ -141,7 +139,7 @@ class ProcessClient:
             by_replica = self._router.by_replica(request_ids)
         for number, ids in by_replica.items():
             if self._replicas[number].death is None:
-                self._send(number, AbortRequests(request_ids=ids))
+                self._send(number, CallMethod(call_id=None, method="abort", arguments=[ids]))
 
     def get_outputs(self, timeout_s: float | None) -> EngineCoreOutputs | None:
         self._receiver = threading.get_ident()
@@ -164,14 +162,14 @@ class ProcessClient:
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """See `EngineCoreClient.call`: all live replicas, concurrently."""
-        alive = [number for number, replica in enumerate(self._replicas) if replica.death is None]
-        if not alive:
-            raise self._last_death()
         calls = []
-        for number in alive:
-            call, message = self._replicas[number].new_call(method, arguments)
-            self._send(number, message)
-            calls.append(call)
+        for number, replica in enumerate(self._replicas):
+            if replica.death is None:
+                call, message = replica.new_call(method, arguments)
+                self._send(number, message)
+                calls.append(call)
+        if not calls:
+            raise self._last_death()
         while self._receiver in (None, threading.get_ident()) and not all(call.done() for call in calls):
             self._receive(_POLL_S)  # no other thread will
         return [call.result() for call in calls]

@@ -87,7 +87,15 @@ class CompletionState:
         """Record how the core ended this sample."""
         self.finish_reason, self.error, self.error_type = report.finish_reason, report.error, report.error_type
         self.stop_reason = report.stop_token_id
-        self._flush()
+        self._show(self._detokenizer.flush())  # what was held back: an incomplete character, then
+        if self.matcher is not None:  # the beginning of a stop string
+            self._text.append(self.matcher.flush())
+        if self.finder is not None and not isinstance(self.stop_reason, str):
+            may_stop = self.finish_reason in ("stop", "length") and len(self.token_ids) >= self.params.min_tokens
+            text, stop = self.finder.finish(is_cut=self.finish_reason == "length", may_stop=may_stop)
+            self._text.append(text)
+            if stop is not None:
+                self.finish_reason, self.stop_reason = "stop", stop
 
     def push_stop_token(self, first_index: int, token_id: int, logprobs: Sequence[TokenLogprobs]) -> None:
         """Add the token that ended the sample: it counts, but its text is shown only on request."""
@@ -147,21 +155,6 @@ class CompletionState:
         if delta:
             self._text.append(delta)
 
-    def _flush(self) -> None:
-        """Show held-back text: an incomplete character or the beginning of a stop string."""
-        self._show(self._detokenizer.flush())
-        if self.matcher is not None:
-            self._text.append(self.matcher.flush())
-        if self.finder is not None and not isinstance(self.stop_reason, str):
-            self._finish(self.finder)
-
-    def _finish(self, finder: StopFinder) -> None:
-        may_stop = self.finish_reason in ("stop", "length") and len(self.token_ids) >= self.params.min_tokens
-        text, stop = finder.finish(is_cut=self.finish_reason == "length", may_stop=may_stop)
-        self._text.append(text)
-        if stop is not None:
-            self.finish_reason, self.stop_reason = "stop", stop
-
     def _push_logprobs(self, entry: TokenLogprobs) -> None:
         assert self.logprobs is not None
         self.logprobs.append(readable_logprobs(entry, self.tokenizer))
@@ -180,7 +173,7 @@ class RequestState:
     first_token_time_s: float | None = None
     finished_time_s: float | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    _counts: Counter[str] = field(default_factory=Counter)  # of the core, by fields of `RequestMetrics`
+    counts: Counter[str] = field(default_factory=Counter)  # of the core, by fields of `RequestMetrics`
 
     def __post_init__(self) -> None:
         processed, params = self.processed, self.processed.params
@@ -234,15 +227,6 @@ class RequestState:
         """Prompt tokens found in the prefix cache."""
         return self.admitted.num_cached_tokens if self.admitted else 0
 
-    def record_report(self, report: FinishedRequest) -> None:
-        """Add what the core counted for a sample that has ended."""
-        self._counts.update(report.counts)
-
-    def record_prompt_logprobs(self, entries: Sequence[TokenLogprobs | None]) -> None:
-        self.prompt_logprobs = [
-            None if entry is None else readable_logprobs(entry, self.tokenizer) for entry in entries
-        ]
-
     def snapshot(self) -> RequestOutput:
         """Return the whole output so far as the user sees it."""
         return RequestOutput(
@@ -263,16 +247,15 @@ class RequestState:
             first_token_time_s=self.first_token_time_s,
             finished_time_s=self.finished_time_s,
             num_cached_tokens=self.num_cached_tokens,
-            **self._counts,
+            **self.counts,
         )
 
 
 def readable_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
     """Return one position's logprobs as the user sees them: the chosen token first, then the most likely."""
-    table = {
-        token_id: Logprob(logprob=logprob, rank=rank, decoded_token=tokenizer.token_text(token_id))
-        for rank, (token_id, logprob) in enumerate(zip(entry.token_ids[1:], entry.logprobs[1:], strict=True), start=1)
-    }
-    first = entry.token_ids[0]
-    standing = Logprob(logprob=entry.logprobs[0], rank=entry.rank, decoded_token=tokenizer.token_text(first))
-    return {first: standing} | {token_id: logprob for token_id, logprob in table.items() if token_id != first}
+    table: dict[int, Logprob] = {}
+    for rank, (token_id, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
+        if token_id not in table:  # the first is one of the most likely, too
+            text = tokenizer.token_text(token_id)
+            table[token_id] = Logprob(logprob=logprob, rank=rank or entry.rank, decoded_token=text)
+    return table

@@ -15,23 +15,19 @@ class Executor(Protocol):
     @property
     def profile(self) -> str:
         """What the exact bits of an output depend on: device, dtype, kernels."""
-        ...
 
     def start(self) -> list[int]:
         """Build the ranks and load the model; return how many KV blocks of each group every rank has."""
-        ...
 
     @property
     def max_steps_in_flight(self) -> int:
         """How many steps may be in flight at once."""
-        ...
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Start a step. Steps run and complete in the order in which they were started.
 
         If the forward pass raises, so does this or the future; the ranks have updated their rows nevertheless.
         """
-        ...
 
     def call(self, method: str, *arguments: Any) -> Future[list[Any]]:
         """Call a method of the worker on every rank, in order with the steps; return what each rank returns.
@@ -41,7 +37,6 @@ class Executor(Protocol):
         Raises:
             EngineDeadError: a rank has died; also when waiting.
         """
-        ...
 
     def check_health(self) -> None:
         """Check that steps can be started; cheap, call when idle.
@@ -49,11 +44,9 @@ class Executor(Protocol):
         Raises:
             EngineDeadError: a rank has died.
         """
-        ...
 
     def exit(self) -> None:
         """Stop all ranks. Idempotent."""
-        ...
 
 
 def make_executor(config: EngineConfig) -> Executor:

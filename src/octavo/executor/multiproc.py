@@ -1,7 +1,6 @@
 """Several ranks on this host, each in its own process; steps go through shared memory, replies through pipes."""
 
 import contextlib
-import math
 import os
 import signal
 import subprocess
@@ -43,7 +42,9 @@ class LocalRanks:
         self.replies: list[Connection[bytes, bytes]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         meeting_fds = [os.memfd_create("octavo-store"), os.memfd_create("octavo-collectives")]
-        environment = child_environment() | _share_of_threads(num_ranks)
+        environment = child_environment()
+        if "OMP_NUM_THREADS" not in os.environ:  # the user has not decided
+            environment |= {"OMP_NUM_THREADS": str(max(1, usable_cores() // num_ranks))}
         config = replace(config, threads=config.threads and max(1, config.threads // num_ranks))
         for rank in range(num_ranks):
             reader, writer = Pipe(duplex=False)
@@ -75,7 +76,12 @@ class LocalRanks:
             code = self._processes[rank].wait(_DEATH_S)
         except subprocess.TimeoutExpired:
             return "it closed its connection"
-        return f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
+        if code >= 0:
+            return f"exit code {code}"
+        try:
+            return f"killed by signal {-code} ({signal.Signals(-code).name})"
+        except ValueError:
+            return f"killed by signal {-code}"
 
     def kill(self) -> None:
         for process in self._processes:
@@ -106,17 +112,3 @@ def _start(setup: LocalSetup, meeting_fds: list[int], environment: dict[str, str
         process.stdin.write(msgspec.json.encode(setup, enc_hook=plain) + b"\n")
         process.stdin.flush()
     return process
-
-
-def _share_of_threads(num_ranks: int) -> dict[str, str]:
-    """Return environment variables that limit a rank to its share of the cores, unless the user has set them."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return {}
-    return {"OMP_NUM_THREADS": str(max(1, math.floor(usable_cores() / num_ranks)))}
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return f"signal {number} ({signal.Signals(number).name})"
-    except ValueError:
-        return f"signal {number}"
