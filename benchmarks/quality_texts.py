@@ -13,7 +13,7 @@ from octavo.config.hub import resolve_model
 from octavo.convert.run import TargetOptions, convert
 from octavo.convert.source import Checkpoint
 from octavo.gguf.file import GgufTensor
-from octavo.kernels.ggml_blocks import unpack
+from octavo.kernels.blocks import unpack
 from octavo.loader.gguf import GgufLoader, tensor_rows
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.worker.memory import empty_model

@@ -16,9 +16,8 @@ from benchmarks.gpu.report import Report
 from octavo.errors import InvalidParameterError
 from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.quantization import QUANTIZATIONS, Quantization, QuantizedWeight
-from octavo.kernels.quantize import quantize
+from octavo.kernels.quantize import quantize, quantized_linear
 from octavo.kernels.reference import Kernels
-from octavo.kernels.reference_quantized import quantized_linear
 from octavo.kernels.types import SILU, PackedExperts
 from octavo.layers.quant.base import QuantizedAtLoad, check_quantization_at_load
 

@@ -19,9 +19,8 @@ from benchmarks.gpu.report import Report
 from octavo.errors import InvalidParameterError
 from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.quantization import QUANTIZATIONS, Quantization
-from octavo.kernels.quantize import quantize
+from octavo.kernels.quantize import quantize, quantized_linear
 from octavo.kernels.reference import Kernels
-from octavo.kernels.reference_quantized import quantized_linear
 
 _ADAPTERS, _RANK = 8, 16
 

@@ -5,7 +5,7 @@ import torch
 from tests.breadth import pick
 from tests.kernels.levels import LEVELS
 
-from octavo.attention.encoder import EncoderHeads, SdpaSegments
+from octavo.attention.base import EncoderHeads, EncoderSegments
 from octavo.attention.native import NativeAttention
 from octavo.kernels.native import NativeKernels
 
@@ -32,7 +32,7 @@ def test_segments(level: str, dtype: torch.dtype, is_rotated: bool) -> None:
     with torch.inference_mode():
         segments = backend.of_segments(LENGTHS, rotary)
         found = segments.attend(qkv, HEADS)
-        expected = SdpaSegments(LENGTHS, rotary).attend(qkv, HEADS)
+        expected = EncoderSegments(LENGTHS, rotary).attend(qkv, HEADS)
         tolerance = 1e-5 if dtype == torch.float32 else 0.03
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
         assert torch.equal(segments.attend(qkv, HEADS), found), "the next layer reuses the memory"

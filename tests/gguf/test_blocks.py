@@ -7,7 +7,7 @@ import torch
 from gguf.quants import dequantize as expected_numbers
 
 from octavo.gguf.types import GGML_TYPES, GgmlType
-from octavo.kernels.ggml_blocks import dequantize, unpack
+from octavo.kernels.blocks import dequantize, unpack
 
 QUANTIZED = [kind for kind in GGML_TYPES.values() if kind.block_size > 1]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from octavo.kernels.rotation import ROTATION_BLOCK, rotated
+from octavo.kernels.quantization import ROTATION_BLOCK, rotated
 
 
 def hadamard(size: int) -> torch.Tensor:

@@ -24,8 +24,8 @@ from octavo.distributed.shares import Share
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.kernels.dispatch import native_kernels
 from octavo.kernels.quantization import IntegerFormat
+from octavo.kernels.quantize import quantized_linear
 from octavo.kernels.reference import Kernels
-from octavo.kernels.reference_quantized import quantized_linear
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.base import CHECKPOINT_SCHEMES
 from octavo.layers.quant.grouped import GPTQScheme

@@ -5,9 +5,8 @@ Legend: T = tokens, H = query heads, G = kv heads, E = head size, C = positions 
 
 import torch
 
-from octavo.attention.base import AttentionLayer
+from octavo.attention.base import AttentionLayer, TorchAttention, context_slots
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
-from octavo.attention.paged import TorchAttention, context_slots
 
 
 class FixedAttention(TorchAttention[torch.Tensor]):

@@ -1,19 +1,24 @@
-"""The interface of attention backends, and the description of a layer that they take.
+"""The interface of attention backends, the description of a layer that they take, and what those in torch share.
 
-Legend: T = tokens of the step, H = query heads, G = kv heads, E = head size.
+Attention of encoders is bidirectional within each segment, and nothing is cached between steps.
+
+Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, C = context positions; of
+encoders: P = rows of all segments, one segment after the other, S = segments.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from octavo.attention.encoder import EncoderSegments, SdpaSegments
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache, RotaryTable
 from octavo.errors import UnsupportedModelError
+from octavo.kernels.reference import Kernels
 
 # A backend's own work list for one step, built once and shared by all layers. Opaque to other code.
 PlanT = TypeVar("PlanT")
@@ -73,6 +78,49 @@ class KVLayout:
 
     head_size: int
     dtype: torch.dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderHeads:
+    """One layer's heads on this rank."""
+
+    count: int  # H
+    size: int  # E
+
+
+class EncoderSegments:
+    """Segments of a step, and their attention: made once, used by all layers that have these segments.
+
+    By torch's own op: the definition. Adjacent segments of one length are computed together.
+    """
+
+    def __init__(self, lengths: Sequence[int], rotary: RotaryTable | None) -> None:
+        """Take the `lengths` [S], which add up to P, and cos and sin, [P, E / 2] float32 each; None: no rotation."""
+        self._lengths, self._rotary = lengths, rotary
+
+    def attend(self, qkv: Tensor, heads: EncoderHeads) -> Tensor:
+        """Rotate queries and keys of qkv [P, 3 * H * E], then attend within each segment: [P, H * E]."""
+        query, key, value = qkv.view(len(qkv), 3, heads.count, heads.size).unbind(1)  # [P, H, E] each
+        if self._rotary is not None:
+            query, key = _rotated(query, *self._rotary), _rotated(key, *self._rotary)
+        return torch.cat([*self._parts(query, key, value)]).reshape(len(qkv), -1)
+
+    def _parts(self, query: Tensor, key: Tensor, value: Tensor) -> Iterator[Tensor]:
+        """Yield the attention of each segment, or of adjacent ones of one length: [., H, E]."""
+        start = 0
+        for length, run in groupby(self._lengths):
+            count = sum(1 for _ in run)
+            end = start + count * length
+            q, k, v = (of[start:end].view(count, length, *of.shape[1:]).transpose(1, 2) for of in (query, key, value))
+            yield scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
+            start = end
+
+
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the halves of each head, [P, H, E], in float32."""
+    first, second = heads.float().chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(heads.dtype)
 
 
 class AttentionBackend(ABC, Generic[PlanT]):
@@ -136,4 +184,51 @@ class AttentionBackend(ABC, Generic[PlanT]):
         `lengths` are those of the segments, one after the other; `rotary` has a row for each of theirs. Nothing is
         stored, so `kv_cache_dtype` changes no bit of it.
         """
-        return SdpaSegments(lengths, rotary)
+        return EncoderSegments(lengths, rotary)
+
+
+class TorchAttention(AttentionBackend[PlanT]):
+    """A backend that stores keys and values unchanged and computes with torch ops."""
+
+    def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
+        self._kernels, self._dtype = kernels, dtype
+
+    def kv_layout(self, head_dim: int) -> KVLayout:
+        return KVLayout(head_size=head_dim, dtype=self._dtype)
+
+    def write_kv(self, qkv: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
+        query, key, value = split_heads(qkv, step.rotary, layer, self._kernels)
+        slots = step.batch.of_group(layer.kv_group).slot_mapping
+        kv_cache.key.index_copy_(0, slots, key)
+        kv_cache.value.index_copy_(0, slots, value)
+        return query
+
+
+def split_heads(
+    qkv: Tensor,  # [T, (H + 2 * G) * E]
+    rotary: tuple[RotaryTable, ...],
+    layer: AttentionLayer,
+    kernels: Kernels,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query [T, H, E] and key [T, G, E], normalized and rotated, and value [T, G, E]."""
+    counts = [layer.num_heads, layer.num_kv_heads, layer.num_kv_heads]
+    query, key, value = qkv.view(len(qkv), -1, layer.head_dim).split_with_sizes(counts, dim=1)
+    if layer.norms is not None:
+        query = kernels.rms_norm(query, layer.norms.query, layer.norms.eps)
+        key = kernels.rms_norm(key, layer.norms.key, layer.norms.eps)
+    if layer.rotary is not None:
+        cos, sin = rotary[layer.rotary]
+        query, key = kernels.rotary(query, cos, sin), kernels.rotary(key, cos, sin)
+    return query, key, value
+
+
+def context_slots(batch: ForwardBatch, requests: Tensor, length: int) -> Tensor:
+    """Return the slots [R, length] of positions 0 ... length - 1 of `requests` [R].
+
+    Positions past a request's context repeat its last one: slots of other requests are never read, so nothing in them,
+    not even a NaN, has an effect.
+    """
+    last = (batch.seq_lens[requests].long() - 1).unsqueeze(1)  # [R, 1]
+    positions = torch.arange(length, device=last.device).minimum(last)  # [R, C]
+    blocks = batch.block_table[requests].long().gather(1, positions // batch.block_size)  # [R, C]
+    return blocks * batch.block_size + positions % batch.block_size

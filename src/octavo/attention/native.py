@@ -1,11 +1,12 @@
 """Attention by Octavo's own C++ kernels: norms, rotation, KV memory and attention in one call. Batch-invariant.
 
 Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, W = tokens kept after the
-last layer's attention, S = spans of rows, N = row blocks. A row is one query head of one token; a row block is up to 32
-rows of one request, computed together for each kv head.
+last layer's attention, S = spans of rows, or segments of an encoder, N = row blocks, P = rows of all segments. A row is
+one query head of one token; a row block is up to 32 rows of one request, computed together for each kv head.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,10 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from octavo.attention.base import AttentionBackend, AttentionLayer, KVLayout
-from octavo.attention.encoder import EncoderSegments
+from octavo.attention.base import AttentionBackend, AttentionLayer, EncoderHeads, EncoderSegments, KVLayout
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache, RotaryTable
-from octavo.attention.paged_encoder import PagedSegments
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.native import NativeKernels
 
@@ -29,6 +28,7 @@ _MAX_HEAD_DIM = 256
 _MAX_ROTARY_TABLES = 4
 _ROWS_PER_BLOCK = 32
 _TALL_ROWS = 16  # a block of more rows than this is part of a prompt
+_TILE, _MAX_BLOCK = 32, 256  # slots: blocks of encoders consist of whole tiles
 _NO_ADDRESS = 0
 
 
@@ -42,7 +42,7 @@ class NativePlan:
 
 
 class NativeAttention(AttentionBackend[NativePlan]):
-    """See `AttentionBackend`. bfloat16 and float32; keys and values in the same dtype, or int8 with float32 scales."""
+    """bfloat16 and float32; keys and values in the same dtype, or int8 with float32 scales."""
 
     is_batch_invariant = True
     records_calls = True
@@ -57,11 +57,6 @@ class NativeAttention(AttentionBackend[NativePlan]):
         self.name = f"native-{kernels.native.level}" + ("-int8-kv" if self._kv_dtype == torch.int8 else "")
 
     def kv_layout(self, head_dim: int) -> KVLayout:
-        """See `AttentionBackend.kv_layout`.
-
-        Raises:
-            UnsupportedModelError: heads are larger than these kernels support.
-        """
         if head_dim > _MAX_HEAD_DIM:
             raise UnsupportedModelError(
                 f"head_dim={head_dim}: the C++ attention takes at most {_MAX_HEAD_DIM}; "
@@ -85,7 +80,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
         return PagedSegments(NativeAttention(self._kernels, self._dtype), lengths, rotary, self._dtype)
 
     def attend(self, query: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
-        """See `AttentionBackend.attend`. One call does everything, from the projection [T, (H + 2 * G) * E]."""
+        """One call does everything, from the projection [T, (H + 2 * G) * E]."""
         plan: NativePlan = step.plans[layer.kv_group]
         if plan.step is None:
             plan.step = self.make_step(plan, step.rotary, layer.num_heads // layer.num_kv_heads)
@@ -176,3 +171,63 @@ def cut_into_row_blocks(
     unseen = (num_rows[requests] - rows - heights) // group_size  # [N] tokens after the block's last
     order = np.lexsort((unseen - np.asarray(batch.seq_lens_list)[requests], heights <= _TALL_ROWS))
     return np.stack((requests, rows, heights), axis=1)[order].astype(np.int32)
+
+
+class PagedSegments(EncoderSegments):
+    """Each segment is a prompt whose tokens attend to each other. One call computes all of them, whatever their
+    lengths.
+
+    It keeps nothing after a step.
+    """
+
+    def __init__(
+        self, backend: NativeAttention, lengths: Sequence[int], rotary: RotaryTable | None, dtype: torch.dtype
+    ) -> None:
+        super().__init__(lengths, rotary)
+        batch, tables = _batch_of(list(lengths)), () if rotary is None else (rotary,)
+        self._backend, self._dtype = backend, dtype
+        self._step = AttentionMetadata(batch=batch, plans=(backend.plan(batch),), rotary=tables)
+        self._memory: tuple[LayerKVCache, AttentionLayer] | None = None
+
+    def attend(self, qkv: Tensor, heads: EncoderHeads) -> Tensor:
+        if self._memory is None:
+            self._memory = self._make_memory(heads)
+        cache, layer = self._memory
+        return self._backend.forward(qkv, cache, self._step, layer)
+
+    def _make_memory(self, heads: EncoderHeads) -> tuple[LayerKVCache, AttentionLayer]:
+        batch = self._step.batch
+        num_slots = (int(batch.block_table.max()) + 1) * batch.block_size
+        shape = num_slots, heads.count, self._backend.kv_layout(heads.size).head_size
+        layer = AttentionLayer(
+            num_heads=heads.count,
+            num_kv_heads=heads.count,
+            head_dim=heads.size,
+            sliding_window=None,
+            rotary=0 if self._step.rotary else None,
+        )
+        return LayerKVCache(torch.zeros(shape, dtype=self._dtype), torch.zeros(shape, dtype=self._dtype)), layer
+
+
+def _batch_of(lengths: list[int]) -> ForwardBatch:
+    """Return a step of S requests, new ones, whose tokens see their whole prompt."""
+    block_size = min(_MAX_BLOCK, -(-max(lengths) // _TILE) * _TILE)
+    starts, counts = [0, *accumulate(lengths)], torch.tensor(lengths)
+    num_blocks = -(-counts // block_size)  # [S]
+    first_blocks = num_blocks.cumsum(0) - num_blocks
+    numbers = torch.arange(int(num_blocks.max()))
+    table = (first_blocks[:, None] + numbers).where(numbers < num_blocks[:, None], 0)
+    positions = torch.arange(starts[-1]) - torch.tensor(starts[:-1]).repeat_interleave(counts)  # [P]
+    return ForwardBatch(
+        input_ids=positions,  # not read
+        positions=positions,
+        query_start_loc=torch.tensor(starts, dtype=torch.int32),
+        seq_lens=counts.to(torch.int32),
+        slot_mapping=positions + (first_blocks * block_size).repeat_interleave(counts),
+        block_table=table.to(torch.int32),
+        logits_indices=positions[:1],  # not read
+        block_size=block_size,
+        query_start_loc_list=starts,
+        seq_lens_list=lengths,
+        visible_ends=counts.to(torch.int32).repeat_interleave(counts),
+    )

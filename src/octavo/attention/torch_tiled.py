@@ -17,9 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.attention.base import AttentionLayer
+from octavo.attention.base import AttentionLayer, TorchAttention, context_slots
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
-from octavo.attention.paged import TorchAttention, context_slots
 from octavo.kernels.reference import hyperbolic_tangent
 
 _TILE_WIDTH = 64  # context positions
@@ -46,7 +45,7 @@ class RequestGroup:
 
 
 class TiledAttention(TorchAttention[list[RequestGroup]]):
-    """See `AttentionBackend`. Any dtype; the arithmetic is float32."""
+    """Any dtype; the arithmetic is float32."""
 
     name = "torch-tiled"
     is_batch_invariant = True

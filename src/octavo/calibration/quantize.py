@@ -18,9 +18,8 @@ from octavo.calibration.rounding import round_to_two_level
 from octavo.config.model import CheckpointQuantization
 from octavo.convert.source import Checkpoint
 from octavo.errors import InvalidParameterError
-from octavo.kernels.quantization import QuantizedWeight
+from octavo.kernels.quantization import ROTATION_BLOCK, QuantizedWeight, rotated
 from octavo.kernels.quantize import quantize as round_to_nearest
-from octavo.kernels.rotation import ROTATION_BLOCK, rotated
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.names import LayerNames
 from octavo.layers.quant.octavo import FORMS, METHOD, VERSION, stored_tensors

@@ -2,8 +2,13 @@
 
 A weight w is approximated by scale * q, with one scale for each output and group of inputs. q is an 8-bit integer in
 -127 ... 127 or a 4-bit one in -8 ... 7; then activations are quantized to int8 too, each row by max|x| / 127. Or q is
-an 8-bit float, and activations are not quantized. Embeddings and norms never are. `kernels/reference_quantized.py`
-defines the product.
+an 8-bit float, and activations are not quantized. Embeddings and norms never are. `kernels/quantize.py` defines how
+weights are quantized, and the product.
+
+Rows of activations have outliers. With one scale per row, everything else would be rounded away. An orthogonal matrix R
+spreads each outlier over other inputs and leaves the product unchanged: (x R) (W R)^T = x W^T (QuaRot: Ashkboos et al.
+2024, arXiv:2404.00456). Every element is a series of sums and differences in a fixed order, so all kernels get the same
+bits.
 
 Legend: N = outputs, K = inputs, G = groups of inputs.
 """
@@ -11,22 +16,60 @@ Legend: N = outputs, K = inputs, G = groups of inputs.
 import math
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from octavo.errors import InvalidParameterError
 from octavo.kernels.blocks import BlockFormat, BlockWeight
-from octavo.kernels.rotation import Rotation, rotated
 
 _SCALE_BYTES = 4
 TWO_LEVEL_GROUP_SIZE = 32
+ROTATION_BLOCK = 64  # inputs
+Rotation = Literal["blocks", "row"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class IntegerFormat:
-    """How one weight [N, K] is quantized to integers.
+class GroupedFormat:
+    """How one weight [N, K] is quantized, with a scale for each output and group of inputs."""
+
+    bits: int  # 8 or 4
+    group_size: int | None  # inputs that share a scale: 32, 64 or 128; None: all of them
+    is_two_level: bool = False  # only with 4 bits and one scale for all inputs
+    rotation: Rotation | None = None  # of the inputs of weights and activations, before they become integers
+
+    def rotated(self, x: Tensor) -> Tensor:
+        """Return what is quantized of x [..., K], weights or activations: float32, rotated if this form is."""
+        return x.float() if self.rotation is None else rotated(x.float(), self.rotation)
+
+    def num_groups(self, in_size: int) -> int:
+        """Return G."""
+        return 1 if self.group_size is None else -(-in_size // self.group_size)
+
+    def num_multipliers(self, in_size: int) -> int:
+        """Return how many multipliers an output has."""
+        return -(-in_size // TWO_LEVEL_GROUP_SIZE) if self.is_two_level else 0
+
+    def of_share(self, start: int, stop: int, in_size: int) -> tuple[Self, Tensor]:
+        """Return the form of the slice start ... stop - 1 of the K inputs, and which group each of its groups was in.
+
+        If the slice begins or ends inside a group, groups become smaller, so that none is split.
+        """
+        if self.group_size is None:
+            return self, torch.zeros(1, dtype=torch.int64)
+        size = math.gcd(self.group_size, start, 0 if stop == in_size else stop)
+        return replace(self, group_size=size), torch.arange(start, stop, size) // self.group_size
+
+    def num_bytes(self, num_outputs: int, in_size: int) -> int:
+        """Return what a weight [N, K] takes with its scales."""
+        of_output = in_size * self.bits // 8 + self.num_multipliers(in_size) + self.num_groups(in_size) * _SCALE_BYTES
+        return num_outputs * of_output
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IntegerFormat(GroupedFormat):
+    """Quantized to integers.
 
     Two-level: 4-bit integers that encode 8-bit ones. Each output and group of 32 inputs has a multiplier m in
     -127 ... 127, and the 8-bit integer is (q * m + 4) >> 3, in -127 ... 127. So sums are exact over all inputs, which
@@ -48,68 +91,17 @@ class IntegerFormat:
     cannot hold both. tests/kernels/test_imported_forms.py tests each mapping.
     """
 
-    bits: int  # 8 or 4
-    group_size: int | None  # inputs that share a scale: 32, 64 or 128; None: all of them
-    is_two_level: bool = False  # only with 4 bits and one scale for all inputs
-    rotation: Rotation | None = None  # of the inputs of weights and activations, before quantization
-
-    def rotated(self, x: Tensor) -> Tensor:
-        """Return what is quantized of x [..., K], weights or activations: float32, rotated if this form is."""
-        return x.float() if self.rotation is None else rotated(x.float(), self.rotation)
-
-    def num_groups(self, in_size: int) -> int:
-        """Return G."""
-        return 1 if self.group_size is None else -(-in_size // self.group_size)
-
-    def num_multipliers(self, in_size: int) -> int:
-        """Return how many multipliers an output has."""
-        return -(-in_size // TWO_LEVEL_GROUP_SIZE) if self.is_two_level else 0
-
-    def of_share(self, start: int, stop: int, in_size: int) -> tuple["IntegerFormat", Tensor]:
-        """Return the form of the slice start ... stop - 1 of the K inputs, and which group each of its groups was in.
-
-        If the slice begins or ends inside a group, groups become smaller, so that none is split.
-        """
-        size, groups = _groups_of_share(self.group_size, start, stop, in_size)
-        return replace(self, group_size=size), groups
-
-    def num_bytes(self, num_outputs: int, in_size: int) -> int:
-        """Return what a weight [N, K] takes with its scales."""
-        of_output = in_size * self.bits // 8 + self.num_multipliers(in_size) + self.num_groups(in_size) * _SCALE_BYTES
-        return num_outputs * of_output
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Float8Format:
-    """How one weight [N, K] is quantized to 8-bit floats, e4m3 (Micikevicius et al. 2022, arXiv:2209.05433)."""
+class Float8Format(GroupedFormat):
+    """Quantized to 8-bit floats, e4m3 (Micikevicius et al. 2022, arXiv:2209.05433)."""
 
-    bits: ClassVar[int] = 8
-    group_size: int | None = None  # inputs that share a scale; None: all of them
-    is_two_level: ClassVar[bool] = False
-
-    def num_groups(self, in_size: int) -> int:
-        """Return G."""
-        return 1 if self.group_size is None else -(-in_size // self.group_size)
-
-    def of_share(self, start: int, stop: int, in_size: int) -> tuple["Float8Format", Tensor]:
-        """See `IntegerFormat.of_share`."""
-        size, groups = _groups_of_share(self.group_size, start, stop, in_size)
-        return Float8Format(group_size=size), groups
-
-    def num_bytes(self, num_outputs: int, in_size: int) -> int:
-        """Return what a weight [N, K] takes with its scales."""
-        return num_outputs * (in_size + _SCALE_BYTES * self.num_groups(in_size))
+    bits: int = 8
+    group_size: int | None = None
 
 
 PlainFormat = IntegerFormat | Float8Format
 WeightFormat = PlainFormat | BlockFormat  # of a linear layer's weight, unless that is dense
-
-
-def _groups_of_share(group_size: int | None, start: int, stop: int, in_size: int) -> tuple[int | None, Tensor]:
-    if group_size is None:
-        return None, torch.zeros(1, dtype=torch.int64)
-    size = math.gcd(group_size, start, 0 if stop == in_size else stop)
-    return size, torch.arange(start, stop, size) // group_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,8 +138,7 @@ class QuantizedWeight:
         weight = scales * self.integers().float()
         if self.offsets is not None:
             weight += self.offsets.repeat_interleave(group_size, dim=1)[:, :in_size]
-        if isinstance(self.format, IntegerFormat):
-            weight = self.format.rotated(weight)  # the rotation is its own inverse
+        weight = self.format.rotated(weight)  # the rotation is its own inverse
         if self.order is None:
             return weight
         used = self.order >= 0
@@ -191,3 +182,49 @@ def get_quantization(name: str) -> Quantization:
     if name not in QUANTIZATIONS:
         raise InvalidParameterError("quantization", name, "one of " + ", ".join(QUANTIZATIONS))
     return QUANTIZATIONS[name]
+
+
+def rotated(x: Tensor, rotation: Rotation) -> Tensor:
+    """Multiply x [..., K] float32 by an orthogonal matrix that mixes each whole block of 64; the rest is unchanged.
+
+    With "row", blocks are then mixed with each other, as far as their number has factors of 2 and 3. It is a fast
+    Walsh-Hadamard transform, in steps of 1, 2, 4, ...; then, for each factor of 3, the reflection that subtracts two
+    thirds of the sum of three blocks from each. The matrix is its own inverse.
+    """
+    size = x.shape[-1] // ROTATION_BLOCK * ROTATION_BLOCK
+    mixed, rest = x[..., :size], x[..., size:]
+    step = 1
+    while step < ROTATION_BLOCK:
+        mixed, step = _sums_and_differences(mixed, step), step * 2
+    mixed = mixed / ROTATION_BLOCK**0.5
+    if rotation == "row" and size > 0:
+        mixed = _mix_blocks(mixed)
+    return torch.cat((mixed, rest), dim=-1)
+
+
+def mixing_scale(size: int) -> float:
+    """Return the factor that preserves the norm of a row of `size` inputs when its blocks are mixed."""
+    num_blocks = max(1, size // ROTATION_BLOCK)
+    powers, threes = num_blocks & -num_blocks, 1
+    while num_blocks // powers // threes % 3 == 0:
+        threes *= 3
+    return 1.0 / (math.sqrt(powers) * threes)
+
+
+def _mix_blocks(x: Tensor) -> Tensor:
+    """Mix all blocks of x [..., K], K a multiple of 64."""
+    size, step = x.shape[-1], ROTATION_BLOCK
+    mixed = x
+    while size // step % 2 == 0:
+        mixed, step = _sums_and_differences(mixed, step), step * 2
+    while size // step % 3 == 0:
+        thirds = mixed.reshape(*x.shape[:-1], -1, 3, step).unbind(-2)  # [..., K / (3 * step), step] each
+        twice = thirds[0] + thirds[1] + thirds[2]
+        twice = twice + twice
+        mixed, step = torch.stack([twice - (of + of + of) for of in thirds], dim=-2).flatten(-3), step * 3
+    return mixed * mixing_scale(size)
+
+
+def _sums_and_differences(x: Tensor, step: int) -> Tensor:
+    first, second = x.reshape(*x.shape[:-1], -1, 2, step).unbind(-2)  # [..., K / (2 * step), step] each
+    return torch.stack((first + second, first - second), dim=-2).flatten(-3)

@@ -1,6 +1,8 @@
-"""Quantizes weights with torch, on any device. The C++ kernels choose the same integers.
+"""Low-bit weights in plain torch, on any device: how they are quantized, and the product. The specification of kernels.
 
-Legend: N = outputs, K = inputs, G = groups of inputs, E = inputs of a group.
+The C++ kernels choose the same integers.
+
+Legend: T = tokens, N = outputs, K = inputs, G = groups of inputs, E = inputs of a group.
 """
 
 from collections.abc import Callable
@@ -9,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.kernels.blocks import integer_groups
 from octavo.kernels.quantization import TWO_LEVEL_GROUP_SIZE, Float8Format, IntegerFormat, PlainFormat, QuantizedWeight
 
 _LARGEST_E4M3 = 448.0
@@ -24,8 +27,7 @@ def quantize(weight: Tensor, form: PlainFormat) -> QuantizedWeight:
     """Quantize weight [N, K] to a form."""
     parts_of = _choose(form)
     rows = torch.split(weight, max(1, _MAX_AT_ONCE // weight.shape[1]))
-    floats = (form.rotated(part) if isinstance(form, IntegerFormat) else part.float() for part in rows)
-    values, scales, multipliers = zip(*map(parts_of, floats), strict=True)
+    values, scales, multipliers = zip(*(parts_of(form.rotated(part)) for part in rows), strict=True)
     joined = torch.cat(multipliers) if form.is_two_level else None
     return QuantizedWeight(format=form, values=torch.cat(values), scales=torch.cat(scales), multipliers=joined)
 
@@ -117,3 +119,46 @@ def _half_away_from_zero(x: Tensor) -> Tensor:
 def _over(x: Tensor, divisor: float) -> Tensor:
     """Divide by a tensor: dividing by a number, torch multiplies by its reciprocal on a GPU, which rounds twice."""
     return x / torch.tensor(divisor, device=x.device)
+
+
+def quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """Apply a weight and bias [N] to x [T, K]: [T, N] float32.
+
+    With integer weights, each row is rotated if the weight is, and quantized with a scale of its own; products are
+    summed exactly over the inputs of a group. With 8-bit floats, x is not quantized.
+    """
+    if isinstance(weight.format, Float8Format):
+        return weight_only_linear(x, weight, bias)
+    values, row_scales = integer_rows(weight.format.rotated(x))
+    total = row_scales * _sum_of_groups(values, weight)
+    return total if bias is None else total + bias.float()
+
+
+def weight_only_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """Do the same without quantizing x [T, K], whatever the weight's format."""
+    total = _sum_of_groups(weight.format.rotated(x), weight)
+    return total if bias is None else total + bias.float()
+
+
+def integer_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize x [T, K] to int8, to nearest, ties to even; also return the scales [T, 1] float32: max|x| / 127.
+
+    A row that is not finite gets a scale of NaN.
+    """
+    values, scales = integer_groups(x, x.shape[1])
+    return values[:, 0], scales[:, 0]
+
+
+def _sum_of_groups(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    """Return the sum over groups, in order, of scale * (exact sum) + offset * (sum of x): [T, N] float32."""
+    in_size = x.shape[1]
+    group_size = weight.format.group_size or in_size
+    total = torch.zeros(len(x), len(weight.values), device=x.device)
+    factors = weight.integers()
+    for group, start in enumerate(range(0, in_size, group_size)):
+        inputs = slice(start, start + group_size)
+        part = x[:, inputs].double()  # [T, E]
+        total += (part @ factors[:, inputs].double().T).float() * weight.scales[:, group]
+        if weight.offsets is not None:
+            total += part.sum(-1, keepdim=True).float() * weight.offsets[:, group]
+    return total

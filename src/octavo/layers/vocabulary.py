@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from octavo.distributed.shares import Share
-from octavo.kernels.ggml_blocks import dequantize
+from octavo.kernels.blocks import dequantize
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import LoraAdapters, PackedLinear
 from octavo.layers.context import BuildContext

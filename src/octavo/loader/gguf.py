@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.errors import CheckpointError
 from octavo.gguf.file import GgufFile, GgufTensor
 from octavo.gguf.names import IGNORED, TensorNames
-from octavo.kernels.ggml_blocks import dequantize
+from octavo.kernels.blocks import dequantize
 from octavo.loader.base import ModelLoader
 from octavo.models.common import DecoderForCausalLM
 from octavo.models.interfaces import CausalLM

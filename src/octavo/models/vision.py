@@ -18,7 +18,7 @@ from typing import ClassVar, Self
 import torch
 from torch import nn
 
-from octavo.attention.encoder import EncoderHeads, EncoderSegments
+from octavo.attention.base import EncoderHeads, EncoderSegments
 from octavo.config.model import ModelConfig
 from octavo.config.vision import VisionConfig
 from octavo.distributed.shares import Share

@@ -12,9 +12,8 @@ from tests.attention.steps import Sequence, Shape, exact_attention, make_batch
 from tests.breadth import each, pick
 from tests.kernels.triton.device import DEVICE
 
-from octavo.attention.base import AttentionLayer, HeadNorms
+from octavo.attention.base import AttentionLayer, HeadNorms, split_heads
 from octavo.attention.metadata import ForwardBatch
-from octavo.attention.paged import split_heads
 from octavo.attention.triton_paged import assign_programs
 from octavo.kernels.reference import Kernels
 from octavo.kernels.triton.attention import SPLIT_SIZE, TILING, PagedContext, Softmax, attend

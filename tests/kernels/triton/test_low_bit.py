@@ -10,10 +10,8 @@ import torch
 from tests.breadth import pick
 from tests.kernels.triton.device import DEVICE
 
-from octavo.kernels.quantization import Float8Format, IntegerFormat, PlainFormat, QuantizedWeight
-from octavo.kernels.quantize import quantize
-from octavo.kernels.reference_quantized import integer_rows, quantized_linear, weight_only_linear
-from octavo.kernels.rotation import Rotation, rotated
+from octavo.kernels.quantization import Float8Format, IntegerFormat, PlainFormat, QuantizedWeight, Rotation, rotated
+from octavo.kernels.quantize import integer_rows, quantize, quantized_linear, weight_only_linear
 from octavo.kernels.triton import matmul as module
 from octavo.kernels.triton.integer_rows import IntegerRows
 from octavo.kernels.triton.integer_rows import integer_rows as fast_integer_rows

@@ -11,9 +11,8 @@ from tests.breadth import each, pick
 from tests.kernels.triton.device import DEVICE
 
 from octavo.kernels.quantization import QUANTIZATIONS, LowBitWeight, WeightFormat
-from octavo.kernels.quantize import quantize
+from octavo.kernels.quantize import quantize, quantized_linear
 from octavo.kernels.reference import Kernels
-from octavo.kernels.reference_quantized import quantized_linear
 from octavo.kernels.triton import matmul
 from octavo.kernels.triton.kernels import TritonKernels
 from octavo.kernels.types import SILU, LinearRole, PackedExperts, PackedLinear

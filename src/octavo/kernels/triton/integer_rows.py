@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from octavo.kernels.rotation import ROTATION_BLOCK, Rotation, mixing_scale
+from octavo.kernels.quantization import ROTATION_BLOCK, Rotation, mixing_scale
 from octavo.kernels.triton.row_ops import aligned, constants, gated, squared
 from octavo.kernels.types import SILU, Activation, Fused
 
@@ -42,7 +42,7 @@ def _rotated(
     BLOCK: tl.constexpr,
     NUM_STEPS: tl.constexpr,  # 2^NUM_STEPS is no less than any power of two that divides a rotated size
 ) -> tl.tensor:
-    """Rotate the first `size` elements, as `rotated` of kernels/rotation.py does, in its order."""
+    """Rotate the first `size` elements, as `rotated` of kernels/quantization.py does, in its order."""
     columns = tl.arange(0, BLOCK)
     num_rotated = size // 64 * 64
     mixed = x

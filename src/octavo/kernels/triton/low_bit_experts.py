@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from octavo.kernels.rotation import mixing_scale
+from octavo.kernels.quantization import mixing_scale
 from octavo.kernels.triton.experts import TritonExperts, addresses_of, max_blocks, rows_of_block, sort_by_group
 from octavo.kernels.triton.integer_rows import integer_rows
 from octavo.kernels.triton.low_bit_weight import Form, LowBitLinear, finished, form_of, split_sum

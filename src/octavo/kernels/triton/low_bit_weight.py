@@ -20,8 +20,7 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from octavo.kernels.quantization import Float8Format, IntegerFormat, PlainFormat, QuantizedWeight
-from octavo.kernels.rotation import Rotation
+from octavo.kernels.quantization import Float8Format, PlainFormat, QuantizedWeight, Rotation
 from octavo.kernels.types import PackedLinear
 
 STEP = 128  # inputs per iteration: the largest group
@@ -48,7 +47,7 @@ class LowBitLinear(PackedLinear):
     @property
     def rotation(self) -> Rotation | None:
         """How activations must be rotated."""
-        return self.form.rotation if isinstance(self.form, IntegerFormat) else None
+        return self.form.rotation
 
 
 def pack_low_bit(weight: QuantizedWeight, bias: Tensor | None) -> LowBitLinear:

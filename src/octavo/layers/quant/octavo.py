@@ -24,8 +24,13 @@ import torch
 from octavo.config.json_fields import JsonFields
 from octavo.distributed.shares import Share
 from octavo.errors import UnsupportedModelError
-from octavo.kernels.quantization import TWO_LEVEL_GROUP_SIZE, IntegerFormat, QuantizedWeight, WeightFormat
-from octavo.kernels.rotation import ROTATION_BLOCK
+from octavo.kernels.quantization import (
+    ROTATION_BLOCK,
+    TWO_LEVEL_GROUP_SIZE,
+    IntegerFormat,
+    QuantizedWeight,
+    WeightFormat,
+)
 from octavo.kernels.types import LinearRole
 from octavo.layers.quant.base import DENSE, TensorSpec, WeightScheme
 
