@@ -79,7 +79,7 @@ def random_answer(
     """Write one answer token by token, each drawn from all that are allowed; None if it does not end by itself."""
     tokenizer, _ = tokenizer_of(family)
     backend = backend_of(family)
-    matcher, rng = backend.compile(constraint).matcher(), random.Random(seed)
+    matcher, rng = backend.compile(constraint), random.Random(seed)
     token_ids: list[int] = []
     while len(token_ids) < max_tokens:
         token_id = choose(rng, mask_of(backend, matcher))

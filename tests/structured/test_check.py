@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from octavo.errors import InvalidParameterError
-from octavo.structured.check import check_structured_output
+from octavo.structured.checker import check_structured_output
 from octavo.structured_output import Reasoning, StructuralTag, StructuredOutput
 
 NO_SUCH_TYPE = {"type": "strnig"}

@@ -27,7 +27,7 @@ def checker() -> Iterator[StructuredOutputChecker]:
 
 
 def trials() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "octavo.structured.trial" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "octavo.structured.checker" in child.cmdline()]
 
 
 def test_a_fault_comes_back_as_it_was_found(checker: StructuredOutputChecker) -> None:

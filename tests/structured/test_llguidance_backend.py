@@ -65,7 +65,7 @@ def test_what_is_drawn_is_valid_json(family: str, name: str) -> None:
 )
 def test_white_space_is_what_a_formatter_writes(text: str, fits: bool) -> None:
     schema = {"properties": {"a": {"type": "integer"}, "b": {"type": "array"}}, "required": ["a", "b"]}
-    matcher = backend_of("byte_level").compile(StructuredOutput(json_schema={"type": "object", **schema})).matcher()
+    matcher = backend_of("byte_level").compile(StructuredOutput(json_schema={"type": "object", **schema}))
     tokens = tokenizer_of("byte_level")[0].encode(text, add_special_tokens=False)
     assert all(map(matcher.matcher.consume_token, tokens)) == fits
 
@@ -124,7 +124,7 @@ def test_every_choice_can_be_said(choices: list[str], index: int) -> None:
     """The mask must not take away what has the form: each token of a choice's own spelling is allowed in its turn."""
     tokenizer, _ = tokenizer_of("demo")
     backend, chosen = backend_of("demo"), choices[index % len(choices)]
-    matcher = backend.compile(StructuredOutput(choice=choices)).matcher()
+    matcher = backend.compile(StructuredOutput(choice=choices))
     for token_id in tokenizer.encode(chosen, add_special_tokens=False):
         assert token_id in mask_of(backend, matcher)
         matcher.accept(token_id)
@@ -134,7 +134,7 @@ def test_every_choice_can_be_said(choices: list[str], index: int) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_end_is_allowed_exactly_where_the_form_may_be_complete(family: str) -> None:
     backend, (tokenizer, _) = backend_of(family), tokenizer_of(family)
-    matcher = backend.compile(StructuredOutput(regex="ab?c{0,2}")).matcher()
+    matcher = backend.compile(StructuredOutput(regex="ab?c{0,2}"))
     said = ""
     for piece in "abcc":
         allowed = mask_of(backend, matcher)
@@ -147,7 +147,7 @@ def test_the_end_is_allowed_exactly_where_the_form_may_be_complete(family: str) 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_special_tokens_and_padding_are_never_text(family: str) -> None:
     backend, (tokenizer, _) = backend_of(family), tokenizer_of(family)
-    allowed = set(mask_of(backend, backend.compile(StructuredOutput(regex="(.|\n)*")).matcher()))
+    allowed = set(mask_of(backend, backend.compile(StructuredOutput(regex="(.|\n)*"))))
     assert allowed & tokenizer.special_token_ids == {end_id(family)}
     assert max(allowed) < tokenizer.vocab_size
     assert len(allowed) > 150
@@ -156,7 +156,7 @@ def test_special_tokens_and_padding_are_never_text(family: str) -> None:
 @pytest.mark.parametrize("length", [{"minLength": 4000}, {"maxLength": 2**31 - 1}])
 def test_a_long_string_is_counted_to_its_end(length: dict[str, int]) -> None:
     backend, (tokenizer, _) = backend_of("byte_level"), tokenizer_of("byte_level")
-    matcher = backend.compile(StructuredOutput(json_schema={"type": "string", **length})).matcher()
+    matcher = backend.compile(StructuredOutput(json_schema={"type": "string", **length}))
     matcher.accept(tokenizer.encode('"', add_special_tokens=False)[0])
     letters = tokenizer.encode("aé\\\\", add_special_tokens=False)
     for number in range(4000):
@@ -188,7 +188,7 @@ def test_text_that_reads_like_a_special_token_is_made_of_ordinary_tokens(family:
         }
         for constraint, expected in said.items():
             assert random_answer(family, constraint, 0) == expected
-            forced = backend.compile(constraint).matcher().forced()
+            forced = backend.compile(constraint).forced()
             assert tokenizer.special_token_ids.isdisjoint(forced)
         schema = {"type": "object", "properties": {text: {"enum": [text]}}, "required": [text]}
         answer = random_answer(family, StructuredOutput(json_schema={**schema, "additionalProperties": False}), 0)
@@ -205,7 +205,7 @@ def test_other_forced_text_is_spelled_as_the_library_would(family: str) -> None:
     for _ in range(200):
         text = spelling.decode_bytes(rng.choices(ordinary, k=4)).decode(errors="ignore")
         if text:
-            forced = backend.compile(StructuredOutput(choice=[text])).matcher().forced()
+            forced = backend.compile(StructuredOutput(choice=[text])).forced()
             assert forced == spelling.tokenize_str(text)[: len(forced)]
 
 
@@ -223,7 +223,7 @@ def test_masks_made_together_are_those_made_alone() -> None:
     constraints = [StructuredOutput(json_schema=schema) for schema in SCHEMAS.values()] + [
         StructuredOutput(regex="[a-z ]+")
     ]
-    matchers = [backend.compile(constraint).matcher() for constraint in constraints]
+    matchers = [backend.compile(constraint) for constraint in constraints]
     for _ in range(6):
         words = np.zeros((len(matchers), backend.num_words), dtype=np.int32)
         assert backend.fill_masks(matchers, words) == [None] * len(matchers)
@@ -236,16 +236,16 @@ def test_masks_made_together_are_those_made_alone() -> None:
 def test_matchers_of_one_grammar_do_not_move_one_another() -> None:
     backend = backend_of("demo")
     grammar = backend.compile(StructuredOutput(choice=["aab", "abb"]))
-    first, second = grammar.matcher(), grammar.matcher()
+    first, second = grammar.copy(), grammar.copy()
     start = mask_of(backend, second)
     while not first.is_complete:
         first.accept(mask_of(backend, first)[0])
-    assert mask_of(backend, second) == mask_of(backend, grammar.matcher()) == start
+    assert mask_of(backend, second) == mask_of(backend, grammar.copy()) == start
 
 
 def test_a_token_that_was_not_allowed_is_an_error() -> None:
     backend = backend_of("demo")
-    matcher = backend.compile(StructuredOutput(regex="[0-9]{3}")).matcher()
+    matcher = backend.compile(StructuredOutput(regex="[0-9]{3}"))
     with pytest.raises(GrammarError, match="does not match the grammar"):
         matcher.accept(tokenizer_of("demo")[0].encode("x")[0])
 
@@ -269,7 +269,7 @@ def test_a_form_over_the_limits() -> None:
 
 def test_an_answer_over_the_limits() -> None:
     backend = backend_of("demo")
-    matcher = backend.compile(StructuredOutput(regex="((a{1000}){1000}){1000}")).matcher()
+    matcher = backend.compile(StructuredOutput(regex="((a{1000}){1000}){1000}"))
     [token_id] = tokenizer_of("demo")[0].encode("a")
     assert token_id in mask_of(backend, matcher)
     with pytest.raises(GrammarTooComplexError, match="too many"):
@@ -285,5 +285,5 @@ def test_a_tag_is_begun_by_its_special_token() -> None:
     """As text, `<tool_call>` would be five tokens: the model knows the one."""
     tag = StructuralTag(begin="<tool_call>", json_schema={"enum": [1]}, end="</tool_call>")
     backend, (_, library) = backend_of("demo"), tokenizer_of("demo")
-    matcher = backend.compile(StructuredOutput(tags=[tag], free_text=False, min_tags=1, max_tags=1)).matcher()
+    matcher = backend.compile(StructuredOutput(tags=[tag], free_text=False, min_tags=1, max_tags=1))
     assert mask_of(backend, matcher) == [library.token_to_id("<tool_call>")]

@@ -17,14 +17,13 @@ from octavo.errors import (
     RequestError,
     UserError,
 )
-from octavo.structured.compiler import MAX_CACHED
-from octavo.structured.llguidance_backend import LLGuidanceBackend, LLGuidanceGrammar, LLGuidanceMatcher
-from octavo.structured.manager import GrammarManager
+from octavo.structured.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher
+from octavo.structured.manager import MAX_CACHED, GrammarManager
 from octavo.structured_output import StructuredOutput
 from octavo.testing import make_request
 
 DIGITS = StructuredOutput(regex="[0-9]{2,4}")
-Compile = Callable[[StructuredOutput], LLGuidanceGrammar]
+Compile = Callable[[StructuredOutput], LLGuidanceMatcher]
 
 
 class WatchedBackend(LLGuidanceBackend):
@@ -36,13 +35,13 @@ class WatchedBackend(LLGuidanceBackend):
         self._compile_constraint = compile_constraint
         self.num_compiled = 0
 
-    def compile(self, constraint: StructuredOutput) -> LLGuidanceGrammar:
+    def compile(self, constraint: StructuredOutput) -> LLGuidanceMatcher:
         self.num_compiled += 1
         return self._compile_constraint(constraint)
 
 
 @contextmanager
-def manager_of(backend: LLGuidanceBackend, time_limit_s: float = 60.0) -> Iterator[GrammarManager[LLGuidanceMatcher]]:
+def manager_of(backend: LLGuidanceBackend, time_limit_s: float = 60.0) -> Iterator[GrammarManager]:
     manager = GrammarManager(lambda: backend, time_limit_s=time_limit_s)
     yield manager
     manager.close()
@@ -54,7 +53,7 @@ def request(name: str, constraint: StructuredOutput = DIGITS, **options: Any) ->
     )
 
 
-def wait_for(manager: GrammarManager[LLGuidanceMatcher], count: int = 1) -> dict[str, OctavoError | None]:
+def wait_for(manager: GrammarManager, count: int = 1) -> dict[str, OctavoError | None]:
     """Return what has been compiled, once there are `count` of them."""
     done: dict[str, OctavoError | None] = {}
     while len(done) < count:
@@ -119,7 +118,7 @@ def test_who_ignores_the_end_is_not_offered_it() -> None:
 def test_nobody_waits_while_a_form_is_compiled() -> None:
     go_on = threading.Event()
 
-    def slow(constraint: StructuredOutput) -> LLGuidanceGrammar:
+    def slow(constraint: StructuredOutput) -> LLGuidanceMatcher:
         if constraint != DIGITS:
             assert go_on.wait(30)
         return backend_of("demo").compile(constraint)
@@ -159,7 +158,7 @@ def test_a_form_is_compiled_once_while_it_is_remembered() -> None:
     ],
 )
 def test_what_compiling_raises_belongs_to_the_request(error: BaseException, kind: type[OctavoError]) -> None:
-    def broken(constraint: StructuredOutput) -> LLGuidanceGrammar:
+    def broken(constraint: StructuredOutput) -> LLGuidanceMatcher:
         raise error
 
     with manager_of(WatchedBackend(broken)) as manager:
@@ -181,7 +180,7 @@ def test_a_backend_that_cannot_be_made_fails_every_request() -> None:
 def test_over_the_time_limit() -> None:
     go_on = threading.Event()
 
-    def stuck(constraint: StructuredOutput) -> LLGuidanceGrammar:
+    def stuck(constraint: StructuredOutput) -> LLGuidanceMatcher:
         assert go_on.wait(30)
         return backend_of("demo").compile(constraint)
 

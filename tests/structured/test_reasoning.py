@@ -39,7 +39,7 @@ def draw_answer(
     constraint: StructuredOutput, seed: int, num_tokens: int = 200, favored: int | None = None
 ) -> list[int]:
     """Tokens as a model with no idea would sample them under the mask; `favored` often, wherever it is allowed."""
-    rng, matcher = random.Random(seed), BACKEND.compile(constraint).matcher()
+    rng, matcher = random.Random(seed), BACKEND.compile(constraint)
     words = np.zeros((1, BACKEND.num_words), dtype=np.int32)  # [1, W]
     tokens: list[int] = []
     while len(tokens) < num_tokens and not matcher.is_complete:

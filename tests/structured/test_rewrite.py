@@ -7,7 +7,7 @@ import pytest
 from tests.structured.support import backend_of, tokenizer_of
 
 from octavo.errors import InvalidParameterError
-from octavo.structured.check import check_structured_output
+from octavo.structured.checker import check_structured_output
 from octavo.structured_output import StructuredOutput
 
 EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"  # of Zod
@@ -297,7 +297,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def matches(schema: dict[str, Any], value: object) -> bool:
-    matcher = backend_of("byte_level").compile(StructuredOutput(json_schema=schema)).matcher().matcher
+    matcher = backend_of("byte_level").compile(StructuredOutput(json_schema=schema)).matcher
     token_ids = tokenizer_of("byte_level")[0].encode(json.dumps(value), add_special_tokens=False)
     return matcher.consume_tokens(token_ids) and matcher.is_accepting()
 

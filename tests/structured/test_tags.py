@@ -71,7 +71,7 @@ def test_tags_in_free_text(tags: list[StructuralTag], trigger: str, low: int, hi
 def test_no_end_before_the_tags_have_come() -> None:
     constraint = StructuredOutput(tags=[TOKEN_CALL], min_tags=1)
     backend, (tokenizer, _) = backend_of("demo"), tokenizer_of("demo")
-    matcher = backend.compile(constraint).matcher()
+    matcher = backend.compile(constraint)
     for token_id in tokenizer.encode("Let me see.", add_special_tokens=False):
         assert end_id("demo") not in mask_of(backend, matcher)
         matcher.accept(token_id)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,8 +29,10 @@ from octavo.scheduler.running import RunningRows
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.speculation import Speculation
 from octavo.speculative.drafters import Drafter, make_drafter
-from octavo.structured.backend import GrammarBackend
 from octavo.structured.manager import GrammarManager
+
+if TYPE_CHECKING:  # the library loads with the first request
+    from octavo.structured.llguidance_backend import LLGuidanceBackend
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class EngineCore:
             config.model.kv_groups, num_blocks, block_size=config.cache.block_size,
             max_model_len=config.model.max_model_len, max_chunk=config.scheduler.max_num_batched_tokens,
         )  # fmt: skip
-        self._grammars: GrammarManager[Any] = GrammarManager(partial(_make_grammar_backend, config))
+        self._grammars: GrammarManager = GrammarManager(partial(_make_grammar_backend, config))
         self._adapters = None if config.lora is None else HostAdapters(executor.call, config.lora.max_cpu_loras)
         blocks = BlockManager(config.cache, num_blocks, config.model.kv_groups)
         running = RunningRows(config.scheduler.max_num_seqs, config.model.max_model_len, blocks)
@@ -193,7 +195,7 @@ class EngineCore:
         self._executor.exit()
 
 
-def _make_grammar_backend(config: EngineConfig) -> GrammarBackend[Any]:
+def _make_grammar_backend(config: EngineConfig) -> "LLGuidanceBackend":
     """Connect the tokenizer to the grammar library: on the first request with a grammar, so that others pay nothing."""
     from octavo.structured.llguidance_backend import LLGuidanceBackend
     from octavo.tokenizer.files import read_tokenizer_files

@@ -1,21 +1,45 @@
-"""Validates constraints in a separate process, and remembers valid ones."""
+"""Validates constraints before any work is done, in a process of its own; errors name the location.
+
+Needs no tokenizer. Most constraints take a millisecond, but a malicious one may take any time or crash the library, so
+`StructuredOutputChecker` has them validated in a process that may die: this module as a program, which reads one
+constraint per line and writes verdicts. It limits itself: beyond `CPU_S` seconds of CPU time for one constraint, or
+`MEMORY_BYTES`, the kernel kills it, which is a verdict as well. Errors that only compilation for the model's tokenizer
+finds end the request later, with a typed error.
+"""
 
 import contextlib
+import re
+import signal
 import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 
 import msgspec
 
 from octavo.child_python import child_command, child_environment
 from octavo.contracts.frames import plain
 from octavo.errors import GrammarTooComplexError, InvalidParameterError, RequestError
-from octavo.structured.trial import Verdict
+from octavo.structured.grammar_text import grammar_text, lark_of, schema_grammar
+from octavo.structured.schema import advice, find_excess, locate_fault
 from octavo.structured_output import StructuredOutput
 
 MAX_REMEMBERED = 256
+MAX_REPEATS = 65_536  # in a regular expression
+CPU_S = 1.5  # the largest harmless constraints take a third
+MEMORY_BYTES = 2 << 30  # of address space
 _CLOSE_S = 5.0
+_REPEAT = re.compile(r"(?<!\\)(?:\\\\)*\{(\d+)(?:,(\d*))?\}")
 # Exit codes of a process whose constraint exceeded a limit: CPU time, memory, stack. Negative: killed by a signal.
 _KILLED_BY_A_CONSTRAINT = frozenset({-27, -6, -9, -11})  # SIGPROF, SIGABRT, SIGKILL, SIGSEGV
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong with a constraint, as in `InvalidParameterError`; an empty field means nothing."""
+
+    field: str = ""
+    value: str = ""
+    limit: str = ""
 
 
 class StructuredOutputChecker:
@@ -86,7 +110,7 @@ class StructuredOutputChecker:
 
 
 def _start() -> "subprocess.Popen[bytes]":
-    command = child_command("octavo.structured.trial")
+    command = child_command("octavo.structured.checker")
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
 
 
@@ -94,3 +118,103 @@ def _death(constraint: StructuredOutput, returncode: int) -> GrammarTooComplexEr
     if returncode in _KILLED_BY_A_CONSTRAINT:
         return GrammarTooComplexError(f"structured_output.{constraint.kind}: compilation takes too much time or memory")
     return RequestError(f"structured_output could not be checked: the checker process exited with {returncode}")
+
+
+def check_structured_output(constraint: StructuredOutput) -> None:
+    """Raise if no output can satisfy `constraint`.
+
+    Raises:
+        InvalidParameterError: names the location of the error.
+    """
+    for field, what, content in _parts(constraint):
+        _CHECKS[what](f"structured_output.{field}", content)
+    if constraint.kind in ("choice", "tags") and (error := _validate(grammar_text(constraint, {}))) is not None:
+        raise InvalidParameterError(f"structured_output.{constraint.kind}", "...", error)
+
+
+def _parts(constraint: StructuredOutput) -> Iterator[tuple[str, str, str]]:
+    """Yield every text that the user has written: its field, its kind, the text."""
+    for name in ("json_schema", "regex", "grammar"):
+        if (text := getattr(constraint, name)) is not None:
+            yield name, name, str(text)
+    for index, tag in enumerate(constraint.tags):
+        for name in ("json_schema", "grammar"):
+            if (text := getattr(tag, name)) is not None:
+                yield f"tags[{index}].{name}", name, str(text)
+
+
+def _check_schema(field: str, text: str) -> None:
+    if (excess := find_excess(text)) is not None:
+        raise InvalidParameterError(field, "...", f"at {excess[0]}: {excess[1]}")
+
+    def why_not(schema: str) -> str | None:
+        return _validate(schema_grammar(schema))
+
+    if (error := why_not(text)) is not None:
+        path, fault = locate_fault(text, error, why_not)
+        raise InvalidParameterError(field, "...", f"at {path}: {advice(fault)}")
+
+
+def _check_regex(field: str, pattern: str) -> None:
+    for repeat in _REPEAT.finditer(pattern):
+        if max(int(count) for count in repeat.groups(default="0") if count) > MAX_REPEATS:
+            raise InvalidParameterError(field, "...", f"at {repeat.start()}: more than {MAX_REPEATS} repeats")
+    error = _validate(grammar_text(StructuredOutput(regex=pattern), {}))
+    if error is not None:
+        raise InvalidParameterError(field, _excerpt(pattern), error)
+
+
+def _check_grammar(field: str, grammar: str) -> None:
+    try:
+        error = _validate(lark_of(grammar))
+    except ValueError as bad_text:
+        error = str(bad_text)
+    if error is not None:
+        raise InvalidParameterError(field, _excerpt(grammar), error)
+
+
+def _validate(grammar: str) -> str | None:
+    from octavo.structured.llguidance_backend import validate
+
+    return validate(grammar)
+
+
+def _excerpt(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+_CHECKS = {"json_schema": _check_schema, "regex": _check_regex, "grammar": _check_grammar}
+
+
+def judge(line: bytes) -> Verdict:
+    """Validate the constraint in `line`."""
+    try:
+        check_structured_output(msgspec.json.decode(line, type=StructuredOutput))
+    except InvalidParameterError as error:
+        return Verdict(field=error.field, value=str(error.value), limit=error.limit)
+    return Verdict()
+
+
+def main() -> None:
+    """Serve until the end of input."""
+    with contextlib.suppress(ImportError):  # not on Windows
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    while line := sys.stdin.buffer.readline():
+        _limit_work(CPU_S)
+        verdict = judge(line)
+        _limit_work(0.0)
+        sys.stdout.buffer.write(msgspec.json.encode(verdict) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _limit_work(seconds: float) -> None:
+    """Set the CPU time after which the kernel kills this process, over all threads; 0: no limit."""
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,45 +7,54 @@ Legend: M = requests, W = words of one mask.
 """
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
-from typing import Generic
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from octavo.contracts.engine import EngineCoreRequest
 from octavo.contracts.schedule import Int32Array
-from octavo.errors import GrammarError, GrammarTooComplexError, OctavoError
-from octavo.structured.backend import GrammarBackend, MatcherT
-from octavo.structured.compiler import CompileJob, GrammarCompiler
+from octavo.errors import (
+    GrammarError,
+    GrammarTooComplexError,
+    InvalidParameterError,
+    OctavoError,
+    RequestError,
+    UserError,
+)
+from octavo.structured_output import StructuredOutput
+
+if TYPE_CHECKING:  # the library loads with the first constraint
+    from octavo.structured.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher
 
 COMPILE_TIME_LIMIT_S = 10.0
+MAX_CACHED = 64
+NUM_THREADS = 2
 
 
-class _Held(Generic[MatcherT]):
-    """A request with its compiled grammar."""
+class GrammarManager:
+    """Implements the scheduler's `Grammars`. Owned by the core's thread; only compilation uses other threads.
 
-    def __init__(self, matcher: MatcherT, banned: Int32Array | None) -> None:
-        self.matcher = matcher
-        self.banned = banned  # [W] EOS tokens of the model that must not end this request
-        self.mask: Int32Array | None = None  # [W] for the next token
-
-
-class GrammarManager(Generic[MatcherT]):
-    """Implements the scheduler's `Grammars`. Owned by the core's thread; only compilation uses other threads."""
+    The backend, which takes a second for a large vocabulary, is created with the first request.
+    """
 
     def __init__(
-        self, make_backend: Callable[[], GrammarBackend[MatcherT]], *, time_limit_s: float = COMPILE_TIME_LIMIT_S
+        self, make_backend: "Callable[[], LLGuidanceBackend]", *, time_limit_s: float = COMPILE_TIME_LIMIT_S
     ) -> None:
-        self._compiler = GrammarCompiler(make_backend)
+        self._make_backend = make_backend
         self._time_limit_s = time_limit_s
-        self._pending: dict[str, tuple[EngineCoreRequest, CompileJob[MatcherT]]] = {}
-        self._held: dict[str, _Held[MatcherT]] = {}
+        self._threads: ThreadPoolExecutor | None = None
+        self._backend: Future[LLGuidanceBackend] | None = None
+        self._jobs: OrderedDict[StructuredOutput, _CompileJob] = OrderedDict()  # least recently used first
+        self._pending: dict[str, tuple[EngineCoreRequest, _CompileJob]] = {}
+        self._held: dict[str, _Held] = {}
 
     def begin(self, message: EngineCoreRequest) -> None:
         constraint = message.sampling_params.structured_output
         assert constraint is not None
-        self._pending[message.request_id] = message, self._compiler.submit(constraint)
+        self._pending[message.request_id] = message, self._job_for(constraint)
 
     def take_compiled(self) -> dict[str, OctavoError | None]:
         now_s = time.monotonic()
@@ -53,23 +62,22 @@ class GrammarManager(Generic[MatcherT]):
         return {request_id: self._take(*self._pending.pop(request_id)) for request_id in over}
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a pending request's grammar is ready, for at most `timeout_s`."""
         wait([job.future for _, job in self._pending.values()], timeout_s, FIRST_COMPLETED)
 
     def masks(self, request_ids: Sequence[str]) -> Int32Array:
-        return np.stack([_ready(self._held[request_id].mask) for request_id in request_ids])
+        return np.stack([self._held[request_id].known_mask for request_id in request_ids])
 
-    def masks_along(self, request_id: str, draft_ids: Sequence[int]) -> Int32Array:
+    def masks_along(self, request_id: str, token_ids: Sequence[int]) -> Int32Array:
         held = self._held[request_id]
-        trial, masks = _Held(held.matcher.copy(), held.banned), [_ready(held.mask)]
-        for token_id in draft_ids:
+        trial, masks = _Held(held.matcher.copy(), held.banned), [held.known_mask]
+        for token_id in token_ids:
             try:
                 trial.matcher.accept(token_id)
             except (GrammarError, GrammarTooComplexError):
                 break
             if trial.matcher.is_complete or self._make_masks({request_id: trial}) or trial.matcher.is_complete:
                 break
-            masks.append(_ready(trial.mask))
+            masks.append(trial.known_mask)
         return np.stack(masks)
 
     def forced(self, request_id: str) -> list[int]:
@@ -83,10 +91,9 @@ class GrammarManager(Generic[MatcherT]):
                     self._held[request_id].matcher.accept(token_id)
             except (GrammarError, GrammarTooComplexError) as error:
                 failed[request_id] = error
-        going = [request_id for request_id in sampled if request_id not in failed]
-        complete = self._complete_of(going)
-        failed |= self._make_masks({one: self._held[one] for one in going if one not in complete})
-        complete |= self._complete_of([request_id for request_id in going if request_id not in failed])
+        going = {request_id: self._held[request_id] for request_id in sampled if request_id not in failed}
+        failed |= self._make_masks({name: held for name, held in going.items() if not held.matcher.is_complete})
+        complete = [name for name, held in going.items() if name not in failed and held.matcher.is_complete]
         return dict.fromkeys(complete) | failed
 
     def forget(self, request_id: str) -> None:
@@ -94,25 +101,55 @@ class GrammarManager(Generic[MatcherT]):
         self._held.pop(request_id, None)
 
     def close(self) -> None:
-        """Start no more compilations."""
-        self._compiler.close()
+        """Start no more compilations. A running one ends by the backend's own limits."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _take(self, message: EngineCoreRequest, job: CompileJob[MatcherT]) -> OctavoError | None:
+    @property
+    def _made_backend(self) -> "LLGuidanceBackend":
+        """The backend; waits for it to be made."""
+        assert self._backend is not None
+        return self._backend.result()
+
+    def _job_for(self, constraint: StructuredOutput) -> "_CompileJob":
+        """Return the job that compiles a constraint; start one unless it is cached."""
+        if constraint in self._jobs:
+            self._jobs.move_to_end(constraint)
+            return self._jobs[constraint]
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="octavo-grammar")
+            self._backend = self._threads.submit(self._make_backend)
+        job = self._jobs[constraint] = _CompileJob()
+        self._threads.submit(self._compile, job, constraint)
+        if len(self._jobs) > MAX_CACHED:
+            self._jobs.popitem(last=False)
+        return job
+
+    def _compile(self, job: "_CompileJob", constraint: StructuredOutput) -> None:
+        """Run in a thread."""
+        try:
+            backend = self._made_backend
+            job.started_s = time.monotonic()
+            job.future.set_result(backend.compile(constraint))
+        except BaseException as error:  # noqa: BLE001 - it belongs to the requests that wait; a panic is no `Exception`
+            job.future.set_exception(error)
+
+    def _take(self, message: EngineCoreRequest, job: "_CompileJob") -> OctavoError | None:
         """Move a request from pending to held; return the error if that fails."""
         if (error := job.error(self._time_limit_s)) is not None:
             return error
-        held = _Held(job.future.result().matcher(), self._banned(message))
+        held = _Held(job.future.result().copy(), self._banned(message))
         try:
             for token_id in message.resumed_token_ids:
                 held.matcher.accept(token_id)
         except (GrammarError, GrammarTooComplexError) as error:
             return error
         self._held[message.request_id] = held
-        return self._make_masks({message.request_id: self._held[message.request_id]}).get(message.request_id)
+        return self._make_masks({message.request_id: held}).get(message.request_id)
 
     def _banned(self, message: EngineCoreRequest) -> Int32Array | None:
         """Return a mask [W] of EOS tokens that must not end this request."""
-        backend = self._compiler.backend
+        backend = self._made_backend
         own = () if message.sampling_params.ignore_eos else message.eos_token_ids
         token_ids = np.array(sorted(backend.end_token_ids.difference(own)), dtype=np.int64)
         if not len(token_ids):
@@ -121,14 +158,11 @@ class GrammarManager(Generic[MatcherT]):
         is_banned[token_ids] = 1
         return np.packbits(is_banned, bitorder="little").view(np.int32)
 
-    def _complete_of(self, request_ids: Sequence[str]) -> frozenset[str]:
-        return frozenset(request_id for request_id in request_ids if self._held[request_id].matcher.is_complete)
-
-    def _make_masks(self, requests: Mapping[str, _Held[MatcherT]]) -> dict[str, OctavoError]:
+    def _make_masks(self, requests: "Mapping[str, _Held]") -> dict[str, OctavoError]:
         """Make the next masks of these requests; return those that cannot go on."""
         if not requests:
             return {}
-        backend, held = self._compiler.backend, list(requests.values())
+        backend, held = self._made_backend, list(requests.values())
         words = np.zeros((len(held), backend.num_words), dtype=np.int32)  # [M, W]
         problems = backend.fill_masks([one.matcher for one in held], words)
         for one, mask in zip(held, words, strict=True):
@@ -138,6 +172,41 @@ class GrammarManager(Generic[MatcherT]):
         }
 
 
-def _ready(mask: Int32Array | None) -> Int32Array:
-    assert mask is not None
-    return mask
+class _Held:
+    """A request with its compiled grammar."""
+
+    def __init__(self, matcher: "LLGuidanceMatcher", banned: Int32Array | None) -> None:
+        self.matcher = matcher
+        self.banned = banned  # [W] EOS tokens of the model that must not end this request
+        self.mask: Int32Array | None = None  # [W] for the next token
+
+    @property
+    def known_mask(self) -> Int32Array:
+        assert self.mask is not None
+        return self.mask
+
+
+class _CompileJob:
+    """One constraint being compiled, or compiled, for all requests that have it."""
+
+    def __init__(self) -> None:
+        self.future: Future[LLGuidanceMatcher] = Future()  # in its initial state, to be copied
+        self.started_s: float | None = None
+
+    def is_over(self, now_s: float, time_limit_s: float) -> bool:
+        """True if there is nothing left to wait for."""
+        return self.future.done() or (self.started_s is not None and now_s - self.started_s > time_limit_s)
+
+    def error(self, time_limit_s: float) -> OctavoError | None:
+        """Return why this finished job failed, or None."""
+        if not self.future.done():
+            return GrammarTooComplexError(f"structured_output was not compiled within {time_limit_s:g} s")
+        error = self.future.exception()
+        if isinstance(error, InvalidParameterError):
+            return UserError(str(error))  # fields of an error do not cross the process boundary
+        if error is None or isinstance(error, OctavoError):
+            return error
+        text = f"compiling structured_output failed: {type(error).__name__}: {error}"
+        # The library refuses with a ValueError, or a panic, which is no `Exception`.
+        is_refusal = isinstance(error, ValueError) or not isinstance(error, Exception)
+        return UserError(text) if is_refusal else RequestError(text)

@@ -1,28 +1,42 @@
-"""Rewrites keywords of JSON Schema that the grammar library lacks into those that it has.
+"""Rewrites keywords of JSON Schema that llguidance lacks into those that it has.
 
 What generators of schemas write (Zod, pydantic, protobuf, Java): `propertyNames`, `oneOf`, `not: {}`, bounds of 64
 bits, `dependentRequired`, `unevaluatedProperties`. Every output of the rewritten schema matches the original one; a
 keyword that cannot be kept so stays, and the library names it.
 """
 
+from collections.abc import Mapping
+from itertools import combinations
 from typing import Any
 
-from octavo.structured.discriminated import with_tags
 from octavo.structured.disjoint import are_disjoint, properties_of, required, resolved, spelled, types_of, values_of
-from octavo.structured.keywords import DEPENDENT, PLACES, Schema, is_well_formed
-from octavo.structured.look_around import without_look_around
-from octavo.structured.property_names import Fits, with_named_properties
+from octavo.structured.patterns import matches, without_look_around
 
+Schema = dict[str, Any]
 # Characters of a string that the library can count before its lexer has too many states: up to a dozen for each.
 MAX_COUNTED_LENGTH = 7_500
 _LARGEST = 2**63 - 1024  # what the library's numbers hold, as a 64-bit float
 _NO_LIMIT = 3.4e38  # bounds of floats and doubles say nothing
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+# Other schemas of the same value.
+_PLACES = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "not")
+_DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
+_KINDS: dict[tuple[str, ...], type | tuple[type, ...]] = {
+    ("properties", "patternProperties", *_DEPENDENT): dict,
+    ("allOf", "anyOf", "oneOf", "required"): list,
+    ("pattern", "format", "$ref"): str,
+    ("minLength", "maxLength", "minProperties"): int,
+    ("type",): (str, list),
+}
+_NAME_FORMATS = {
+    "uuid": "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
+    "date": "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])$",
+}
 
 
-def rewritten(schema: Any, root: Schema, fits: Fits) -> Any:
+def rewritten(schema: Any, root: Schema) -> Any:
     """Return one schema rewritten, without its subschemas; `root` has the definitions."""
-    if not isinstance(schema, dict) or not is_well_formed(schema):  # the library names what is wrong
+    if not isinstance(schema, dict) or not _is_well_formed(schema):  # the library names what is wrong
         return schema
     if _is_never(schema):
         return False
@@ -35,7 +49,7 @@ def rewritten(schema: Any, root: Schema, fits: Fits) -> Any:
     if isinstance(most := result.get("maxLength"), int) and most > MAX_COUNTED_LENGTH:
         result["maxLength"] = MAX_COUNTED_LENGTH  # the string is closed there, rather than the answer cut off
     if "propertyNames" in result:
-        result = with_named_properties(result, root, fits)
+        result = _with_named_properties(result, root)
     _close(result, root)
     if "pattern" in result:
         result["pattern"] = without_look_around(result["pattern"])
@@ -49,6 +63,17 @@ def rewritten(schema: Any, root: Schema, fits: Fits) -> Any:
     ):
         result = rewrite(result, root)
     return result
+
+
+def _is_well_formed(schema: Schema) -> bool:
+    """Whether the keywords that are read here have values of their kind."""
+    return all(
+        isinstance(schema[name], kind) for names, kind in _KINDS.items() for name in names if name in schema
+    ) and all(isinstance(need, (list, dict, bool)) for need in _all_needs(schema))
+
+
+def _all_needs(schema: Schema) -> list[Any]:
+    return [need for name in _DEPENDENT if name in schema for need in schema[name].values()]
 
 
 def _is_never(schema: Schema) -> bool:
@@ -78,7 +103,7 @@ def _close(schema: Schema, root: Schema) -> None:
         del schema["unevaluatedProperties"]
         schema["properties"] = dict.fromkeys(known, True) | properties_of(schema)
         schema["additionalProperties"] = rest
-    if "unevaluatedItems" in schema and not any(name in schema for name in (*PLACES, "contains")):
+    if "unevaluatedItems" in schema and not any(name in schema for name in (*_PLACES, "contains")):
         rest = schema.pop("unevaluatedItems")
         schema.setdefault("items", rest)
 
@@ -99,6 +124,58 @@ def _named(schema: Any, root: Schema, steps: int = 8) -> list[str] | None:
             return None
         names += [*properties_of(part), *inner]
     return names
+
+
+def _with_named_properties(schema: Schema, root: Schema) -> Schema:
+    """Say what `propertyNames` says with `properties` or `patternProperties`."""
+    result = {name: value for name, value in schema.items() if name != "propertyNames"}
+    names = resolved(schema["propertyNames"], root)
+    if names is True or (isinstance(names, dict) and not _limits(names)):
+        return result
+    if (
+        not isinstance(names, dict)
+        or not _is_well_formed(names)
+        or "patternProperties" in schema
+        or "string" not in types_of(names)
+    ):
+        return schema
+    own = properties_of(schema)
+    other = schema.get("additionalProperties", schema.get("unevaluatedProperties", True))
+    if (listed := _listed(names)) is not None:
+        allowed = {name: own.get(name, other) for name in listed}
+        kept = allowed | {name: False for name in own if name not in allowed}
+        return result | {"properties": kept, "additionalProperties": False}
+    pattern = _pattern(names)
+    if pattern is None or (own and other not in (True, {}, False)):  # a named property would have to match that, too
+        return schema
+    if own:
+        result["properties"] = {name: inner if matches(pattern, name) else False for name, inner in own.items()}
+    more = {} if other is False else {"patternProperties": {pattern: other}}
+    return result | more | {"additionalProperties": False}
+
+
+def _limits(names: Schema) -> set[str]:
+    """Return the keywords that limit a string."""
+    return names.keys() & {"enum", "const", "pattern", "minLength", "maxLength", "format", *_PLACES}
+
+
+def _listed(names: Schema) -> list[str] | None:
+    values = [names["const"]] if "const" in names else names.get("enum")
+    if _limits(names) - {"const", "enum"} or not isinstance(values, list):
+        return None
+    return [value for value in values if isinstance(value, str)]
+
+
+def _pattern(names: Schema) -> str | None:
+    """Return the pattern of a string's form; None if one pattern cannot say it."""
+    keywords = _limits(names)
+    if keywords == {"pattern"}:
+        return str(names["pattern"])
+    if "format" in keywords and names["format"] in _NAME_FORMATS and keywords <= {"format", "pattern"}:
+        return str(names.get("pattern", _NAME_FORMATS[names["format"]]))
+    if keywords <= {"minLength", "maxLength"}:
+        return rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
+    return None
 
 
 def _excluded_types(schema: Schema, _: Schema) -> Schema:
@@ -140,7 +217,7 @@ def _excluded_properties(schema: Schema, _: Schema) -> Schema:
 def _dependencies(schema: Schema, _: Schema) -> Schema:
     """Say that a property needs others with two branches: one without it, one with all of them."""
     result, rules = dict(schema), []
-    for keyword in DEPENDENT:
+    for keyword in _DEPENDENT:
         for name, need in result.pop(keyword, {}).items():
             with_it = {"required": [name, *need]} if isinstance(need, list) else {"allOf": [need, {"required": [name]}]}
             rules.append({"anyOf": [{"properties": {name: False}}, with_it]})
@@ -192,7 +269,7 @@ def _exclusive_branches(schema: Schema, root: Schema) -> Schema:
         typed = [{"type": "object", **_excluded_properties(branch, root)} for branch in branches]
         narrowed = _narrowed(typed, own, root)
     if narrowed is None:
-        narrowed = with_tags(schema, branches, root)
+        narrowed = _with_tags(schema, branches, root)
     if narrowed is None:
         return schema
     result = {name: value for name, value in schema.items() if name != "oneOf"}
@@ -232,3 +309,43 @@ def _without(branch: Any, others: list[Any], own: Schema, root: Schema) -> Any |
     if plain is branch:
         return {**branch, "properties": properties_of(branch) | banned}
     return {"allOf": [branch, {"properties": banned}]}  # a copy of what is referred to might contain itself
+
+
+def _with_tags(schema: Schema, branches: list[Any], root: Schema) -> list[Any] | None:
+    """Return the branches, each of which requires a property that no two of them share a value of; None if none is."""
+    plain = [resolved(branch, root) for branch in branches]
+    if not all(
+        isinstance(each, dict) and types_of({"type": schema.get("type"), **each}) == {"object"} for each in plain
+    ):
+        return None
+    for name in properties_of(plain[0]):
+        values = [properties_of(each).get(name, True) for each in plain]
+        if all(are_disjoint(*pair, root) for pair in combinations(values, 2)):
+            return [_and(branch, each, {"required": [name]}) for branch, each in zip(branches, plain, strict=True)]
+    return _mapped(schema, branches, plain)
+
+
+def _mapped(schema: Schema, branches: list[Any], plain: list[Any]) -> list[Any] | None:
+    """Tag branches that are references with the values that OpenAPI's `discriminator` maps to them, or their names."""
+    rule = schema.get("discriminator")
+    if not isinstance(rule, Mapping) or not isinstance(name := rule.get("propertyName"), str):
+        return None
+    mapping = rule["mapping"] if isinstance(rule.get("mapping"), Mapping) else {}
+    tagged: list[Any] = []
+    used: set[object] = set()
+    for branch, each in zip(branches, plain, strict=True):
+        if not isinstance(branch, dict) or not isinstance(target := branch.get("$ref"), str):
+            return None
+        last = target.rpartition("/")[2]
+        values = [value for value, to in mapping.items() if to in (target, last)] or [last]
+        if used.intersection(values):
+            return None
+        used.update(values)
+        tagged.append(_and(branch, each, {"properties": {name: {"enum": values}}, "required": [name]}))
+    return tagged
+
+
+def _and(branch: Schema, plain: Schema, more: Schema) -> Schema:
+    if plain is branch and "properties" not in more:
+        return {**branch, "required": [*required(branch), *more["required"]]}
+    return {"allOf": [branch, more]}  # a copy of what is referred to might contain itself

@@ -1,4 +1,4 @@
-"""Prepares JSON schemas for the grammar compiler and locates errors in them."""
+"""Prepares JSON schemas for llguidance and locates errors in them."""
 
 import json
 import re
@@ -33,12 +33,10 @@ _SCHEMAS = ("items", "additionalProperties", "not", "contains", "propertyNames",
 
 def compiler_schema(text: str) -> str:
     """Return a JSON schema in the compiler's language, with our options; see `rewrite.py`."""
-    from octavo.structured.patterns import fits
-
     root = _without_remarks(json.loads(text))
 
     def whole(schema: Any) -> Any:
-        return _with_children(rewritten(schema, root, fits), whole)
+        return _with_children(rewritten(schema, root), whole)
 
     schema = whole(root)
     if not isinstance(schema, dict):

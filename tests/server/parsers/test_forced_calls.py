@@ -66,7 +66,7 @@ def check_rich(arguments: Mapping[str, Any]) -> None:
 
 def draw(constraint: StructuredOutput, parser: ToolCallParser, seed: int) -> ParsedMessage:
     """What `parser` reads in an answer by a model that knows nothing but the mask."""
-    matcher = BACKEND.compile(constraint).matcher()
+    matcher = BACKEND.compile(constraint)
     rng, words = random.Random(seed), np.zeros((1, BACKEND.num_words), dtype=np.int32)  # [1, W]
     tokens: list[int] = []
     spelling: list[int] = []  # what a model that is tired of a long text writes next
@@ -118,7 +118,7 @@ def test_a_marker_in_free_text_leaves_only_offered_names(name: str) -> None:
     kind = TOOL_CALL_PARSERS[name]
     constraint = may_call(kind, SCHEMAS, set(), parallel=True)
     assert constraint is not None
-    matcher, words = BACKEND.compile(constraint).matcher(), np.zeros((1, BACKEND.num_words), dtype=np.int32)
+    matcher, words = BACKEND.compile(constraint), np.zeros((1, BACKEND.num_words), dtype=np.int32)
     (trigger,) = {tag.trigger for tag in constraint.tags}
     opening = {"hermes": '\n{"name": "', "mistral": '[{"name": "', "mistral_args": "", "qwen3_coder": "\n<function="}
     for token in TOKENIZER.encode(f"Hello {trigger}{opening[name]}", add_special_tokens=False):
