@@ -5,20 +5,20 @@ from typing import Any
 import pytest
 
 from octavo.errors import InvalidParameterError
-from octavo.inputs import ParsedPrompt, as_prompt_list, parse_prompt
+from octavo.inputs import as_prompt_list, parse_prompt
 
 
 @pytest.mark.parametrize(
     ("prompt", "parsed"),
     [
-        ("Hello", ParsedPrompt(text="Hello")),
-        ("", ParsedPrompt(text="")),
-        ({"prompt": "Hello"}, ParsedPrompt(text="Hello")),
-        ({"prompt_token_ids": [1, 2]}, ParsedPrompt(token_ids=[1, 2])),
-        ({"prompt_token_ids": (1, 2)}, ParsedPrompt(token_ids=[1, 2])),
+        ("Hello", "Hello"),
+        ("", ""),
+        ({"prompt": "Hello"}, "Hello"),
+        ({"prompt_token_ids": [1, 2]}, [1, 2]),
+        ({"prompt_token_ids": (1, 2)}, [1, 2]),
     ],
 )
-def test_known_forms(prompt: object, parsed: ParsedPrompt) -> None:
+def test_known_forms(prompt: object, parsed: str | list[int]) -> None:
     assert parse_prompt(prompt) == parsed
 
 
@@ -50,7 +50,7 @@ def test_token_ids_are_copied() -> None:
     token_ids = [1, 2]
     parsed = parse_prompt({"prompt_token_ids": token_ids})
     token_ids.append(3)
-    assert parsed.token_ids == [1, 2]
+    assert parsed == [1, 2]
 
 
 @pytest.mark.parametrize("prompt", ["Hello", {"prompt": "Hello"}, {"prompt_token_ids": [1]}])

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.seeds import derive_seed, draw_seed
+from octavo.sampling_params import derive_seed, draw_seed
 
 
 def test_drawn_seeds_are_64_bits_and_differ() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from octavo import LLM, SamplingParams, StructuredOutput
-from octavo.child_python import child_command, child_environment
 from octavo.structured.checker import StructuredOutputChecker
+from octavo.working_folder import child_command, child_environment
 
 SHADOWS = ("sitecustomize", "typing", "random", "queue", "zmq", "msgspec", "numpy", "torch", "llguidance", "typer")
 

@@ -5,7 +5,6 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Self, overload
 
 from octavo.config.args import EngineArgs
@@ -85,13 +84,9 @@ class AsyncLLM:
         *,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> RequestOutput | list[RequestOutput]:
-        """Complete one prompt (returns one output) or a list of prompts (returns a list, in order).
-
-        Raises:
-            InvalidParameterError: names the field, its value and the limit.
-        """
+        """Complete one prompt (returns one output) or a list of prompts (returns a list, in order)."""
         outputs = await (await self.engine()).generate_async(prompts, sampling_params, priority, lora_request)
-        return outputs[0] if _is_single(prompts) else outputs
+        return outputs[0] if isinstance(prompts, (str, Mapping)) else outputs
 
     async def stream(
         self,
@@ -120,11 +115,7 @@ class AsyncLLM:
         lora_request: LoRARequest | None = None,
         **template_options: Any,
     ) -> RequestOutput:
-        """Reply to one conversation. Without `sampling_params`, `max_tokens` is the rest of the context.
-
-        Raises:
-            InvalidParameterError: malformed messages, or a model without a chat template.
-        """
+        """Reply to one conversation. Without `sampling_params`, `max_tokens` is the rest of the context."""
         engine = await self.engine()
         prompt = await engine.chat_prompt(messages, **template_options)
         return (await engine.generate_async([prompt], _chat_params(engine, sampling_params), priority, lora_request))[0]
@@ -138,11 +129,7 @@ class AsyncLLM:
         *,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """Generate for requests with images, in the order of the requests; see `LLM.generate_multimodal`.
-
-        Raises:
-            InvalidParameterError: as there. In this case no request was started.
-        """
+        """Generate for requests with images, in the order of the requests; `LLM.generate_multimodal` describes them."""
         engine = await self.engine()
         prompts = await engine.multimodal_prompts(requests, processor)
         return await engine.generate_async(prompts, sampling_params, priority, lora_request)
@@ -156,7 +143,7 @@ class AsyncLLM:
         lora_request: LoRARequest | None = None,
         **template_options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream the reply to one conversation; see `chat` and `stream`."""
+        """Stream the reply to one conversation."""
         engine = await self.engine()
         prompt = await engine.chat_prompt(messages, **template_options)
         params = _chat_params(engine, sampling_params)
@@ -187,9 +174,7 @@ class AsyncLLM:
         await self.engine()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.exit()
 
 
@@ -212,7 +197,3 @@ def _load(args: EngineArgs) -> Future[AsyncLLMEngine]:
 
 def _chat_params(engine: AsyncLLMEngine, params: SamplingParams | None) -> SamplingParams:
     return engine.front.inputs.default_params.replace(max_tokens=None) if params is None else params
-
-
-def _is_single(prompts: object) -> bool:
-    return isinstance(prompts, (str, Mapping))

@@ -5,12 +5,16 @@ exit code 2). `EngineError` is a failure on our side (HTTP 5xx, exit code 1). No
 `AssertionError` is a bug in Octavo.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 
 class OctavoError(Exception):
-    """Base class of all deliberate errors."""
+    """Base class of all deliberate errors. They cross process boundaries whole, whatever their constructors take."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), str(self), vars(self))
 
 
 class UserError(OctavoError):
@@ -32,9 +36,6 @@ class InvalidParameterError(UserError, ValueError):
         super().__init__(f"{field}={value!r}: {limit}")
         self.field, self.value, self.limit = field, value, limit
 
-    def __reduce__(self) -> tuple[type, tuple[str, object, str]]:
-        return type(self), (self.field, self.value, self.limit)
-
 
 class UnknownOptionError(UserError, TypeError):
     """An unknown name; the message suggests the closest known one."""
@@ -43,9 +44,6 @@ class UnknownOptionError(UserError, TypeError):
         names = sorted(known)
         super().__init__(f"unknown {kind} {name!r}; {nearest_hint(name, names)}")
         self.kind, self.name, self.known = kind, name, names
-
-    def __reduce__(self) -> tuple[type, tuple[str, str, list[str]]]:
-        return type(self), (self.kind, self.name, self.known)
 
 
 class PromptTooLongError(InvalidParameterError):
@@ -79,9 +77,6 @@ class EventLoopError(UserError, RuntimeError):
         super().__init__(f"{what} is in use by another event loop: {way_out}, or make one for each loop")
         self.what, self.way_out = what, way_out
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.what, self.way_out)
-
 
 class DeviceUnavailableError(UserError):
     """The requested device is not present on this machine."""
@@ -114,8 +109,12 @@ class OutOfBlocksError(EngineError):
         super().__init__(f"{num_wanted} KV blocks requested, {num_free} free")
         self.num_wanted, self.num_free = num_wanted, num_free
 
-    def __reduce__(self) -> tuple[type, tuple[int, int]]:
-        return type(self), (self.num_wanted, self.num_free)
+
+def _rebuilt(kind: type[OctavoError], message: str, attributes: Mapping[str, object]) -> OctavoError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    vars(error).update(attributes)
+    return error
 
 
 def anew(error: OctavoError) -> OctavoError:
@@ -135,8 +134,6 @@ def nearest_hint(name: str, known: list[str]) -> str:
 def named_error(type_name: str, message: str) -> OctavoError:
     """Rebuild an error that crossed a process boundary as its class name and message."""
     kind = globals().get(type_name)
-    if not (isinstance(kind, type) and issubclass(kind, OctavoError)):
-        return EngineDeadError(f"{type_name}: {message}")
-    error = kind.__new__(kind)
-    Exception.__init__(error, message)
-    return error
+    if isinstance(kind, type) and issubclass(kind, OctavoError):
+        return _rebuilt(kind, message, {})
+    return EngineDeadError(f"{type_name}: {message}")

@@ -1,7 +1,6 @@
 """The kinds of prompt that users can pass, and the one place that tells them apart."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypedDict
 
 from octavo.errors import InvalidParameterError
@@ -23,36 +22,20 @@ Prompt = str | TokensPrompt | TextPrompt
 ChatMessage = Mapping[str, object]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParsedPrompt:
-    """Exactly one of the two fields is set."""
-
-    text: str | None = None
-    token_ids: list[int] | None = None
-
-
-def parse_prompt(prompt: object) -> ParsedPrompt:
-    """Determine which kind of prompt this is.
-
-    Raises:
-        InvalidParameterError: neither a string nor a known mapping.
-    """
+def parse_prompt(prompt: object) -> str | list[int]:
+    """Return a prompt's text or token ids; raise InvalidParameterError for other than a string or known mapping."""
     if isinstance(prompt, str):
-        return ParsedPrompt(text=prompt)
+        return prompt
     if isinstance(prompt, Mapping):
         if set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
-            return ParsedPrompt(text=prompt["prompt"])
+            return prompt["prompt"]
         if set(prompt) == {"prompt_token_ids"}:
-            return ParsedPrompt(token_ids=_token_ids(prompt["prompt_token_ids"]))
+            return _token_ids(prompt["prompt_token_ids"])
     raise InvalidParameterError("prompt", prompt, 'a string, {"prompt": ...} or {"prompt_token_ids": [...]}')
 
 
 def as_prompt_list(prompts: object) -> list[Prompt]:
-    """Return `prompts` as a list; a single prompt becomes a list of one.
-
-    Raises:
-        InvalidParameterError: for a bare list of integers, which is ambiguous.
-    """
+    """Return `prompts` as a list; a single prompt becomes a list of one. A bare list of integers is ambiguous."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]  # type: ignore[list-item]  # parse_prompt checks the mapping's keys
     if isinstance(prompts, Sequence):

@@ -1,7 +1,6 @@
 """`LLM`: offline batches. The engine core runs in the caller's process, on the engine's own thread."""
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from octavo.engine.front import ModelName
@@ -50,12 +49,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one prompt or many; always returns a list, in the order of the prompts.
 
-        `sampling_params` is one object for all prompts, or a list with one for each. So is `lora_request`, the adapter
-        to use; None is the base model. All prompts run as one batch, as far as memory allows.
+        `sampling_params` is one object for all prompts, or a list with one for each. So is `lora_request`; None is the
+        base model. All prompts run as one batch, as far as memory allows.
 
         Raises:
-            InvalidParameterError: names the field, its value and the limit; in this case no prompt was started.
-            AdapterError: likewise, about the files of an adapter.
+            UserError: names the field, its value and the limit; in this case no prompt was started.
         """
         return self.engine.generate(prompts, sampling_params, priority, use_tqdm, lora_request=lora_request)
 
@@ -83,17 +81,15 @@ class LLM:
         """Reply to one conversation or many. Without `sampling_params`, `max_tokens` is the rest of the context.
 
         A conversation is a list of `{"role": ..., "content": ...}`; content may have images, see `generate_multimodal`.
-        `template_options` are passed to the chat template
-        (`tools`, `enable_thinking`, `add_generation_prompt`, ...).
+        `template_options` are passed to the chat template (`tools`, `enable_thinking`, `add_generation_prompt`, ...).
 
         Raises:
             InvalidParameterError: malformed messages, or a model without a chat template.
         """
         prompts = [self.engine.chat_prompt(chat, **template_options) for chat in as_conversations(messages)]
-        params = (
-            self.get_default_sampling_params().replace(max_tokens=None) if sampling_params is None else sampling_params
-        )
-        return self.engine.generate(prompts, params, priority, use_tqdm, lora_request=lora_request)
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params().replace(max_tokens=None)
+        return self.engine.generate(prompts, sampling_params, priority, use_tqdm, lora_request=lora_request)
 
     def generate_multimodal(
         self,
@@ -126,9 +122,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.exit()
 
 

@@ -21,7 +21,14 @@ class LoRARequest:
     lora_path: str | os.PathLike[str] = ""
 
     def __post_init__(self) -> None:
-        _check(self.lora_name, self.lora_int_id, self.lora_path)
+        name: object = self.lora_name
+        path: object = self.lora_path
+        if not isinstance(name, str) or not name:
+            raise InvalidParameterError("lora_name", name, "a non-empty string")
+        if type(self.lora_int_id) is not int or self.lora_int_id < 1:
+            raise InvalidParameterError("lora_int_id", self.lora_int_id, "an integer of at least 1")
+        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+            raise InvalidParameterError("lora_path", path, "the folder of a PEFT adapter, a Hub id, or `demo-json`")
 
     @property
     def name(self) -> str:
@@ -34,12 +41,3 @@ class LoRARequest:
     @property
     def path(self) -> str:
         return os.fspath(self.lora_path)
-
-
-def _check(name: object, number: object, path: object) -> None:
-    if not isinstance(name, str) or not name:
-        raise InvalidParameterError("lora_name", name, "a non-empty string")
-    if type(number) is not int or number < 1:
-        raise InvalidParameterError("lora_int_id", number, "an integer of at least 1")
-    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise InvalidParameterError("lora_path", path, "the folder of a PEFT adapter, a Hub id, or `demo-json`")

@@ -1,6 +1,6 @@
 """What users get back: one `RequestOutput` per prompt, with one `CompletionOutput` per sample."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = field(default=None)  # [0] is None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # [0] is None
 
     @property
     def text(self) -> str:

@@ -1,5 +1,6 @@
-"""Sampling parameters and priority of a request."""
+"""Sampling parameters, priority and seed of a request."""
 
+import secrets
 from collections.abc import Mapping, Sequence, Sized
 from copy import copy
 from dataclasses import dataclass, fields, replace
@@ -21,6 +22,32 @@ MAX_ALLOWED_TOKEN_IDS = 2**19  # beyond any vocabulary
 MAX_N = 16384
 MAX_TOP_K = 2**31 - 1  # beyond any vocabulary, and the largest integer that messages can carry
 SEED_BITS = 64
+_SEEDS_END = 1 << SEED_BITS
+# By field: the least and the greatest value; None: no limit.
+_INTEGERS: dict[str, tuple[int, int | None]] = {
+    "n": (1, MAX_N),
+    "top_k": (-1, MAX_TOP_K),
+    "min_tokens": (0, None),
+    "max_tokens": (1, None),
+    "seed": (0, _SEEDS_END - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+_OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "prompt_logprobs"})
+_FLOATS = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, 100.0),
+}
+_LENGTHS = {
+    "stop": (MAX_STOP_STRINGS, "strings"),
+    "bad_words": (MAX_BAD_WORDS, "words"),
+    "stop_token_ids": (MAX_STOP_TOKEN_IDS, "token ids"),
+    "allowed_token_ids": (MAX_ALLOWED_TOKEN_IDS, "token ids"),
+}
 
 
 class RequestPriority(IntEnum):
@@ -70,15 +97,16 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     structured_output: StructuredOutput | None = None  # constraint on the output
-    speculative: bool = True  # verify drafts, if the engine has a drafter; the output is the same
+    speculative: bool = True  # speculate, if the engine can; the output is the same
 
     def __post_init__(self) -> None:
         self._store_tuples()
-        self._check_integers()
+        self._check_numbers()
         self._check_lists()
-        self._check_floats()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameterError("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        if self.structured_output is not None and not isinstance(self.structured_output, StructuredOutput):
+            raise InvalidParameterError("structured_output", self.structured_output, "must be a StructuredOutput")
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
@@ -131,58 +159,60 @@ class SamplingParams:
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _integer_keys(self.logit_bias))
 
-    def _check_integers(self) -> None:
-        _check_integer("n", self.n, 1, MAX_N)
-        _check_integer("top_k", self.top_k, -1, MAX_TOP_K)
-        _check_integer("min_tokens", self.min_tokens, 0, None)
-        for name, low, high in (
-            ("max_tokens", 1, None),
-            ("seed", 0, 2**SEED_BITS - 1),
-            ("logprobs", 0, MAX_LOGPROBS),
-            ("prompt_logprobs", 0, MAX_LOGPROBS),
-        ):
+    def _check_numbers(self) -> None:
+        for name, (low, high) in _INTEGERS.items():
             value = getattr(self, name)
-            if value is not None:
+            if value is not None or name not in _OPTIONAL:
                 _check_integer(name, value, low, high)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "speculative"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameterError(name, getattr(self, name), "must be true or false")
-
-    def _check_floats(self) -> None:
-        _check_float("temperature", self.temperature, 0.0, 100.0)
-        _check_float("top_p", self.top_p, 0.0, 1.0)
+        for name, (least, greatest) in _FLOATS.items():
+            _check_float(name, getattr(self, name), least, greatest)
         if self.top_p == 0.0:
             raise InvalidParameterError("top_p", self.top_p, "greater than 0 and at most 1")
-        _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0)
         if self.repetition_penalty == 0.0:
             raise InvalidParameterError("repetition_penalty", self.repetition_penalty, "greater than 0")
         for token_id, bias in (self.logit_bias or {}).items():
             _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
 
     def _check_lists(self) -> None:
-        if self.structured_output is not None and not isinstance(self.structured_output, StructuredOutput):
-            raise InvalidParameterError("structured_output", self.structured_output, "must be a StructuredOutput")
-        _check_length("stop", self.stop, MAX_STOP_STRINGS, "strings")
-        _check_length("bad_words", self.bad_words, MAX_BAD_WORDS, "words")
-        _check_length("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS, "token ids")
-        _check_length("allowed_token_ids", self.allowed_token_ids or (), MAX_ALLOWED_TOKEN_IDS, "token ids")
-        for name in ("stop", "bad_words"):
+        for name, (limit, kind) in _LENGTHS.items():
+            _check_length(name, getattr(self, name) or (), limit, kind)
+        for name, limit in (("stop", MAX_STOP_CHARACTERS), ("bad_words", MAX_BAD_WORDS_CHARACTERS)):
             for text in getattr(self, name):
                 if not isinstance(text, str) or not text:
                     raise InvalidParameterError(name, text, "every entry must be a non-empty string")
-        _check_characters("stop", self.stop, MAX_STOP_CHARACTERS)
-        _check_characters("bad_words", self.bad_words, MAX_BAD_WORDS_CHARACTERS)
+            if (total := sum(map(len, getattr(self, name)))) > limit:
+                wanted = f"at most {limit} characters in all of them together"
+                raise InvalidParameterError(name, f"{total} characters", wanted)
         if (longest := max(map(len, self.bad_words), default=0)) > MAX_BAD_WORD_CHARACTERS:
-            limit = f"at most {MAX_BAD_WORD_CHARACTERS} characters in each word"
-            raise InvalidParameterError("bad_words", f"{longest} characters", limit)
+            wanted = f"at most {MAX_BAD_WORD_CHARACTERS} characters in each word"
+            raise InvalidParameterError("bad_words", f"{longest} characters", wanted)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameterError("allowed_token_ids", (), "at least one id, or None for all")
         for name in ("stop_token_ids", "allowed_token_ids"):
             for token_id in getattr(self, name) or ():
                 _check_integer(name, token_id, 0, None)
+
+
+def draw_seed() -> int:
+    """Draw the seed of a request that has none."""
+    return secrets.randbits(SEED_BITS)
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """Return the seed of sample `index` of a request: `seed` itself for sample 0, 64 well-mixed bits for the others.
+
+    Different indices give different seeds, because every step below is a bijection. Source: SplitMix64 (Steele, Lea and
+    Flood, "Fast splittable pseudorandom number generators", 2014).
+    """
+    if index == 0:
+        return seed
+    mixed = (seed + index * 0x9E3779B97F4A7C15) % _SEEDS_END
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % _SEEDS_END
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) % _SEEDS_END
+    return mixed ^ (mixed >> 31)
 
 
 def _as_tuple(field: str, value: object) -> tuple[Any, ...]:
@@ -194,11 +224,6 @@ def _as_tuple(field: str, value: object) -> tuple[Any, ...]:
 def _check_length(field: str, entries: Sized, limit: int, kind: str) -> None:
     if len(entries) > limit:
         raise InvalidParameterError(field, f"{len(entries)} {kind}", f"at most {limit}")
-
-
-def _check_characters(field: str, texts: Sequence[str], limit: int) -> None:
-    if (total := sum(map(len, texts))) > limit:
-        raise InvalidParameterError(field, f"{total} characters", f"at most {limit} characters in all of them together")
 
 
 def _integer_keys(bias: Mapping[Any, Any]) -> dict[int, float]:

@@ -124,20 +124,17 @@ class StructuredOutput:
         for name in ("regex", "grammar"):
             if getattr(self, name) is not None:
                 _check_text(name, getattr(self, name), low=1)
-        self._check_choice()
+        if len(self.choice) > MAX_CHOICES:
+            raise InvalidParameterError("choice", len(self.choice), f"at most {MAX_CHOICES} strings")
+        for text in self.choice:
+            _check_text("choice", text, low=1)
+        _check_total("choice", self.choice)
         self._check_tags()
 
     @property
     def kind(self) -> str:
         """The name of the field that is set; `reasoning` if there is no other."""
         return next((name for name in KINDS if getattr(self, name) not in (None, False, ())), "reasoning")
-
-    def _check_choice(self) -> None:
-        if len(self.choice) > MAX_CHOICES:
-            raise InvalidParameterError("choice", len(self.choice), f"at most {MAX_CHOICES} strings")
-        for text in self.choice:
-            _check_text("choice", text, low=1)
-        _check_total("choice", self.choice)
 
     def _check_tags(self) -> None:
         if len(self.tags) > MAX_TAGS:

@@ -19,7 +19,6 @@ from typing import IO, Any, Self
 import msgspec
 import zmq
 
-from octavo.child_python import child_environment
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import (
     CallMethod,
@@ -32,6 +31,7 @@ from octavo.contracts.engine import (
 )
 from octavo.contracts.frames import encode_frames, plain
 from octavo.errors import EngineDeadError, OctavoError, anew, named_error
+from octavo.working_folder import child_environment
 
 logger = logging.getLogger("octavo.engine.process")  # what the child prints
 

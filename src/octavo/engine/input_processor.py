@@ -15,8 +15,7 @@ from octavo.lora_request import LoRARequest
 from octavo.multimodal.messages import has_images
 from octavo.multimodal.processor import MultiModalProcessor
 from octavo.multimodal.prompt import MultiModalPrompt
-from octavo.sampling_params import RequestPriority, SamplingParams
-from octavo.seeds import derive_seed, draw_seed
+from octavo.sampling_params import RequestPriority, SamplingParams, derive_seed, draw_seed
 from octavo.structured.checker import StructuredOutputChecker
 from octavo.structured_output import StructuredOutput
 from octavo.tokenizer.tokenizer import ContextLimit, Tokenizer
@@ -177,11 +176,10 @@ class InputProcessor:
         if isinstance(prompt, MultiModalPrompt):
             return prompt.text, prompt.token_ids
         parsed = parse_prompt(prompt)
-        if parsed.text is not None:
-            self.check_text_length(parsed.text)
-            return parsed.text, self._tokenizer.encode(parsed.text)
-        assert parsed.token_ids is not None
-        return None, parsed.token_ids
+        if isinstance(parsed, str):
+            self.check_text_length(parsed)
+            return parsed, self._tokenizer.encode(parsed)
+        return None, parsed
 
     def _check_prompt_ids(self, token_ids: list[int], field: str) -> None:
         """Refuse ids without a row of the embedding, whatever they come from.

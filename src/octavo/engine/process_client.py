@@ -21,7 +21,6 @@ import msgspec
 import numpy as np
 import zmq
 
-from octavo.child_python import child_command
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import (
     AddRequests,
@@ -37,6 +36,7 @@ from octavo.device.cgroups import usable_cores
 from octavo.engine.child_core import ChildCore
 from octavo.errors import EngineDeadError, OctavoError, anew
 from octavo.scheduler.block_hash import chain_hashes, root_hash
+from octavo.working_folder import child_command
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from multiprocessing.connection import Connection, Pipe
 
 import msgspec
 
-from octavo.child_python import child_command, child_environment
 from octavo.config.engine import EngineConfig
 from octavo.contracts.frames import plain
 from octavo.device.cgroups import usable_cores
@@ -20,6 +19,7 @@ from octavo.executor.distributed import DistributedExecutor
 from octavo.executor.ranks import Wait
 from octavo.worker.rank_loop import DEFAULT_WORKER, RankSetup
 from octavo.worker.worker_proc import LocalSetup
+from octavo.working_folder import child_command, child_environment
 
 _DEATH_S = 5.0  # between a rank's hang-up and its exit
 

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from octavo.child_python import child_command, child_environment
 from octavo.contracts.frames import plain
 from octavo.errors import GrammarTooComplexError, InvalidParameterError, RequestError
 from octavo.structured.grammar_text import grammar_text, lark_of, schema_grammar
 from octavo.structured.schema import advice, find_excess, locate_fault
 from octavo.structured_output import StructuredOutput
+from octavo.working_folder import child_command, child_environment
 
 MAX_REMEMBERED = 256
 MAX_REPEATS = 65_536  # in a regular expression
