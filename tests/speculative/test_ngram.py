@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from octavo.speculative.ngram import NgramDrafter
+from octavo.speculative.drafters import NgramDrafter
 
 
 def drafts(context: list[int], *, num: int = 4, shortest: int = 2, longest: int = 8) -> list[int]:

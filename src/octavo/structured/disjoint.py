@@ -106,7 +106,7 @@ def _highest(schema: Schema) -> tuple[float, bool]:
 
 
 def _ends(schema: Schema, name: str, exclusive: str) -> list[tuple[float, bool]]:
-    last, beyond = schema.get(name), schema.get(exclusive)  # in draft 4 the latter is a flag
+    last, beyond = schema.get(name), schema.get(exclusive)  # once the latter was a flag
     return [(end, is_out) for end, is_out in ((last, beyond is True), (beyond, True)) if _is_number(end)]
 
 

@@ -8,10 +8,16 @@ wrongly fails at once.
 Legend: R = requests in the step.
 """
 
-from octavo.testing.fake_executor import FakeExecutor, FakeRank, run_step
-from octavo.testing.fake_worker import FakeRow, FakeWorker, model_output_for
-from octavo.testing.known_drafter import KnownDrafter
-from octavo.testing.requests import ROOT, context_hash, expected_tokens, make_request, make_scheduler, next_token
+from octavo.testing.fake_worker import FakeExecutor, FakeRank, FakeRow, FakeWorker, model_output_for, run_step
+from octavo.testing.requests import (
+    ROOT,
+    KnownDrafter,
+    context_hash,
+    expected_tokens,
+    make_request,
+    make_scheduler,
+    next_token,
+)
 
 __all__ = [
     "ROOT",

@@ -1,18 +1,23 @@
-"""A worker without a model, which checks every read of its KV cache."""
+"""A worker without a model, which checks every read of its KV cache: in an executor, as a rank, or stepped manually."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.contracts.engine import AdapterRef
+from octavo.config.engine import EngineConfig
+from octavo.config.parallel import RankPlace
+from octavo.contracts.engine import AdapterRef, EngineCoreOutputs
 from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import DRAWN_IN_RANKS, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from octavo.distributed.rendezvous import Rendezvous
 from octavo.scheduler.block_manager import FULL_ATTENTION
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculative.drafters import Drafter
 from octavo.testing.requests import adapter_root, context_hash, next_token
+from octavo.worker.rank_loop import call_worker
 
 _NOTHING_WRITTEN, _LOST = -1, -2
 _LOST_ADAPTER = "0"  # in a slot that a failed step did not fill
@@ -90,13 +95,14 @@ class FakeWorker:
         self._block_size = block_size
         self._groups = groups
         self._recurrent = [index for index, group in enumerate(groups) if group.kind == "recurrent"]
-        # One block more than managed: the null block, which must never be written or read. A block of a recurrent
-        # group has a single entry.
-        sizes = [1 if group in self._recurrent else block_size for group in range(len(groups))]
-        self._kv: list[NDArray[np.int64]] = [
-            np.full((count + 1) * size, _NOTHING_WRITTEN, dtype=np.int64)
-            for count, size in zip(num_blocks, sizes, strict=True)
-        ]
+        self._kv: list[NDArray[np.int64]] = []
+        self.initialize_kv_cache(num_blocks)
+
+    def initialize_kv_cache(self, num_blocks: list[int]) -> None:
+        """Allocate so many blocks of each group, and a null block, which must never be written or read."""
+        for group, count in enumerate(num_blocks):
+            size = 1 if group in self._recurrent else self._block_size
+            self._kv.append(np.full((count + 1) * size, _NOTHING_WRITTEN, dtype=np.int64))
 
     @classmethod
     def of(
@@ -297,3 +303,80 @@ def _model_output(
         sampled_token_ids=table,
         num_sampled=np.array([len(token_ids) for token_ids in sampled], dtype=np.int32),
     )
+
+
+def run_step(scheduler: Scheduler, worker: FakeWorker) -> EngineCoreOutputs:
+    """Schedule one step, execute it and update the scheduler with its output."""
+    scheduler_output = scheduler.schedule()
+    return scheduler.update_from_output(scheduler_output, worker.execute(scheduler_output))
+
+
+class FakeExecutor:
+    """An `Executor` without a model. `fails` selects steps that raise instead of computing."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        vocab_size: int = 1000,
+        fails: Callable[[SchedulerOutput], bool] = lambda scheduler_output: False,
+        max_steps_in_flight: int = 1,
+    ) -> None:
+        self.max_steps_in_flight = max_steps_in_flight
+        self.worker = FakeWorker(num_blocks=[num_blocks], block_size=block_size, vocab_size=vocab_size)
+        self.has_exited = False
+        self._num_blocks = num_blocks
+        self._fails = fails
+
+    @property
+    def profile(self) -> str:
+        return "fake"
+
+    def start(self) -> list[int]:
+        return [self._num_blocks]
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        future: Future[ModelRunnerOutput] = Future()
+        if self._fails(scheduler_output):
+            self.worker.lose(scheduler_output)
+            future.set_exception(RuntimeError("failed as requested"))
+        else:
+            future.set_result(self.worker.execute(scheduler_output))
+        return future
+
+    def call(self, method: str, *arguments: Any) -> Future[list[Any]]:
+        values: Future[list[Any]] = Future()
+        call_worker(self.worker, method, arguments, lambda value: values.set_result([value]), values.set_exception)
+        return values
+
+    def check_health(self) -> None:
+        """Always healthy."""
+
+    def exit(self) -> None:
+        self.has_exited = True
+
+
+class FakeRank(FakeWorker):
+    """A `FakeWorker` as a rank of an executor: `MultiprocExecutor(config, "octavo.testing:FakeRank")`.
+
+    Override `execute` to do something else in a step.
+    """
+
+    profile = "fake"
+
+    def __init__(self, config: EngineConfig, place: RankPlace, rendezvous: Rendezvous) -> None:
+        super().__init__(num_blocks=[], block_size=config.cache.block_size, vocab_size=config.model.vocab_size)
+        self.place = place
+        self._num_blocks = config.cache.num_kv_blocks or 64
+
+    def load_model(self) -> None:
+        """No-op: there is no model."""
+
+    def count_kv_blocks(self) -> list[int]:
+        return [self._num_blocks]
+
+    def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        done = Future[ModelRunnerOutput]()
+        done.set_result(self.execute(scheduler_output))
+        return done
