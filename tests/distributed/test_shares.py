@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.distributed.shares import HeadShare, Share
+from octavo.distributed.groups import HeadShare, Share
 
 
 @given(total=st.integers(1, 5000), size=st.integers(1, 9))

@@ -13,7 +13,7 @@ from tests.breadth import each
 from tests.kernels.conftest import InOneForm
 from tests.kernels.levels import LEVELS
 
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import Share
 from octavo.kernels.quantization import (
     QUANTIZATIONS,
     Float8Format,

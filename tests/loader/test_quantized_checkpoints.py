@@ -19,8 +19,7 @@ from tests.models.test_exactness import random_tokens
 from octavo.config.args import EngineArgs
 from octavo.config.hf import read_model_config
 from octavo.config.hf_quantization import QUANTIZATION_METHODS
-from octavo.distributed.groups import ParallelGroups
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import ParallelGroups, Share
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.kernels.dispatch import native_kernels
 from octavo.kernels.quantization import IntegerFormat

@@ -11,8 +11,7 @@ from tests.models.test_exactness import TOLERANCE, random_tokens
 from tests.models.test_moe import NAMES
 from tests.models.tiny import TINY_MODELS
 
-from octavo.distributed.groups import ParallelGroups
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import ParallelGroups, Share
 from octavo.layers.moe import Expert, ExpertParallelMoE, MixtureOfExperts
 from octavo.models.common import DecoderLayer
 from octavo.models.interfaces import CausalLM

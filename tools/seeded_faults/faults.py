@@ -155,7 +155,7 @@ FAULTS = [
         name="a replay says tokens twice",
         right="for offset in range(num_repeated, len(token_ids)):",
         wrong="for offset in range(len(token_ids)):",
-        tests="engine/test_request_state.py",
+        tests="engine/test_output_processor.py",
     ),
     # -- server
     Fault(

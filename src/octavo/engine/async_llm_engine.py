@@ -21,7 +21,7 @@ from octavo.contracts.engine import EngineCoreOutputs
 from octavo.engine.core_client import EngineCoreClient
 from octavo.engine.front import EngineFront, ModelName, one_per_prompt, streaming_engine_args
 from octavo.engine.input_processor import ProcessedRequest
-from octavo.engine.request_state import CompletionState, RequestState
+from octavo.engine.output_processor import CompletionState, RequestState
 from octavo.errors import EngineDeadError, EventLoopError, OctavoError, anew
 from octavo.inputs import as_prompt_list
 from octavo.lora_request import LoRARequest

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from octavo.engine.front import EngineFront
 from octavo.engine.input_processor import ProcessedRequest
-from octavo.engine.request_state import RequestState
+from octavo.engine.output_processor import RequestState
 from octavo.errors import EngineDeadError
 from octavo.outputs import RequestOutput
 

@@ -15,8 +15,7 @@ from octavo.config.speculative import DraftModelConfig
 from octavo.device.process import without_garbage_collection
 from octavo.engine.core_client import EngineCoreClient, make_client
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
-from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.request_state import RequestState
+from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import EngineMetrics
 from octavo.sampling_params import SamplingParams

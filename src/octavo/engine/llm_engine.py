@@ -84,9 +84,9 @@ class LLMEngine:
     def abort_request(self, request_id: str) -> None:
         """End a request; the next step returns its output with finish_reason `abort`. Unknown ids are ignored."""
 
-        def abort() -> None:
-            if (state := self._front.outputs.find(request_id)) is not None:
-                self._front.client.abort(state.unfinished_core_ids())
+        def abort(front: EngineFront = self._front) -> None:
+            if (state := front.outputs.find(request_id)) is not None:
+                front.client.abort(state.unfinished_core_ids())
 
         self._owner.run(abort)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from octavo.attention.base import AttentionLayer, HeadNorms
 from octavo.attention.metadata import AttentionMetadata, LayerKVCache
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import Share
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.base import TensorSpec
 from octavo.layers.weight_owner import PlainWeights

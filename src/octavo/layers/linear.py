@@ -15,8 +15,7 @@ from typing import ClassVar
 
 import torch
 
-from octavo.distributed.groups import Group, SingleRank
-from octavo.distributed.shares import HeadShare, Share
+from octavo.distributed.groups import Group, HeadShare, Share, SingleRank
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.blocks import BlockWeight
 from octavo.kernels.quantization import WeightFormat

@@ -20,8 +20,7 @@ import torch
 from torch import nn
 
 from octavo.config.model import MoEConfig
-from octavo.distributed.groups import ParallelGroups
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import ParallelGroups, Share
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.types import Activation, ExpertAdapters, PackedExperts, Routes, Routing
 from octavo.layers.context import BuildContext

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import Share
 from octavo.kernels.blocks import dequantize
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import LoraAdapters, PackedLinear

@@ -21,7 +21,7 @@ from octavo.attention.metadata import AttentionMetadata, LayerCache, LayerKVCach
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
 from octavo.config.speculative import EagleConfig
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import Share
 from octavo.errors import CheckpointError
 from octavo.kernels.reference import Kernels
 from octavo.layers.context import BuildContext

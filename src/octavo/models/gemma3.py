@@ -16,7 +16,7 @@ from torch import nn
 from octavo.attention.base import AttentionLayer
 from octavo.config.model import ModelConfig
 from octavo.config.vision import VisionConfig
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import Share
 from octavo.kernels.types import Activation
 from octavo.layers.attention import HeadNormWeights
 from octavo.layers.context import BuildContext

@@ -16,7 +16,7 @@ from torch import nn
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
-from octavo.distributed.shares import HeadShare
+from octavo.distributed.groups import HeadShare
 from octavo.layers.context import BuildContext
 
 if TYPE_CHECKING:

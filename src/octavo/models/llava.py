@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import gelu
 
 from octavo.config.vision import VisionConfig
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import Share
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear, MergedLinear
 from octavo.layers.norm import LayerNorm

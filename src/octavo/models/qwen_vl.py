@@ -20,7 +20,7 @@ from torch.nn.functional import gelu
 from octavo.attention.metadata import AttentionMetadata, LayerKVCache
 from octavo.config.model import RopeConfig
 from octavo.config.vision import VisionConfig
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import Share
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear, MergedLinear
 from octavo.layers.norm import LayerNorm, RMSNorm

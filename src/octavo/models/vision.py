@@ -21,7 +21,7 @@ from torch import nn
 from octavo.attention.base import EncoderHeads, EncoderSegments
 from octavo.config.model import ModelConfig
 from octavo.config.vision import VisionConfig
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import Share
 from octavo.errors import UnsupportedModelError
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear, MergedLinear, QKVLinear

@@ -20,8 +20,7 @@ from octavo.config.vision import VisionConfig
 from octavo.contracts.kv_cache import KVCacheSpec, capacity_tokens
 from octavo.device.base import DeviceMemory
 from octavo.device.manager import DeviceManager
-from octavo.distributed.groups import ParallelGroups
-from octavo.distributed.shares import HeadShare, Share
+from octavo.distributed.groups import HeadShare, ParallelGroups, Share
 from octavo.errors import InsufficientMemoryError, UnsupportedModelError
 from octavo.kernels.reference import Kernels
 from octavo.layers.context import BuildContext

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from octavo.config.model import CheckpointQuantization
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import Share
 from octavo.errors import InvalidParameterError
 from octavo.kernels.quantization import Float8Format, LowBitWeight, Quantization, WeightFormat, get_quantization
 from octavo.kernels.reference import Kernels

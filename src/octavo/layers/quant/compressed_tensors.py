@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo.config.json_fields import JsonFields
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import Share
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.quantization import IntegerFormat, WeightFormat
 from octavo.kernels.types import LinearRole

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo.config.json_fields import JsonFields
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import Share
 from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.kernels.quantization import Float8Format, QuantizedWeight, WeightFormat
 from octavo.kernels.types import LinearRole

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo.config.json_fields import JsonFields
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import Share
 from octavo.errors import UnsupportedModelError
 from octavo.gguf.types import GGML_NUMBERS, GGML_TYPES, GgmlType
 from octavo.kernels.blocks import GROUP_SIZE, BlockFormat, BlockWeight

@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 
 from octavo.config.json_fields import JsonFields
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import Share
 from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, WeightFormat
 from octavo.kernels.types import LinearRole

@@ -22,7 +22,7 @@ from types import MappingProxyType
 import torch
 
 from octavo.config.json_fields import JsonFields
-from octavo.distributed.shares import Share
+from octavo.distributed.groups import Share
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.quantization import (
     ROTATION_BLOCK,

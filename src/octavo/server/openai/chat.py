@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from octavo.engine.input_processor import ProcessedRequest
-from octavo.engine.request_state import CompletionDelta
+from octavo.engine.output_processor import CompletionDelta
 from octavo.server.errors import bad_request
 from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
 from octavo.server.openai.chat_prompt import BegunAnswer, render_chat, token_ids_of, unread_parts

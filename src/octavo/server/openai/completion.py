@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from octavo.engine.front import EngineFront
 from octavo.engine.input_processor import ProcessedRequest
-from octavo.engine.request_state import CompletionDelta
+from octavo.engine.output_processor import CompletionDelta
 from octavo.inputs import Prompt
 from octavo.server.errors import bad_request
 from octavo.server.openai.models import ServedModel

@@ -12,7 +12,7 @@ import msgspec
 
 from octavo.engine.async_llm_engine import AsyncLLMEngine, LiveRequest
 from octavo.engine.input_processor import ProcessedRequest
-from octavo.engine.request_state import CompletionDelta, CompletionState
+from octavo.engine.output_processor import CompletionDelta, CompletionState
 from octavo.errors import RequestError, named_error
 from octavo.server.errors import ApiError, as_api_error
 from octavo.server.openai.protocol import GenerationRequest

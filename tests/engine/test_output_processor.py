@@ -2,7 +2,7 @@
 
 from octavo.contracts.engine import TokenLogprobs
 from octavo.demo import demo_model_path
-from octavo.engine.request_state import CompletionState
+from octavo.engine.output_processor import CompletionState
 from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
