@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from octavo.lora_request import LoRARequest
     from octavo.model_runner import ModelRunner
     from octavo.outputs import CompletionOutput, RequestOutput
-    from octavo.sampling_params import RequestPriority, SamplingParams
+    from octavo.sampling_params import PoolingParams, RequestPriority, SamplingParams
     from octavo.structured_output import Reasoning, StructuralTag, StructuredOutput
 
 _HOMES = {
@@ -32,6 +32,7 @@ _HOMES = {
     "ModelRunner": "octavo.model_runner",
     "DeviceManager": "octavo.device.manager",
     "SamplingParams": "octavo.sampling_params",
+    "PoolingParams": "octavo.sampling_params",
     "RequestPriority": "octavo.sampling_params",
     "StructuredOutput": "octavo.structured_output",
     "Reasoning": "octavo.structured_output",
@@ -49,6 +50,7 @@ __all__ = [
     "LLMEngine",
     "LoRARequest",
     "ModelRunner",
+    "PoolingParams",
     "Reasoning",
     "RequestOutput",
     "RequestPriority",

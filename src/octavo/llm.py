@@ -9,7 +9,7 @@ from octavo.errors import InvalidParameterError
 from octavo.inputs import ChatMessage, Prompt
 from octavo.lora_request import LoRARequest
 from octavo.outputs import RequestOutput
-from octavo.sampling_params import RequestPriority, SamplingParams
+from octavo.sampling_params import PoolingParams, RequestPriority, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -90,6 +90,24 @@ class LLM:
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params().replace(max_tokens=None)
         return self.engine.generate(prompts, sampling_params, priority, use_tqdm, lora_request=lora_request)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        priority: int = RequestPriority.NORMAL,
+        use_tqdm: bool = True,
+        *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[RequestOutput]:
+        """Return one output per prompt, whose `embedding` is the hidden state of the prompt's last token.
+
+        That is what embedding models such as Qwen3-Embedding are trained for; other models give vectors of less use.
+
+        Raises:
+            InvalidParameterError: names the field, its value and the limit; in this case no prompt was started.
+        """
+        return self.engine.embed(prompts, pooling_params, priority, use_tqdm, lora_request)
 
     def generate_multimodal(
         self,

@@ -61,6 +61,7 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # [0] is None
+    embedding: list[float] | None = None  # of `LLM.embed`; its only sample has no text
 
     @property
     def text(self) -> str:

@@ -1,4 +1,4 @@
-"""Sampling parameters, priority and seed of a request."""
+"""Parameters of a request: how tokens are sampled, or its context pooled; its priority and its seed."""
 
 import secrets
 from collections.abc import Mapping, Sequence, Sized
@@ -215,6 +215,24 @@ def derive_seed(seed: int, index: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolingParams:
+    """Of a request whose answer is a vector: the hidden state of its last token, after the model's final norm.
+
+    Raises:
+        InvalidParameterError: names the field, its value and the limit.
+    """
+
+    normalize: bool = True  # to length 1, so that dot products are cosines
+    dimensions: int | None = None  # only the first ones, for models trained so (Matryoshka); None: the hidden size
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.normalize, bool):
+            raise InvalidParameterError("normalize", self.normalize, "must be a boolean")
+        if self.dimensions is not None:
+            _check_integer("dimensions", self.dimensions, 1, None)
+
+
 def _as_tuple(field: str, value: object) -> tuple[Any, ...]:
     if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
         raise InvalidParameterError(field, value, "must be a list")
@@ -251,3 +269,7 @@ def _check_float(field: str, value: object, low: float, high: float) -> None:
         raise InvalidParameterError(field, value, "must be a number")
     if not low <= value <= high:  # also catches NaN
         raise InvalidParameterError(field, value, f"between {low:g} and {high:g}")
+
+
+# In place of a pooled request's: room for one token, which nobody samples.
+NO_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, seed=0, ignore_eos=True, speculative=False)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import NO_SAMPLING, SamplingParams
 
 
 class EmbeddingSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample to generate. Sent once, already validated; contains tokens, never text.
+    """One sample to generate, or a vector. Sent once, already validated; contains tokens, never text.
 
     With `resumed_token_ids` it goes on as if it had never stopped: noise, penalties, limits, grammar and the indices of
     outputs count them, and none of them is sent again.
@@ -73,7 +73,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     prompt_token_ids: list[int]
     resumed_token_ids: list[int] = []  # output it already has, from an engine that died: it goes on after these
-    sampling_params: SamplingParams  # `seed` and `max_tokens` are set
+    sampling_params: SamplingParams | None  # `seed` and `max_tokens` are set. None: the answer is a pooled vector
     priority: int
     arrival_time_s: float
     eos_token_ids: list[int] = []
@@ -97,6 +97,11 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
         if extra != ExtraInputs():
             keys += ["inputs", hashlib.sha256(msgspec.msgpack.encode(extra)).hexdigest()]
         return keys
+
+    @property
+    def params(self) -> SamplingParams:
+        """Those that count tokens; `NO_SAMPLING` of a request that is pooled."""
+        return self.sampling_params or NO_SAMPLING
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +229,7 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     finished: dict[str, FinishedRequest] = {}
     logprobs: dict[str, list[TokenLogprobs]] = {}  # one entry for each new token of the request
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}  # whole prompt at once; [0] is None
+    pooled: dict[str, bytes] = {}  # [hidden size] float32, of requests without sampling parameters
     stats: SchedulerStats | None = None
     expert_load: ExpertLoad | None = None
     spec_decode: SpecDecodeStats | None = None  # of an engine with a drafter

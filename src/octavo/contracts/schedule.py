@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.contracts.engine import ExpertLoad, ExtraInputs, TokenLogprobs, VisionInput
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import NO_SAMPLING, SamplingParams
 
 Int32Array = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]
@@ -30,13 +30,18 @@ class NewRequestData:
     row: int
     token_ids: Int32Array  # [prompt + outputs so far]
     num_prompt_tokens: int
-    sampling_params: SamplingParams
+    sampling_params: SamplingParams | None  # None: the hidden state of the last token is wanted
     eos_token_ids: list[int]  # masked out until min_tokens have been generated
     bad_words_token_ids: list[list[int]]
     block_ids: list[list[int]]  # of each KV group: its row of the block table, freed columns included
     num_computed_tokens: int  # found in the prefix cache
     extra_inputs: ExtraInputs | None = None  # without patches: those come with the step that encodes them
     adapter_slot: int = NO_SLOT  # where the ranks have its adapter, until the row is freed
+
+    @property
+    def params(self) -> SamplingParams:
+        """Those that count tokens; `NO_SAMPLING` of a request that is pooled."""
+        return self.sampling_params or NO_SAMPLING
 
 
 _NONE: Int32Array = np.zeros(0, dtype=np.int32)
@@ -128,9 +133,10 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     req_ids: tuple[str, ...]  # [R]
     sampled_token_ids: Int32Array  # [R, K]; row i has num_sampled[i] valid entries
-    num_sampled: Int32Array  # [R]; 0 if the prompt is not complete yet, or the request is in `errors`
+    num_sampled: Int32Array  # [R]; 0 if the prompt is not complete yet, or the request is in `errors` or `pooled`
     logprobs: dict[str, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}  # sent when the prompt is complete
+    pooled: dict[str, bytes] = {}  # [hidden size] float32, of requests whose context is complete
     errors: dict[str, str] = {}  # requests that failed individually (NaN logits, ...), with the reason
     draft_passes: list[tuple[int, float]] = []  # of a draft model, in this step: tokens and seconds of each
     expert_load: ExpertLoad | None = None  # only for MoE models

@@ -18,7 +18,7 @@ from octavo.engine.input_processor import InputProcessor, ProcessedRequest
 from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import EngineMetrics
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import PoolingParams, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,12 @@ class EngineFront:
             raise
 
     def process(
-        self, prompt: object, params: SamplingParams | None, *, request_id: str | None = None, **options: Any
+        self,
+        prompt: object,
+        params: SamplingParams | PoolingParams | None,
+        *,
+        request_id: str | None = None,
+        **options: Any,
     ) -> ProcessedRequest:
         """Validate one prompt; nothing is started. Options and errors as `InputProcessor.process`."""
         if request_id is None:

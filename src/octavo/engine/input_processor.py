@@ -15,7 +15,14 @@ from octavo.lora_request import LoRARequest
 from octavo.multimodal.messages import has_images
 from octavo.multimodal.processor import MultiModalProcessor
 from octavo.multimodal.prompt import MultiModalPrompt
-from octavo.sampling_params import RequestPriority, SamplingParams, derive_seed, draw_seed
+from octavo.sampling_params import (
+    NO_SAMPLING,
+    PoolingParams,
+    RequestPriority,
+    SamplingParams,
+    derive_seed,
+    draw_seed,
+)
 from octavo.structured.checker import StructuredOutputChecker
 from octavo.structured_output import StructuredOutput
 from octavo.tokenizer.tokenizer import ContextLimit, Tokenizer
@@ -33,6 +40,7 @@ class ProcessedRequest:
     prompt_token_ids: list[int]
     params: SamplingParams
     samples: list[EngineCoreRequest]
+    pooling: PoolingParams | None = None  # the answer is a vector
     new_stop_finder: Callable[[], StopFinder] | None = None  # one for each sample; None: all of the text is searched
 
 
@@ -42,7 +50,7 @@ class InputProcessor:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
         self.default_params = _default_params(config)
         self._tokenizer = tokenizer
-        self._vocab_size = config.model.vocab_size
+        self._vocab_size, self._hidden_size = config.model.vocab_size, config.model.hidden_size
         self._limit = ContextLimit(tokenizer, config.model.max_model_len)
         self._eos_token_ids = list(tokenizer.end_token_ids(config.model.eos_token_ids, config.model.vocab_size))
         self._engine_seed = config.seed
@@ -56,7 +64,7 @@ class InputProcessor:
     def process(
         self,
         prompt: object,
-        params: SamplingParams | None,
+        params: SamplingParams | PoolingParams | None,
         *,
         request_id: str,
         priority: int = RequestPriority.NORMAL,
@@ -73,6 +81,10 @@ class InputProcessor:
         adapter = self.read_lora(lora_request) if isinstance(lora_request, LoRARequest) else lora_request
         if not (adapter is None or isinstance(adapter, AdapterRef)):
             raise InvalidParameterError("lora_request", lora_request, "a LoRARequest, or None for the base model")
+        pooling = params if isinstance(params, PoolingParams) else None
+        if pooling is not None:
+            _check_dimensions(pooling.dimensions, self._hidden_size)
+            params = NO_SAMPLING
         params = self.default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise InvalidParameterError("sampling_params", params, "must be SamplingParams")
@@ -93,7 +105,7 @@ class InputProcessor:
             EngineCoreRequest(
                 request_id=str(next(self._core_ids)),
                 prompt_token_ids=token_ids,
-                sampling_params=params.for_sample(derive_seed(seed, index)),
+                sampling_params=params.for_sample(derive_seed(seed, index)) if pooling is None else None,
                 priority=_check_priority(priority),
                 arrival_time_s=time.time(),
                 eos_token_ids=self._eos_token_ids,
@@ -110,6 +122,7 @@ class InputProcessor:
             prompt_token_ids=token_ids,
             params=params,
             samples=samples,
+            pooling=pooling,
         )
 
     def read_lora(self, request: LoRARequest) -> AdapterRef:
@@ -234,6 +247,11 @@ def _multimodal(config: EngineConfig, limit: ContextLimit) -> MultiModalProcesso
     if model.vision is None:
         return None
     return MultiModalProcessor(model.path, model.vision, limit, config.scheduler.encoder_cache_tokens)
+
+
+def _check_dimensions(dimensions: int | None, hidden_size: int) -> None:
+    if dimensions is not None and dimensions > hidden_size:
+        raise InvalidParameterError("dimensions", dimensions, f"at most {hidden_size}, the model's hidden size")
 
 
 def _check_priority(priority: object) -> int:

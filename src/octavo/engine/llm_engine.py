@@ -11,7 +11,7 @@ from octavo.errors import InvalidParameterError
 from octavo.inputs import as_prompt_list
 from octavo.lora_request import LoRARequest
 from octavo.outputs import RequestOutput
-from octavo.sampling_params import RequestPriority, SamplingParams
+from octavo.sampling_params import PoolingParams, RequestPriority, SamplingParams
 
 
 class LLMEngine:
@@ -50,7 +50,7 @@ class LLMEngine:
     def add_request(
         self,
         prompt: object,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | PoolingParams | None = None,
         request_id: str | None = None,
         priority: int = RequestPriority.NORMAL,
         cache_salt: str | None = None,
@@ -109,12 +109,37 @@ class LLMEngine:
         """
         prompt_list = as_prompt_list(prompts)
         params_list = one_per_prompt(sampling_params, SamplingParams, len(prompt_list), "sampling_params")
-        chosen = one_per_prompt(lora_request, LoRARequest, len(prompt_list), "lora_request")
+        options = {"priority": priority, "cache_salt": cache_salt}
+        return self._run_batch(prompt_list, params_list, lora_request, use_tqdm, **options)
+
+    def _run_batch(
+        self,
+        prompts: Sequence[object],
+        params_list: Sequence[SamplingParams | PoolingParams | None],
+        lora_request: object,
+        use_tqdm: bool,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        chosen = one_per_prompt(lora_request, LoRARequest, len(prompts), "lora_request")
         make = [
-            partial(self._front.process, prompt, params, priority=priority, cache_salt=cache_salt, lora_request=lora)
-            for prompt, params, lora in zip(prompt_list, params_list, chosen, strict=True)
+            partial(self._front.process, prompt, params, lora_request=lora, **options)
+            for prompt, params, lora in zip(prompts, params_list, chosen, strict=True)
         ]
         return self._owner.ask(lambda call: self._runner.start_batch(call, make, shows_progress=use_tqdm))
+
+    def embed(
+        self,
+        prompts: object,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        priority: int = RequestPriority.NORMAL,
+        use_tqdm: bool = False,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[RequestOutput]:
+        """Return outputs with embeddings; see `LLM.embed`."""
+        prompt_list = as_prompt_list(prompts)
+        given = one_per_prompt(pooling_params, PoolingParams, len(prompt_list), "pooling_params")
+        params_list = [params or PoolingParams() for params in given]
+        return self._run_batch(prompt_list, params_list, lora_request, use_tqdm, priority=priority)
 
     def generate_multimodal(
         self,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 
 import msgspec
+import numpy as np
 
 from octavo.contracts.engine import (
     AdmittedRequest,
@@ -185,6 +186,7 @@ class RequestState:
     first_token_time_s: float | None = None
     finished_time_s: float | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    embedding: list[float] | None = None
     counts: Counter[str] = field(default_factory=Counter)  # of the core, by fields of `RequestMetrics`
 
     def __post_init__(self) -> None:
@@ -196,7 +198,7 @@ class RequestState:
         self.samples = [
             CompletionState(
                 sample.request_id,
-                sample.sampling_params,
+                sample.params,
                 processed.prompt_token_ids,
                 self.tokenizer,
                 None if matcher is None else matcher.for_another(),
@@ -239,6 +241,13 @@ class RequestState:
         """Prompt tokens found in the prefix cache."""
         return self.admitted.num_cached_tokens if self.admitted else 0
 
+    def record_vector(self, vector: bytes) -> None:
+        """Record the answer of a request that is pooled: [hidden size] float32."""
+        params, embedding = self.processed.pooling, np.frombuffer(vector, dtype=np.float32).astype(np.float64)
+        assert params is not None
+        embedding = embedding[: params.dimensions]
+        self.embedding = (embedding / np.linalg.norm(embedding) if params.normalize else embedding).tolist()
+
     def snapshot(self) -> RequestOutput:
         """Return the whole output so far as the user sees it."""
         return RequestOutput(
@@ -248,6 +257,7 @@ class RequestState:
             outputs=[sample.snapshot(index) for index, sample in enumerate(self.samples)],
             finished=self.is_finished,
             prompt_logprobs=self.prompt_logprobs,
+            embedding=self.embedding,
             metrics=self.times(),
         )
 
@@ -396,6 +406,11 @@ class OutputProcessor:
                 if state.admitted is None:
                     state.admitted = admitted
                     self.metrics.record_start(state.request)
+        for core_id, vector in outputs.pooled.items():
+            if core_id in self._samples:
+                state, _ = self._samples[core_id]
+                state.record_vector(vector)
+                self.metrics.num_prompt_tokens += state.num_prompt_tokens
         for core_id, entries in outputs.prompt_logprobs.items():
             if core_id in self._samples:
                 self._samples[core_id][0].prompt_logprobs = [

@@ -58,7 +58,7 @@ class Request:
 
     def __init__(self, message: EngineCoreRequest, arrival_index: int, max_model_len: int) -> None:
         self.message = message
-        self.is_constrained = message.sampling_params.structured_output is not None
+        self.is_constrained = self.params.structured_output is not None
         self.arrival_index = arrival_index
         self.priority = message.priority
         self.aged_class = self.priority  # as of its admission: its waiting time still counts while it runs
@@ -68,10 +68,10 @@ class Request:
         known = message.prompt_token_ids + message.resumed_token_ids
         self.token_ids: Int32Array = np.array(known, dtype=np.int32)
         self.num_prompt_tokens = len(message.prompt_token_ids)
-        max_tokens = message.sampling_params.max_tokens
+        max_tokens = self.params.max_tokens
         wanted = max_model_len if max_tokens is None else self.num_prompt_tokens + max_tokens
         self.max_num_tokens = min(wanted, max_model_len)  # tokens at which it ends
-        self.stop_token_ids = frozenset(message.sampling_params.stop_token_ids) | self.active_eos_token_ids
+        self.stop_token_ids = frozenset(self.params.stop_token_ids) | self.active_eos_token_ids
         self.block_root = root_hash(message.prefix_keys)
         # Set by `EncoderSchedule`: what ranks get of the message's, which tokens' blocks have keys, and whether chunks
         # may have to end early.
@@ -86,7 +86,7 @@ class Request:
 
     @property
     def params(self) -> SamplingParams:
-        return self.message.sampling_params
+        return self.message.params
 
     @property
     def active_eos_token_ids(self) -> frozenset[int]:

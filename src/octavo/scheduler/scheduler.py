@@ -230,6 +230,9 @@ class Scheduler:
                     self._end(request, report, RequestStatus(report.finish_reason))
         for request_id, error in update.errors.items():
             self._fail(self._requests[request_id], error)
+        for request_id in update.pooled:
+            request = self._requests[request_id]
+            self._end(request, request.report(RequestStatus.STOPPED), RequestStatus.STOPPED)
         if not self._requests:
             self._busy_time.pause()
         return self._outputs(update, step)
@@ -320,6 +323,7 @@ class Scheduler:
             finished=reports,
             logprobs=update.logprobs,
             prompt_logprobs=update.prompt_logprobs,
+            pooled=update.pooled,
             stats=self.stats(),
             expert_load=update.expert_load,
             spec_decode=spec_decode,

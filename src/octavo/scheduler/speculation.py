@@ -109,7 +109,7 @@ class Speculation:
         if not (self._draws_in_ranks and self._running.is_constrained[row]):
             return True
         message = self._running.request_at(row).message
-        params = message.sampling_params
+        params = message.params
         is_argmax = params.is_greedy or not params.is_filtered
         return is_argmax and not (params.changes_logits or message.bad_words_token_ids)
 

@@ -38,6 +38,7 @@ class StepUpdate:
     num_expected: Int32Array = field(
         default_factory=_nothing
     )  # [R'] that the step had in flight for each row; only with `counts`
+    pooled: dict[str, bytes] = field(default_factory=dict)  # vectors of requests that end with them
     errors: dict[str, str] = field(default_factory=dict)  # requests that failed individually, and why
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
@@ -103,8 +104,8 @@ class StepInFlight:
         assert model_output.req_ids is output.req_ids or model_output.req_ids == output.req_ids
         has_token = model_output.num_sampled > 0
         expected = output.samples
-        if model_output.errors:
-            expected = expected & [req_id not in model_output.errors for req_id in output.req_ids]
+        if without_token := model_output.errors.keys() | model_output.pooled.keys():
+            expected = expected & [req_id not in without_token for req_id in output.req_ids]
         assert not np.count_nonzero(has_token != expected), "at least one token for each row that samples"
         is_current = running.generation[rows] == self.generations
         is_new = has_token & is_current
@@ -116,6 +117,12 @@ class StepInFlight:
         if extra is not None:
             counts, num_expected = model_output.num_sampled[is_new], 1 + extra.counts[is_new]
             last = _last(table, counts)
+
+        def current(by_request: Mapping[str, _ValueT]) -> dict[str, _ValueT]:
+            return {
+                req_id: by_request[req_id] for req_id in by_request if is_current[model_output.req_id_to_index[req_id]]
+            }
+
         return StepUpdate(
             req_ids=req_ids,
             rows=rows,
@@ -124,11 +131,8 @@ class StepInFlight:
             table=table,
             counts=counts,
             num_expected=num_expected,
-            errors={
-                req_id: why
-                for req_id, why in model_output.errors.items()
-                if is_current[model_output.req_id_to_index[req_id]]
-            },
+            errors=current(model_output.errors),
+            pooled=current(model_output.pooled),
             logprobs=_those_of(req_ids, model_output.logprobs),
             prompt_logprobs=_those_of(req_ids, model_output.prompt_logprobs),
             expert_load=model_output.expert_load,

@@ -52,7 +52,7 @@ class GrammarManager:
         self._held: dict[str, _Held] = {}
 
     def begin(self, message: EngineCoreRequest) -> None:
-        constraint = message.sampling_params.structured_output
+        constraint = message.params.structured_output
         assert constraint is not None
         self._pending[message.request_id] = message, self._job_for(constraint)
 
@@ -150,7 +150,7 @@ class GrammarManager:
     def _banned(self, message: EngineCoreRequest) -> Int32Array | None:
         """Return a mask [W] of EOS tokens that must not end this request."""
         backend = self._made_backend
-        own = () if message.sampling_params.ignore_eos else message.eos_token_ids
+        own = () if message.params.ignore_eos else message.eos_token_ids
         token_ids = np.array(sorted(backend.end_token_ids.difference(own)), dtype=np.int64)
         if not len(token_ids):
             return None

@@ -31,7 +31,7 @@ class FakeRow:
         self.adapter_slot = new.adapter_slot
         self.adapter = adapter  # what its slot holds, and must hold until the row is freed
         self.root = adapter_root(adapter)
-        self.seed = new.sampling_params.seed
+        self.seed = new.params.seed
         self.block_ids = [list(table) for table in new.block_ids]  # by KV group
         self.num_tokens = 0
         self.token_ids: list[int] = []  # [num_tokens]

@@ -118,7 +118,7 @@ def next_token(context: int, seed: int | None, vocab_size: int) -> int:
 
 def expected_tokens(request: EngineCoreRequest, max_model_len: int, vocab_size: int) -> tuple[list[int], str]:
     """Return the output tokens and the finish reason of `request`, computed alone."""
-    params = request.sampling_params
+    params = request.params
     context = adapter_root(None if request.adapter is None else request.adapter.content_hash)
     for token_id in request.prompt_token_ids:
         context = context_hash(context, token_id)

@@ -80,7 +80,7 @@ class DraftProgress:
         row, block_ids = request.row, request.block_ids[self._group]
         num_cached = request.num_computed_tokens
         self._row_of[request.request_id] = row
-        self.is_followed[row] = request.sampling_params.speculative
+        self.is_followed[row] = request.params.speculative
         self.tables[row, : len(block_ids)] = block_ids
         self._is_filled[block_ids[-(-num_cached // self._block_size) :]] = False
         is_filled = self._is_filled[block_ids[: -(-num_cached // self._block_size)]]

@@ -50,8 +50,15 @@ class LogitsRows:
             self.ends = (self.ends - counts)[places] + self._columns.astype(np.int32)
         self.rows = step.rows[self._requests]  # [L] of the worker
 
-    def model_output(self, sampled: SampledTokens, prompts: PromptLogprobsUpdate) -> ModelRunnerOutput:
-        """Return the output of the step whose rows of logits got these tokens.
+    def pool(self, wanted: set[int], hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the hidden states [D] of rows that want no token but these, out of those that get logits [L, D]."""
+        at = [index for index, row in enumerate(self.rows.tolist()) if row in wanted]
+        return {self._step.req_ids[self._requests[index]]: hidden[index] for index in at}
+
+    def model_output(
+        self, sampled: SampledTokens, prompts: PromptLogprobsUpdate, hidden: Mapping[str, torch.Tensor]
+    ) -> ModelRunnerOutput:
+        """Return the output of the step whose rows of logits got these tokens; requests in `hidden` get that instead.
 
         A token sampled after others to verify is kept only if all of these equal the tokens sampled in their place. A
         request fails if its first row of logits has an error; if a later row has one, the tokens before it are kept and
@@ -60,14 +67,16 @@ class LogitsRows:
         req_ids = self._step.req_ids
         failed = {req_ids[self._requests[at]]: why for at, why in sampled.errors.items() if not self._column(at)}
         failed |= prompts.errors
+        pooled = {request_id: vector.float().cpu().numpy() for request_id, vector in hidden.items()}
+        failed |= {name: "its hidden state is not finite" for name in pooled if not np.isfinite(pooled[name]).all()}
         columns = np.zeros_like(self._requests) if self._columns is None else self._columns
         token_ids = np.zeros((len(req_ids), int(columns.max(initial=0)) + 1), dtype=np.int32)  # [R, K]
         token_ids[self._requests, columns] = sampled.token_ids
         num_sampled = self._step.samples.astype(np.int32)  # [R]
         if self._columns is not None:
             num_sampled *= self._num_kept(token_ids, sampled.errors)
-        if failed:
-            num_sampled[[request_id in failed for request_id in req_ids]] = 0
+        if failed or pooled:
+            num_sampled[[request_id in failed or request_id in pooled for request_id in req_ids]] = 0
         by_request: dict[str, list[TokenLogprobs]] = {}
         for at, entry in sampled.logprobs.items():
             if self._column(at) < num_sampled[self._requests[at]]:
@@ -78,6 +87,7 @@ class LogitsRows:
             num_sampled=num_sampled,
             logprobs=by_request,
             prompt_logprobs=prompts.complete,
+            pooled={name: vector.tobytes() for name, vector in pooled.items() if name not in failed},
             errors=failed,
         )
 

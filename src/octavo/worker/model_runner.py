@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -62,9 +62,10 @@ class _Launched:
     read: Callable[[], SampledTokens]
     batch: ForwardBatch | None  # None: replayed
     computed: IntermediateTensors | None
+    pooled: dict[str, torch.Tensor] = field(default_factory=dict)  # [D] each
 
     def output(self, prompts: PromptLogprobsUpdate) -> ModelRunnerOutput:
-        return self.logits_rows.model_output(self.read(), prompts)
+        return self.logits_rows.model_output(self.read(), prompts, self.pooled)
 
 
 class RankModelRunner:
@@ -184,7 +185,7 @@ class RankModelRunner:
                 return None
             logits_rows = LogitsRows(step)
             sampling = self.rows.sampling.step(logits_rows.rows, logits_rows.ends, step.token_masks)
-            replayed = None if self.graphs is None else self.graphs.replay(step, sampling)
+            replayed = None if self.graphs is None or self.rows.pooled else self.graphs.replay(step, sampling)
             if replayed is None:
                 batch = self._batch(step)
         if batch is None:
@@ -197,7 +198,8 @@ class RankModelRunner:
         read: Callable[[], SampledTokens] = partial(read_now, sampled, sampling)
         if self._queue is not None:
             read = read_later(sampled.packed(), sampled.ratings, sampling, self._queue)
-        return _Launched(step, logits_rows, read, batch, computed)
+        pooled = logits_rows.pool(self.rows.pooled, batch.of_logits(computed.hidden)) if self.rows.pooled else {}
+        return _Launched(step, logits_rows, read, batch, computed, pooled)
 
     def _run_stage(self, batch: ForwardBatch) -> IntermediateTensors:
         incoming = self._links.receive(len(batch.input_ids)) if self._links else None
@@ -207,8 +209,8 @@ class RankModelRunner:
 
     def _sample(self, batch: ForwardBatch, hidden: torch.Tensor, sampling: StepSampling) -> Sampled:
         """Sample from the rows of `hidden` [T, D] that get logits."""
-        if not len(sampling.rows):
-            nothing = torch.zeros(0, device=hidden.device)
+        if self.rows.pooled.issuperset(sampling.rows.tolist()):
+            nothing = torch.zeros(len(sampling.rows), device=hidden.device)
             return Sampled.of_argmax(nothing, nothing.to(torch.int64))
         if sampling.ending == ARGMAX:
             return Sampled.of_argmax(*self.model.logits_argmax(*batch.head_inputs(hidden)))

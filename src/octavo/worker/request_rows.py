@@ -154,6 +154,7 @@ class RequestRows(RowTables):
         super().__init__(transfers, token_ids, block_size, groups, self.block_table.unbind())
         self.sampling, self.states = sampling, states
         self.prompt_logprobs: dict[int, tuple[int, int]] = {}  # by row: prompt tokens, and how many are wanted of each
+        self.pooled: set[int] = set()  # rows without sampling parameters
         self._row_of: dict[str, int] = {}
 
     def apply_requests(self, step: SchedulerOutput) -> None:
@@ -162,6 +163,7 @@ class RequestRows(RowTables):
             row = self._row_of.pop(request_id, None)
             if row is not None:  # else its step failed before it was added
                 self.prompt_logprobs.pop(row, None)
+                self.pooled.discard(row)
                 self.states.forget(row)
         self.states.prepare(step)
         for request in step.scheduled_new_reqs:
@@ -203,9 +205,11 @@ class RequestRows(RowTables):
         self.token_ids[row, : len(request.token_ids)] = self.transfers.send(request.token_ids)[0]
         for table, block_ids in zip(self.block_tables, request.block_ids, strict=True):
             table[row, : len(block_ids)] = self.transfers.send(np.array(block_ids, dtype=np.int32))[0]
-        params, num_prompt_tokens = request.sampling_params, request.num_prompt_tokens
+        params, num_prompt_tokens = request.params, request.num_prompt_tokens
         bad_words = request.bad_words_token_ids
         self.sampling.set_row(row, params, request.eos_token_ids, bad_words, num_prompt_tokens)
+        if request.sampling_params is None:
+            self.pooled.add(row)
         if params.prompt_logprobs is not None and len(request.token_ids) == num_prompt_tokens:
             self.prompt_logprobs[row] = num_prompt_tokens, params.prompt_logprobs
 
