@@ -147,8 +147,7 @@ class LLM:
 def as_conversations(messages: object) -> list[Sequence[Mapping[str, object]]]:
     """Return a list of conversations; one conversation becomes a list of one.
 
-    Raises:
-        InvalidParameterError: it is neither.
+    Raises InvalidParameterError: it is neither.
     """
     if isinstance(messages, Sequence) and messages and not isinstance(messages, (str, bytes)):
         if all(isinstance(message, Mapping) for message in messages):

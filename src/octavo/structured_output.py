@@ -55,10 +55,8 @@ class StructuralTag:
 class Reasoning:
     """The reasoning before the answer: free text between two tags, each a single token of the model.
 
-    `max_tokens` limits the reasoning: the end tag is forced after that many tokens.
-
-    Raises:
-        InvalidParameterError: names the field, its value and the limit.
+    `max_tokens` limits the reasoning: the end tag is forced after that many tokens. Raises InvalidParameterError: names
+    the field, its value and the limit.
     """
 
     begin: str = "<think>"

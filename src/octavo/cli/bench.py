@@ -45,11 +45,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchOptions:
-    """What each prompt is.
-
-    Raises:
-        InvalidParameterError: names the option, its value and the limit.
-    """
+    """What each prompt is. Raises InvalidParameterError: names the option, its value and the limit."""
 
     input_len: int = option(128, "tokens per prompt", COUNT)
     output_len: int = option(64, "tokens to generate per prompt", COUNT)
@@ -182,8 +178,7 @@ class BenchRunner:
     def run(self, count: int, output_len: int) -> "tuple[list[RequestOutput], float]":
         """Run that many prompts as one batch; return the outputs and the seconds.
 
-        Raises:
-            RequestError: an output ended early.
+        Raises RequestError: an output ended early.
         """
         from octavo.sampling_params import SamplingParams
 

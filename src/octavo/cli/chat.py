@@ -107,8 +107,7 @@ async def stream_local(
 def _image_part(path: Path) -> dict[str, object]:
     """Return the content part of an image file. Its contents are checked by the engine or the server.
 
-    Raises:
-        InvalidParameterError: it cannot be read.
+    Raises InvalidParameterError: it cannot be read.
     """
     try:
         data = path.expanduser().read_bytes()

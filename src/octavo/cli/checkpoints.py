@@ -130,8 +130,7 @@ def _size_text(num_bytes: int) -> str:
 class ConvertOptions:
     """Formats of source and target, and changes of the weights.
 
-    Raises:
-        InvalidParameterError: an option of `quantize` without it.
+    Raises InvalidParameterError: an option of `quantize` without it.
     """
 
     to: str = option("safetensors", "format to write: safetensors, pt, gguf, tensorizer or sharded_state")

@@ -105,8 +105,7 @@ class EventReader:
     def read_chunks(self, piece: bytes) -> Iterator[Chunk]:
         """Yield the chunks that this piece completes.
 
-        Raises:
-            RequestError: with the server's message if it reports an error; or the data is not a chunk.
+        Raises RequestError: with the server's message if it reports an error; or the data is not a chunk.
         """
         for data in self.feed(piece):
             if data == b"[DONE]":
@@ -226,10 +225,8 @@ class _Connection(asyncio.Protocol):
 class HttpClient:
     """Sends requests to one server, over as many connections as there are concurrent requests.
 
-    `base_url` may end in `/v1` or not; requested paths start with `/v1` either way.
-
-    Raises:
-        InvalidParameterError: the URL is not http or https with a host.
+    `base_url` may end in `/v1` or not; requested paths start with `/v1` either way. Raises InvalidParameterError: the
+    URL is not http or https with a host.
     """
 
     def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
@@ -254,18 +251,15 @@ class HttpClient:
     async def get(self, path: str) -> Response:
         """Send a GET request and return the response.
 
-        Raises:
-            RequestError: the server cannot be reached or closes the connection early.
+        Raises RequestError: the server cannot be reached or closes the connection early.
         """
         return await self._exchange(f"GET {self._prefix}{path} HTTP/1.1\r\n{self._head}\r\n".encode(), None)
 
     async def post(self, path: str, body: bytes, on_body: OnBody | None = None) -> Response:
         """Send JSON and return the complete response. The body of a success is passed to `on_body` in chunks.
 
-        Cancellation closes the connection, which makes the server abort the request.
-
-        Raises:
-            RequestError: the server cannot be reached or closes the connection early.
+        Cancellation closes the connection, which makes the server abort the request. Raises RequestError: the server
+        cannot be reached or closes the connection early.
         """
         head = (
             f"POST {self._prefix}{path} HTTP/1.1\r\n{self._head}"
@@ -276,9 +270,8 @@ class HttpClient:
     async def find_model(self, wanted: str | None) -> str:
         """Return the model name for requests: the wanted one, else the server's first.
 
-        Raises:
-            RequestError: the server cannot be reached or rejects the request.
-            InvalidParameterError: the server lists no models.
+        Raises RequestError: the server cannot be reached or rejects the request. InvalidParameterError: the server
+        lists no models.
         """
         if wanted is not None:
             return wanted  # a server may accept names that it does not list
@@ -297,8 +290,7 @@ class HttpClient:
     ) -> AsyncIterator[tuple[str, bool]]:
         """Stream a reply: pieces of text, and whether they are reasoning. Closing the generator early cancels it.
 
-        Raises:
-            RequestError: the server rejects the request, fails or cannot be reached.
+        Raises RequestError: the server rejects the request, fails or cannot be reached.
         """
         pieces: asyncio.Queue[bytes] = asyncio.Queue()
         body = msgspec.json.encode({"model": model, "stream": True, **options, "messages": messages})

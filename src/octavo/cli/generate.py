@@ -76,8 +76,7 @@ def generate(
 def collect_prompts(given: Sequence[str], files: Sequence[Path], *, by_line: bool) -> list[str]:
     """Return prompts from flags, then files; from standard input if there are neither.
 
-    Raises:
-        InvalidParameterError: a file cannot be read, or there is no prompt.
+    Raises InvalidParameterError: a file cannot be read, or there is no prompt.
     """
     texts = [_read(file) for file in files]
     if not given and not files:

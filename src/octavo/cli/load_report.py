@@ -87,8 +87,7 @@ class Slo:
     def parse(cls, texts: Sequence[str]) -> "Slo":
         """Parse `ttft:500`; several targets are separate arguments or separated by commas or spaces.
 
-        Raises:
-            InvalidParameterError: an unknown name, or a limit that is not a positive number.
+        Raises InvalidParameterError: an unknown name, or a limit that is not a positive number.
         """
         limits_ms = {}
         for text in " ".join(texts).replace(",", " ").split():

@@ -60,11 +60,7 @@ class PlannedRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What to send.
-
-    Raises:
-        InvalidParameterError: names the option, its value and the limit.
-    """
+    """What to send. Raises InvalidParameterError: names the option, its value and the limit."""
 
     model: str | None = option(None, "model name; default: the server's first")
     endpoint: Endpoint = option("completions", "completions (random token ids) or chat (random words)")
@@ -130,8 +126,7 @@ class Workload:
 class LoadOptions:
     """How to send a workload, and where to report.
 
-    Raises:
-        InvalidParameterError: names the option, its value and the limit.
+    Raises InvalidParameterError: names the option, its value and the limit.
     """
 
     url: str = option("http://127.0.0.1:8000", "server URL")

@@ -38,8 +38,7 @@ def decoded(text: str, name: str, *, first_line: int = 1) -> str:
     """Return text of an argument or of standard input, whose undecodable bytes Python kept as lone surrogates. A byte
     order mark before it is no part of it.
 
-    Raises:
-        InvalidParameterError: `name`, line and byte of what is not UTF-8.
+    Raises InvalidParameterError: `name`, line and byte of what is not UTF-8.
     """
     data = text.encode("utf-8", "surrogateescape")
     try:

@@ -74,10 +74,8 @@ def first_file(folder: Path, names: tuple[str, ...]) -> Path | None:
 def has_own_head(folder: Path) -> bool:
     """Return whether a checkpoint has a logits head that differs from its embedding; a warning says so.
 
-    A quantized head differs: the embedding's values are not in the file in this form.
-
-    Raises:
-        CheckpointError: a damaged file.
+    A quantized head differs: the embedding's values are not in the file in this form. Raises CheckpointError: a damaged
+    file.
     """
     found = {".".join(entry.name.split(".")[-2:]): (file, entry) for file, entry in _heads_and_tables(folder)}
     head, table = found.get(f"{_HEAD}.weight"), found.get(f"{_TABLE}.weight")
@@ -130,11 +128,7 @@ def _are_equal(file: Path, one: HeaderEntry, other_file: Path, other: HeaderEntr
 
 
 def read_header(file: Path) -> Iterator[HeaderEntry]:
-    """Yield the tensors of one safetensors file.
-
-    Raises:
-        CheckpointError: missing, truncated or malformed.
-    """
+    """Yield the tensors of one safetensors file. Raises CheckpointError: missing, truncated or malformed."""
     text, num_bytes = _header_text(file)
     try:
         entries = json.loads(text)
@@ -185,8 +179,7 @@ def _are_sizes(value: object) -> bool:
 def read_torch_header(file: Path) -> list[HeaderEntry]:
     """Return the tensors of a file of `torch.save`; kinds that its loader refuses are left out, and no code is run.
 
-    Raises:
-        CheckpointError: not an archive of torch, or damaged.
+    Raises CheckpointError: not an archive of torch, or damaged.
     """
     try:
         with ZipFile(file) as archive, file.open("rb") as opened:

@@ -49,8 +49,7 @@ class LoadConfig:
 class LoraConfig:
     """Memory for LoRA adapters. `max_loras` slots of `max_lora_rank` are allocated on every rank at start-up.
 
-    Raises:
-        InvalidParameterError: names the option, its value and the limit.
+    Raises InvalidParameterError: names the option, its value and the limit.
     """
 
     max_loras: int = 4  # slots: different adapters in one step

@@ -62,10 +62,8 @@ def resolve_quantization(
 ) -> tuple[QuantizationName | None, ModelConfig]:
     """Return `quantization=` and the model as they are to be computed.
 
-    Quantized tensors of a GGUF file may be dequantized, and quantized in another way, as may 8-bit floats.
-
-    Raises:
-        InvalidParameterError: the option does not fit this model.
+    Quantized tensors of a GGUF file may be dequantized, and quantized in another way, as may 8-bit floats. Raises
+    InvalidParameterError: the option does not fit this model.
     """
     if asked is None:
         return None, model

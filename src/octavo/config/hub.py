@@ -49,10 +49,8 @@ def resolve_model(name: str, revision: str | None = None, *, with_weights: bool 
     """Return the path of a model, downloading it if necessary.
 
     Honors the environment variables of the Hub's client: HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_TOKEN. With
-    `with_weights` False, only the configuration and tokenizer of a Hub model are downloaded.
-
-    Raises:
-        ModelNotFoundError: lists what was tried.
+    `with_weights` False, only the configuration and tokenizer of a Hub model are downloaded. Raises ModelNotFoundError:
+    lists what was tried.
     """
     bundled = {DEMO_MODEL: demo_model_path, DEMO_VL_MODEL: demo_vl_model_path}
     folder = bundled[name]() if name in bundled else Path(name).expanduser()

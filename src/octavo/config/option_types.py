@@ -25,8 +25,7 @@ def option(default: Any, help_text: str, limit: Limit | None = None, *, is_secre
 def check_options(options: Any) -> None:
     """Check every option of a dataclass against its annotation and its limit; None, where allowed, has no limit.
 
-    Raises:
-        InvalidParameterError: names the option, its value and the allowed values.
+    Raises InvalidParameterError: names the option, its value and the allowed values.
     """
     for spec in fields(options):
         value, limit = getattr(options, spec.name), spec.metadata["limit"]

@@ -39,11 +39,7 @@ _AUX_IDS = "eagle_aux_hidden_state_layer_ids"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculativeConfig:
-    """How drafts are proposed, and how many.
-
-    Raises:
-        InvalidParameterError: names the key, its value and the limit.
-    """
+    """How drafts are proposed, and how many. Raises InvalidParameterError: names the key, its value and the limit."""
 
     method: SpeculativeMethod
     num_speculative_tokens: int = 8  # maximum drafts per request and step
@@ -137,9 +133,8 @@ def resolve_draft_model(
 ) -> DraftModelConfig | None:
     """Return the configuration of the model or head that drafts in the ranks; None if none does.
 
-    Raises:
-        ModelNotFoundError, CheckpointError, UnsupportedModelError: about the draft model or head.
-        InvalidParameterError: it does not fit the model, or the degrees of parallelism.
+    Raises ModelNotFoundError, CheckpointError, UnsupportedModelError: about the draft model or head.
+    InvalidParameterError: it does not fit the model, or the degrees of parallelism.
     """
     if options is None or options.model is None:
         return None

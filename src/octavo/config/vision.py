@@ -81,8 +81,7 @@ class VisionConfig:
     def check_fits(self, model_path: str, vocab_size: int, tensor_parallel_size: int) -> None:
         """Check the tower against its language model's vocabulary, and that each rank gets a head of it.
 
-        Raises:
-            InvalidParameterError, UnsupportedModelError: names the number and its limit.
+        Raises InvalidParameterError, UnsupportedModelError: names the number and its limit.
         """
         if tensor_parallel_size > self.num_heads:
             limit = f"at most {self.num_heads}: every rank needs an attention head of the vision tower"
