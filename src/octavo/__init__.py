@@ -23,24 +23,18 @@ if TYPE_CHECKING:
     from octavo.sampling_params import PoolingParams, RequestPriority, SamplingParams
     from octavo.structured_output import Reasoning, StructuralTag, StructuredOutput
 
-_HOMES = {
-    "LLM": "octavo.llm",
-    "AsyncLLM": "octavo.async_llm",
-    "LLMEngine": "octavo.engine.llm_engine",
-    "AsyncLLMEngine": "octavo.engine.async_llm_engine",
-    "LoRARequest": "octavo.lora_request",
-    "ModelRunner": "octavo.model_runner",
-    "DeviceManager": "octavo.device.manager",
-    "SamplingParams": "octavo.sampling_params",
-    "PoolingParams": "octavo.sampling_params",
-    "RequestPriority": "octavo.sampling_params",
-    "StructuredOutput": "octavo.structured_output",
-    "Reasoning": "octavo.structured_output",
-    "StructuralTag": "octavo.structured_output",
-    "RequestOutput": "octavo.outputs",
-    "CompletionOutput": "octavo.outputs",
+_MODULES = {
+    "octavo.llm": ("LLM",),
+    "octavo.async_llm": ("AsyncLLM",),
+    "octavo.engine.llm_engine": ("LLMEngine",),
+    "octavo.engine.async_llm_engine": ("AsyncLLMEngine",),
+    "octavo.lora_request": ("LoRARequest",),
+    "octavo.model_runner": ("ModelRunner",),
+    "octavo.device.manager": ("DeviceManager",),
+    "octavo.sampling_params": ("SamplingParams", "PoolingParams", "RequestPriority"),
+    "octavo.structured_output": ("StructuredOutput", "Reasoning", "StructuralTag"),
+    "octavo.outputs": ("RequestOutput", "CompletionOutput"),
 }
-
 __all__ = [
     "LLM",
     "AsyncLLM",
@@ -66,6 +60,7 @@ leave_working_folder()
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
-    if name not in _HOMES:
-        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'octavo' has no attribute {name!r}")

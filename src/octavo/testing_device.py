@@ -16,14 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 _READS_VALUES = frozenset(
     {
-        "aten::_local_scalar_dense",
-        "aten::nonzero",
-        "aten::masked_select",
-        "aten::_unique2",
-        "aten::equal",
-        "aten::bincount",
-        "aten::repeat_interleave",
-        "aten::lift_fresh",
+        *("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::equal"),
+        *("aten::bincount", "aten::repeat_interleave", "aten::lift_fresh"),
     }
 )
 
@@ -51,11 +45,14 @@ class RecordedQueue:
         recording = _Recording()
         with recording:
             step()
+        return self._captured(recording.replay)
+
+    def _captured(self, repeat: Callable[[], None]) -> Callable[[], None]:
         number, self.captures = self.captures, self.captures + 1
 
         def replay() -> None:
             self.replays.append(number)
-            recording.replay()
+            repeat()
 
         return replay
 
@@ -68,13 +65,7 @@ class CalledQueue(RecordedQueue):
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         step()
-        number, self.captures = self.captures, self.captures + 1
-
-        def replay() -> None:
-            self.replays.append(number)
-            step()
-
-        return replay
+        return self._captured(step)
 
 
 class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no type for it

@@ -9,6 +9,7 @@ HTML standard, "Server-sent events". Fields that the client does not need are ig
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,26 +55,12 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens: int = 0
 
 
-class ErrorDetail(msgspec.Struct, kw_only=True):
-    """The server's error message."""
-
-    message: str = ""
-
-
 class Chunk(msgspec.Struct, kw_only=True):
     """The data of one event. `error` appears alone: in error responses, and where a stream failed later."""
 
     choices: list[Choice] = []
     usage: Usage | None = None
-    error: ErrorDetail | None = None
-
-
-class _ModelCard(msgspec.Struct):
-    id: str
-
-
-class _ModelList(msgspec.Struct):
-    data: list[_ModelCard]
+    error: dict[str, object] | None = None
 
 
 _chunks = msgspec.json.Decoder(Chunk)
@@ -115,7 +102,7 @@ class EventReader:
             except msgspec.DecodeError as error:
                 raise RequestError(f"the server sent an invalid event: {error}") from error
             if chunk.error is not None:
-                raise RequestError(chunk.error.message or "the server reported an error without a message")
+                raise RequestError(str(chunk.error.get("message") or "the server reported an error without a message"))
             yield chunk
 
 
@@ -135,11 +122,9 @@ class Response:
         """Raise RequestError, with status and message, if the response is an error."""
         if self.is_ok:
             return
-        try:
-            detail = _chunks.decode(self.body).error
-        except msgspec.DecodeError:
-            detail = None
-        text = detail.message if detail else bytes(self.body[:200]).decode(errors="replace")
+        text: object = bytes(self.body[:200]).decode(errors="replace")
+        with contextlib.suppress(msgspec.DecodeError):
+            text = (_chunks.decode(self.body).error or {}).get("message", text)
         hint = " Pass the server's key with --api-key." if self.status == 401 else ""
         raise RequestError(f"HTTP {self.status}: {text}{hint}")
 
@@ -162,10 +147,8 @@ class _Connection(asyncio.Protocol):
         self._on_body: OnBody | None = None
 
     def exchange(self, message: bytes, on_body: OnBody | None) -> "asyncio.Future[Response]":
-        self._parser = httptools.HttpResponseParser(self)
-        self._response = Response()
-        self._has_answer = False
-        self._on_body = on_body
+        self._parser, self._response = httptools.HttpResponseParser(self), Response()
+        self._has_answer, self._on_body = False, on_body
         self._done = asyncio.get_running_loop().create_future()
         if not self.is_open:
             self._fail(_UnansweredError("the server has closed the connection"))
@@ -249,11 +232,8 @@ class HttpClient:
         self._idle: list[_Connection] = []
 
     async def get(self, path: str) -> Response:
-        """Send a GET request and return the response.
-
-        Raises RequestError: the server cannot be reached or closes the connection early.
-        """
-        return await self._exchange(f"GET {self._prefix}{path} HTTP/1.1\r\n{self._head}\r\n".encode(), None)
+        """Send a GET request and return the response."""
+        return await self._exchange("GET", path, "", b"", None)
 
     async def post(self, path: str, body: bytes, on_body: OnBody | None = None) -> Response:
         """Send JSON and return the complete response. The body of a success is passed to `on_body` in chunks.
@@ -261,11 +241,8 @@ class HttpClient:
         Cancellation closes the connection, which makes the server abort the request. Raises RequestError: the server
         cannot be reached or closes the connection early.
         """
-        head = (
-            f"POST {self._prefix}{path} HTTP/1.1\r\n{self._head}"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        return await self._exchange(head.encode() + body, on_body)
+        lines = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        return await self._exchange("POST", path, lines, body, on_body)
 
     async def find_model(self, wanted: str | None) -> str:
         """Return the model name for requests: the wanted one, else the server's first.
@@ -278,9 +255,9 @@ class HttpClient:
         response = await self.get("/v1/models")
         response.raise_for_status()
         try:
-            names = [card.id for card in msgspec.json.decode(response.body, type=_ModelList).data]
-        except msgspec.DecodeError as error:
-            raise RequestError(f"invalid response from /v1/models: {error}") from error
+            names = [str(card["id"]) for card in json.loads(response.body)["data"]]
+        except (ValueError, LookupError, TypeError) as error:
+            raise RequestError(f"invalid response from /v1/models: {error!r}") from error
         if not names:
             raise InvalidParameterError("model", None, "the server lists no models; use --model")
         return names[0]
@@ -323,7 +300,8 @@ class HttpClient:
         self._idle.clear()
         await asyncio.sleep(0)  # sockets are closed by the event loop, which may stop right after this
 
-    async def _exchange(self, message: bytes, on_body: OnBody | None) -> Response:
+    async def _exchange(self, method: str, path: str, lines: str, body: bytes, on_body: OnBody | None) -> Response:
+        message = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}{lines}\r\n".encode() + body
         # A server may close an idle connection just as it is reused; then it has not seen the request.
         if connection := self._take_idle():
             with contextlib.suppress(_UnansweredError):

@@ -17,21 +17,16 @@ from octavo.errors import InvalidParameterError, RequestError
 if TYPE_CHECKING:
     from octavo.outputs import RequestOutput
 
-EXIT_INTERRUPTED = 130
-
-Prompts = Annotated[
-    list[str] | None, typer.Option("--prompt", "-p", help="text to complete (repeatable)", metavar="<str>")
-]
-Files = Annotated[
-    list[Path] | None,
-    typer.Option("--file", "-f", help="file with a prompt (repeatable); - is standard input", metavar="<path>"),
-]
-
 
 @with_derived_flags
 def generate(
-    prompt: Prompts = None,
-    file: Files = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", help="text to complete (repeatable)", metavar="<str>")
+    ] = None,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option("--file", "-f", help="file with a prompt (repeatable); - is standard input", metavar="<path>"),
+    ] = None,
     lines: Annotated[bool, typer.Option("--lines", help="treat every line of a file or pipe as a prompt")] = False,
     chat: Annotated[bool, typer.Option("--chat", help="send each prompt as a chat message")] = False,
     json: Annotated[bool, typer.Option("--json", help="print one line of JSON per prompt")] = False,
@@ -70,7 +65,7 @@ def generate(
         _print_summary(outputs)
     raise_first_error(outputs)
     if was_interrupted:
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise typer.Exit(130)
 
 
 def collect_prompts(given: Sequence[str], files: Sequence[Path], *, by_line: bool) -> list[str]:

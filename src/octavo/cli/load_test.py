@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -29,24 +29,16 @@ Endpoint = Literal["completions", "chat"]
 _PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A range of integers from `low` to `high`, inclusive."""
-
-    low: int
-    high: int
-
-    @classmethod
-    def parse(cls, field: str, text: str, at_least: int) -> Self:
-        """Parse `64` or `64:256`; raise InvalidParameterError if it is not a valid range from `at_least` on."""
-        low, _, high = text.partition(":")
-        try:
-            span = cls(int(low), int(high or low))
-        except ValueError as error:
-            raise InvalidParameterError(field, text, "must be like 64 or 64:256") from error
-        if not at_least <= span.low <= span.high:
-            raise InvalidParameterError(field, text, f"must be an ascending range from at least {at_least}")
-        return span
+def parse_span(field: str, text: str, at_least: int) -> tuple[int, int]:
+    """Parse `64` or `64:256`; raise InvalidParameterError if it is not a valid range from `at_least` on."""
+    low, _, high = text.partition(":")
+    try:
+        span = int(low), int(high or low)
+    except ValueError as error:
+        raise InvalidParameterError(field, text, "must be like 64 or 64:256") from error
+    if not at_least <= span[0] <= span[1]:
+        raise InvalidParameterError(field, text, f"must be an ascending range from at least {at_least}")
+    return span
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,24 +75,24 @@ class Workload:
 
         Each prompt starts with one of `num_prefixes` shared prefixes in turn, followed by tokens of its own.
         """
-        source, (input_len, output_len, token_ids) = random.Random(self.seed), self._spans()
-        ids = range(token_ids.low, token_ids.high + 1)
+        source, (input_len, output_len, (first_id, last_id)) = random.Random(self.seed), self._spans()
+        ids = range(first_id, last_id + 1)
         prefixes = [source.choices(ids, k=self.prefix_len) for _ in range(self.num_prefixes)]
         planned = []
         send_at_s = 0.0
         for number in range(self.num_prompts):
-            own = source.choices(ids, k=source.randint(input_len.low, input_len.high))
-            num_tokens = source.randint(output_len.low, output_len.high)
+            own = source.choices(ids, k=source.randint(*input_len))
+            num_tokens = source.randint(*output_len)
             body = self._body(prefixes[number % len(prefixes)] + own, num_tokens)
             planned.append(PlannedRequest(send_at_s=send_at_s, body=body, output_len=num_tokens))
             send_at_s += source.expovariate(self.rate) if self.rate else 0.0
         return planned
 
-    def _spans(self) -> tuple[Span, Span, Span]:
+    def _spans(self) -> tuple[tuple[int, int], ...]:
         return (
-            Span.parse("input_len", self.input_len, 0 if self.prefix_len else 1),
-            Span.parse("output_len", self.output_len, 1),
-            Span.parse("token_ids", self.token_ids, 0),
+            parse_span("input_len", self.input_len, 0 if self.prefix_len else 1),
+            parse_span("output_len", self.output_len, 1),
+            parse_span("token_ids", self.token_ids, 0),
         )
 
     def _body(self, prompt: list[int], output_len: int) -> bytes:
@@ -178,13 +170,13 @@ def _runner() -> asyncio.Runner:
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
+@dataclass(frozen=True, slots=True)
 class LoadGenerator:
     """Sends planned requests and records each. A failed request is a record with an error; it does not end the run."""
 
-    def __init__(self, client: HttpClient, endpoint: Endpoint, timeout_s: float) -> None:
-        self._client = client
-        self._path = _PATHS[endpoint]
-        self._timeout_s = timeout_s
+    client: HttpClient
+    path: str
+    timeout_s: float
 
     async def run_open(self, planned: Sequence[PlannedRequest]) -> list[RequestRecord]:
         """Send each request at its planned time after now."""
@@ -211,14 +203,14 @@ class LoadGenerator:
         record = RequestRecord(due_s, request.output_len)
         record.sent_s = time.perf_counter()
         try:
-            async with asyncio.timeout(self._timeout_s):
-                response = await self._client.post(self._path, request.body, record.on_body)
+            async with asyncio.timeout(self.timeout_s):
+                response = await self.client.post(self.path, request.body, record.on_body)
             response.raise_for_status()
             record.end()
         except RequestError as error:
             record.end(str(error))
         except TimeoutError:
-            record.end(f"no complete response within {self._timeout_s:g} s")
+            record.end(f"no complete response within {self.timeout_s:g} s")
         return record
 
 
@@ -232,15 +224,13 @@ async def _measure(workload: Workload, options: LoadOptions) -> tuple[str, list[
         model = await client.find_model(workload.model)
         workload = replace(workload, model=model)
         planned = workload.plan()
-        load = LoadGenerator(client, workload.endpoint, options.timeout)
+        load = LoadGenerator(client, _PATHS[workload.endpoint], options.timeout)
         if options.warmup:
             warmup = replace(workload, seed=workload.seed + 1, num_prompts=options.warmup)
             _raise_failures(await load.run_closed(warmup.plan(), 1))
         start_cpu_s = time.process_time()
-        if options.concurrency is None:
-            records = await load.run_open(planned)
-        else:
-            records = await load.run_closed(planned, options.concurrency)
+        count = options.concurrency
+        records = await (load.run_open(planned) if count is None else load.run_closed(planned, count))
         return model, records, time.process_time() - start_cpu_s
 
 
