@@ -33,7 +33,7 @@ _WRAPPERS = frozenset(
     }
 )
 # Parameters of sampling in `generation_config.json`: those without effect if `do_sample` is false, then the others.
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+_SAMPLING = {name: name for name in ("temperature", "top_p", "top_k", "min_p")}
 _OTHERS = {"repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens"}
 # By an architecture's activation: the key that names it, and the names that it may have.
 _ACTIVATIONS = MappingProxyType(
@@ -72,7 +72,8 @@ def model_config_of(
     num_heads, num_kv_heads, head_dim = read_heads(fields, facts)
     rope = read_rope(fields, facts, head_dim, max_position_embeddings)
     has_bias, has_out_bias = read_biases(fields, facts)
-    generation = _generation_config(path)
+    file = path / "generation_config.json"
+    generation = JsonFields.read(file) if file.exists() else JsonFields(str(file), {})
     config = ModelConfig(
         model=model,
         path=str(path),
@@ -129,24 +130,14 @@ def _architecture(fields: JsonFields) -> str:
             return by_name[name.casefold()]
     kind = fields.text("model_type", "" if named else None)
     by_type = next((name for name, facts in ARCHITECTURES.items() if facts.model_type == kind), None)
-    if by_type is not None and (not named or not _base_classes(by_type).isdisjoint(named)):
+    stem = (by_type or "").partition("For")[0]  # of transformers' classes without a logits head
+    if by_type is not None and (not named or not {f"{stem}Model", f"{stem}TextModel"}.isdisjoint(named)):
         return by_type
     asked = ", ".join(names) or kind
     known = sorted(ARCHITECTURES)
     nearest = nearest_hint(asked, known)
     supported = "" if nearest.startswith("known") else f" supported: {', '.join(known)};"
     raise UnsupportedModelError(f"{fields.origin}: architecture {asked!r} is not supported;{supported} {nearest}")
-
-
-def _base_classes(architecture: str) -> frozenset[str]:
-    """Return the names of transformers' classes that are the architecture without its logits head."""
-    stem = architecture.partition("For")[0]
-    return frozenset((f"{stem}Model", f"{stem}TextModel"))
-
-
-def _generation_config(path: Path) -> JsonFields:
-    file = path / "generation_config.json"
-    return JsonFields.read(file) if file.exists() else JsonFields(str(file), {})
 
 
 def _sampling_defaults(fields: JsonFields) -> GenerationDefaults:
@@ -157,7 +148,7 @@ def _sampling_defaults(fields: JsonFields) -> GenerationDefaults:
     is_sampled = fields.values.get("do_sample", True)
     if not isinstance(is_sampled, bool):
         logger.warning("%s: do_sample=%r is ignored: true or false is expected", fields.origin, is_sampled)
-    names = _OTHERS if is_sampled is False else {**dict(zip(_SAMPLING, _SAMPLING, strict=True)), **_OTHERS}
+    names = _OTHERS if is_sampled is False else _SAMPLING | _OTHERS
     values = {name: _usable(fields, key, name) for key, name in names.items() if key in fields}
     return GenerationDefaults(**{name: value for name, value in values.items() if value is not None})
 

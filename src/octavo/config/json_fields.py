@@ -13,10 +13,7 @@ _MAX_INTEGER = 2**31 - 1
 _MAX_SIZES = MappingProxyType(
     {
         "num_hidden_layers": 1 << 11,
-        "num_experts": 1 << 13,
-        "num_local_experts": 1 << 13,
-        "num_attention_heads": 1 << 13,
-        "num_key_value_heads": 1 << 13,
+        **dict.fromkeys(("num_experts", "num_local_experts", "num_attention_heads", "num_key_value_heads"), 1 << 13),
         "head_dim": 1 << 14,
         "hidden_size": 1 << 20,
         "intermediate_size": 1 << 24,

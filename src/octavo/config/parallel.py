@@ -33,11 +33,7 @@ class ParallelConfig:
         return self.distributed_executor_backend or ("uniproc" if self.world_size == 1 else "mp")
 
     def check_fits(self, model: ModelConfig) -> None:
-        """Check that every rank gets a part of the model.
-
-        Raises:
-            InvalidParameterError: more ranks than heads, or stages than layers, or expert parallelism without experts.
-        """
+        """Check that every rank gets a part of the model: a head, a layer, experts. Raises InvalidParameterError."""
         if self.tensor_parallel_size > model.num_heads:
             limit = f"at most {model.num_heads}: every rank needs an attention head"
             raise InvalidParameterError("tensor_parallel_size", self.tensor_parallel_size, limit)
@@ -66,13 +62,8 @@ class RankPlace:
         """Return the position of rank number `rank` in [0, world_size)."""
         assert 0 <= rank < config.world_size, f"rank {rank} of {config.world_size}"
         pp_rank, tp_rank = divmod(rank, config.tensor_parallel_size)
-        return cls(
-            rank=rank,
-            tp_rank=tp_rank,
-            tp_size=config.tensor_parallel_size,
-            pp_rank=pp_rank,
-            pp_size=config.pipeline_parallel_size,
-        )
+        sizes = {"tp_size": config.tensor_parallel_size, "pp_size": config.pipeline_parallel_size}
+        return cls(rank=rank, tp_rank=tp_rank, pp_rank=pp_rank, **sizes)
 
     @property
     def is_last_stage(self) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Self, get_args
 
 from octavo.config.hf import model_config_of, read_model_config
@@ -23,12 +22,10 @@ from octavo.errors import InvalidParameterError, ModelNotFoundError, Unsupported
 
 SpeculativeMethod = Literal["ngram", "draft_model", "eagle3"]
 _METHODS = ", ".join(get_args(SpeculativeMethod))
-_MODEL_METHODS = MappingProxyType(
-    {
-        "draft_model": "the draft model: a folder, GGUF file or Hub id",
-        "eagle3": "the EAGLE-3 head: a folder or Hub id",
-    }
-)
+_MODEL_METHODS = {
+    "draft_model": "the draft model: a folder, GGUF file or Hub id",
+    "eagle3": "the EAGLE-3 head: a folder or Hub id",
+}
 _LATER_METHODS = ("_mtp", "eagle", "medusa", "mtp", "mlp_speculator", "suffix")  # of other engines
 _OPTION = "speculative_config"
 _LOOKUP_KEYS = ("prompt_lookup_min", "prompt_lookup_max")
@@ -75,9 +72,8 @@ class SpeculativeConfig:
             _check_text("revision", self.revision, "a branch, tag or commit of the Hub")
         if self.quantization is not None and self.quantization not in get_args(QuantizationName):
             raise _error("quantization", self.quantization, f"one of {', '.join(get_args(QuantizationName))}")
-        if self.draft_tensor_parallel_size != 1:
-            limit = "1: a draft model runs whole on every rank"
-            raise _error("draft_tensor_parallel_size", self.draft_tensor_parallel_size, limit)
+        if (size := self.draft_tensor_parallel_size) != 1:
+            raise _error("draft_tensor_parallel_size", size, "1: a draft model runs whole on every rank")
 
     @classmethod
     def parse(cls, options: Mapping[str, Any] | str) -> Self:
@@ -181,9 +177,7 @@ def _check_target(name: str, model: ModelConfig, parallel: ParallelConfig, *, is
 
 
 def _group_for(group: KVGroup, groups: Sequence[KVGroup], draft: ModelConfig) -> int:
-    """Return which of the model's `groups` keeps the blocks that a draft model's `group` needs: of several, the one
-    that frees most of the others.
-    """
+    """Return which of the model's `groups` keeps the blocks that a draft's needs; of several, what frees most."""
     reach = group.sliding_window or draft.max_model_len
     fitting = {
         index: each.sliding_window or draft.max_model_len

@@ -95,8 +95,7 @@ class VisionConfig:
     def largest_whole_span(self, max_num_seqs: int, max_num_batched_tokens: int) -> int:
         """Return how many tokens a step must compute together: those of an image, if they attend to each other; else 0.
 
-        Raises:
-            InvalidParameterError: a step has no room for them and one token of every other request, which would starve.
+        Raises InvalidParameterError if a step has no room for them and one token of every other request.
         """
         if not self.is_bidirectional:
             return 0
