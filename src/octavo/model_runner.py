@@ -9,7 +9,6 @@ Legend: T = input tokens, V = vocabulary size.
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -104,7 +103,10 @@ class ModelRunner:
         if not inputs:
             return []
         handles = [self._extended(handle, len(ids)) for ids, handle in zip(inputs, past, strict=True)]
-        hidden = self._model(self._forward_batch(inputs, handles), self._kv_caches)
+        starts = [0 if handle is None else handle.num_tokens for handle in past]
+        tables = [handle.block_ids for handle in handles]
+        step = ForwardBatch.of_sequences(inputs, starts, tables, self._block_size, self._groups, self.device)
+        hidden = self._model(step, self._kv_caches)
         logits = torch.split(self._model.compute_logits(hidden), [len(ids) for ids in inputs])
         return [ModelOutput(rows, handle) for rows, handle in zip(logits, handles, strict=True)]
 
@@ -147,32 +149,3 @@ class ModelRunner:
         for cache in self._kv_caches:
             for tensor in cache.pools:
                 tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]
-
-    def _forward_batch(self, inputs: list[list[int]], handles: list[KVHandle]) -> ForwardBatch:
-        counts = [len(ids) for ids in inputs]
-        starts = [handle.num_tokens - count for handle, count in zip(handles, counts, strict=True)]
-        ends = [handle.num_tokens for handle in handles]
-        positions = [range(start, end) for start, end in zip(starts, ends, strict=True)]
-        width = max(len(handle.block_ids) for handle in handles)
-        slots = [
-            handle.block_ids[position // self._block_size] * self._block_size + position % self._block_size
-            for handle, span in zip(handles, positions, strict=True)
-            for position in span
-        ]
-        query_start_loc = [0, *accumulate(counts)]
-        num_tokens = query_start_loc[-1]
-        return ForwardBatch(
-            input_ids=self._longs([token_id for ids in inputs for token_id in ids]),
-            positions=self._longs([position for span in positions for position in span]),
-            query_start_loc=self._longs(query_start_loc).to(torch.int32),
-            seq_lens=self._longs(ends).to(torch.int32),
-            slot_mapping=self._longs(slots),
-            block_table=self._longs([h.block_ids + [0] * (width - len(h.block_ids)) for h in handles]).to(torch.int32),
-            logits_indices=self._longs(list(range(num_tokens))),
-            block_size=self._block_size,
-            query_start_loc_list=query_start_loc,
-            seq_lens_list=ends,
-        ).shared_by(self._groups)
-
-    def _longs(self, values: list[Any]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)

@@ -7,6 +7,7 @@ size, A = pairs of elements of a head that a rotary table rotates.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -109,6 +110,42 @@ class ForwardBatch:
     visible_ends: Tensor | None = None  # [T] int32, one past the last position each token sees; None: its own
     state_slots: Tensor | None = None  # [R] int64, -1: no tokens before. None: no recurrent group
     other_groups: tuple[Self, ...] = ()
+
+    @classmethod
+    def of_sequences(
+        cls,
+        inputs: Sequence[list[int]],
+        starts: Sequence[int],
+        block_ids: Sequence[list[int]],
+        block_size: int,
+        groups: Sequence[KVGroup],
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """Return a step of R sequences, each with its token ids from a position on, and its blocks in every KV group.
+
+        All tokens get logits.
+        """
+        positions = [torch.arange(start, start + len(ids)) for ids, start in zip(inputs, starts, strict=True)]
+        width, lens = max(map(len, block_ids)), list(map(len, inputs))
+        table = torch.tensor([ids + [0] * (width - len(ids)) for ids in block_ids], dtype=torch.int32)
+        slots = [
+            row[at // block_size].long() * block_size + at % block_size
+            for row, at in zip(table, positions, strict=True)
+        ]
+        query_start_loc = [0, *accumulate(lens)]
+        seq_lens = [start + length for start, length in zip(starts, lens, strict=True)]
+        return cls(
+            input_ids=torch.tensor([token_id for ids in inputs for token_id in ids], device=device),
+            positions=torch.cat(positions).to(device),
+            query_start_loc=torch.tensor(query_start_loc, dtype=torch.int32, device=device),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
+            slot_mapping=torch.cat(slots).to(device),
+            block_table=table.to(device),
+            logits_indices=torch.arange(query_start_loc[-1], device=device),
+            block_size=block_size,
+            query_start_loc_list=query_start_loc,
+            seq_lens_list=seq_lens,
+        ).shared_by(groups)
 
     @property
     def kept_adapter_ids(self) -> Tensor | None:

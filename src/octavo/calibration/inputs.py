@@ -4,7 +4,6 @@ Legend: T = tokens of the text, K = inputs of a linear layer, D = hidden size, R
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
 
 import torch
 
@@ -100,20 +99,6 @@ class RecordedModel:
 
 def _batch(model: DecoderForCausalLM, passages: list[list[int]]) -> ForwardBatch:
     """Return one step of all passages, each a request with blocks of its own."""
-    lens = [len(passage) for passage in passages]
-    starts = [0, *accumulate(lens)]
-    blocks_each = -(-max(lens) // _BLOCK_SIZE)
-    positions = [torch.arange(length) for length in lens]
-    first_slots = [request * blocks_each * _BLOCK_SIZE for request in range(len(lens))]
-    return ForwardBatch(
-        input_ids=torch.tensor([token for passage in passages for token in passage]),
-        positions=torch.cat(positions),
-        query_start_loc=torch.tensor(starts, dtype=torch.int32),
-        seq_lens=torch.tensor(lens, dtype=torch.int32),
-        slot_mapping=torch.cat([slot + at for slot, at in zip(first_slots, positions, strict=True)]),
-        block_table=torch.arange(len(lens) * blocks_each, dtype=torch.int32).view(len(lens), -1),
-        logits_indices=torch.arange(starts[-1]),
-        block_size=_BLOCK_SIZE,
-        query_start_loc_list=starts,
-        seq_lens_list=lens,
-    ).shared_by(model.config.kv_groups)
+    blocks_each = -(-max(map(len, passages)) // _BLOCK_SIZE)
+    tables = [list(range(at * blocks_each, (at + 1) * blocks_each)) for at in range(len(passages))]
+    return ForwardBatch.of_sequences(passages, [0] * len(passages), tables, _BLOCK_SIZE, model.config.kv_groups)
