@@ -36,7 +36,7 @@ class Call(Generic[ResultT]):
     It waits for a plain lock: an exception inside `Condition.__enter__`, of which `Future` is made, leaves that locked.
     """
 
-    __slots__ = ("_error", "_is_pending", "_result", "_start", "is_abandoned", "is_answered", "is_taken")
+    __slots__ = ("_error", "_is_pending", "_result", "_start", "is_abandoned", "is_taken")
 
     def __init__(self, start: "Callable[[Call[ResultT]], None]") -> None:
         self._start = start
@@ -44,7 +44,6 @@ class Call(Generic[ResultT]):
         self._is_pending.acquire()
         self._result: ResultT | None = None
         self._error: BaseException | None = None
-        self.is_answered = False
         self.is_taken = False  # the caller has the result
         self.is_abandoned = False  # the caller was interrupted, possibly after the answer
 
@@ -57,11 +56,11 @@ class Call(Generic[ResultT]):
 
     def finish(self, result: ResultT) -> None:
         self._result = result
-        self._answer()
+        self._is_pending.release()
 
     def fail(self, error: BaseException) -> None:
         self._error = error
-        self._answer()
+        self._is_pending.release()
 
     def wait(self) -> ResultT:
         """Return the result, or raise what the owner raised."""
@@ -74,10 +73,6 @@ class Call(Generic[ResultT]):
             finally:
                 del error  # its traceback refers to this frame
         return self._result  # type: ignore[return-value]  # `finish` has set it
-
-    def _answer(self) -> None:
-        self.is_answered = True
-        self._is_pending.release()
 
 
 class OwnerThread:
@@ -98,9 +93,13 @@ class OwnerThread:
         Raises:
             RuntimeError: the owner has stopped, or this is its own thread.
         """
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("an engine's own thread cannot wait for the engine")
         call = Call(start)
         try:
-            self._post(call)
+            self._inbox.put(call)  # type: ignore[arg-type]  # the inbox never looks at results
+            if self._is_closed or not self._thread.is_alive():  # in a forked process, the thread does not exist
+                raise RuntimeError("this engine has exited, or was made in a process that has been forked")
             result = call.wait()
             call.is_taken = True  # nothing can interrupt between this and the return
             return result
@@ -126,32 +125,21 @@ class OwnerThread:
         if self._failure is not None:
             raise self._failure
 
-    def _post(self, call: Call[ResultT]) -> None:
-        if threading.current_thread() is self._thread:
-            raise RuntimeError("an engine's own thread cannot wait for the engine")
-        self._inbox.put(call)  # type: ignore[arg-type]  # the inbox never looks at results
-        if self._is_closed or not self._thread.is_alive():  # in a forked process, the thread does not exist
-            raise RuntimeError("this engine has exited, or was made in a process that has been forked")
-
     def _run(self) -> None:
         while not self._should_stop:
-            self._take_calls()
+            # Begin all calls that have arrived; if there is nothing else to do, wait for one.
+            while self._take_call(wait=not self._work.is_busy) and not self._should_stop:
+                pass
             if self._work.is_busy and not self._should_stop:
                 self._work.notice_abandoned()
                 self._work.turn()
         self._is_closed = True  # from now on callers look after themselves; those before are in the inbox
-        while self._fail_one():
+        while self._take_call(wait=False):
             pass
         try:
             self._work.close()
         except BaseException as error:  # noqa: BLE001 - raised by `stop`
             self._failure = error
-
-    def _take_calls(self) -> None:
-        """Begin all calls that have arrived; if there is nothing else to do, wait for one."""
-        while not self._should_stop:
-            if not self._take_call(wait=not self._work.is_busy):
-                return
 
     def _take_call(self, *, wait: bool) -> bool:  # a method, so that no variable keeps a call during the next wait
         try:
@@ -167,15 +155,6 @@ class OwnerThread:
             call.fail(RuntimeError("this engine has exited"))
         else:
             call.start_work()
-        return True
-
-    def _fail_one(self) -> bool:
-        try:
-            call = self._inbox.get(block=False)
-        except queue.Empty:
-            return False
-        if call is not None:
-            call.fail(RuntimeError("this engine has exited"))
         return True
 
 
@@ -220,10 +199,10 @@ class BatchRunner:
     def __init__(self, front: EngineFront) -> None:
         self._front = front
         self._batches: list[_Batch] = []
-        self._batch_of: dict[str, _Batch] = {}  # unfinished request id -> its batch
+        self._batch_of: dict[RequestState, _Batch] = {}  # of unfinished requests
         self._steps: deque[Call[StepOutputs]] = deque()  # each gets the outputs of one step
         self._unseen: dict[str, RequestOutput] = {}  # changed in steps for others; the next of `_steps` returns them
-        self._leaving: set[str] = set()  # aborted requests whose callers have left
+        self._leaving: set[RequestState] = set()  # aborted requests whose callers have left
         self._untaken: list[tuple[Call[Any], Callable[[], None]]] = []  # answers, and what undoes those not taken
 
     @property
@@ -258,7 +237,7 @@ class BatchRunner:
             raise
         batch = _Batch(call, states, ProgressBar(len(states), enabled=shows_progress), len(states))
         self._batches.append(batch)
-        self._batch_of.update((state.request_id, batch) for state in states)
+        self._batch_of.update(dict.fromkeys(states, batch))
         if not states:
             self._finish(batch)
 
@@ -320,15 +299,14 @@ class BatchRunner:
 
     def _is_of_a_batch(self, state: RequestState) -> bool:
         """Note what a step changed in a request of a batch, or of a caller that has left; False for others."""
-        request_id = state.request_id
-        batch = self._batch_of.get(request_id)
+        batch = self._batch_of.get(state)
         if batch is None:
-            if request_id not in self._leaving:
+            if state not in self._leaving:
                 return False
             if state.is_finished:
-                self._leaving.remove(request_id)
+                self._leaving.remove(state)
         elif state.is_finished:
-            del self._batch_of[request_id]
+            del self._batch_of[state]
             batch.num_left -= 1
             batch.progress.finish_one(state.num_prompt_tokens, state.num_output_tokens, state.num_images)
             if not batch.num_left:
@@ -344,15 +322,14 @@ class BatchRunner:
         batch.progress.close()  # first: if it raises, the batch is still there for `_fail_all`
         self._batches.remove(batch)
         for state in batch.states:
-            self._batch_of.pop(state.request_id, None)
+            self._batch_of.pop(state, None)
 
     def _leave(self, states: list[RequestState]) -> None:
         """Abort what is unfinished of these requests, whose caller has left; nobody sees their outputs."""
-        unfinished = [state.request_id for state in states if not state.is_finished]
         for state in states:
             self._unseen.pop(state.request_id, None)
-        if unfinished:
-            self._front.client.abort(self._core_ids(unfinished))
+        if unfinished := [state for state in states if not state.is_finished]:
+            self._front.client.abort([core_id for state in unfinished for core_id in state.unfinished_core_ids()])
             self._leaving.update(unfinished)
 
     def _answer_step(self, changed: list[RequestState], num_tokens: int) -> None:
@@ -381,8 +358,4 @@ class BatchRunner:
             self._steps.popleft().fail(error)
         if unfinished:
             with contextlib.suppress(EngineDeadError):  # the callers have an error, and the next call gets this one
-                self._front.client.abort(self._core_ids(unfinished))
-
-    def _core_ids(self, request_ids: Sequence[str]) -> list[str]:
-        states = [self._front.outputs.find(request_id) for request_id in request_ids]
-        return [core_id for state in states if state is not None for core_id in state.unfinished_core_ids()]
+                self._front.client.abort([core_id for state in unfinished for core_id in state.unfinished_core_ids()])
