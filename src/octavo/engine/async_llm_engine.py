@@ -239,7 +239,7 @@ class AsyncLLMEngine:
         **options: Any,
     ) -> list[ProcessedRequest]:
         """See `EngineFront.process`. What may take a while is done outside the event loop."""
-        await self._check_structured_outputs(params)
+        self._pump.check()  # before the process that validates constraints gets messages from two
         front = self.front
         if options.get("request_id") in front.outputs:
             for _ in range(2):  # turns in which the loop closes a stream whose reader has left by `break`
@@ -251,22 +251,14 @@ class AsyncLLMEngine:
                 for prompt, one, lora in zip(prompts, params, loras, strict=True)
             ]
 
-        has_many_words = any(isinstance(one, SamplingParams) and len(one.bad_words) > MANY_BAD_WORDS for one in params)
-        if sum(map(_num_characters, prompts)) <= LONG_TEXT and not has_many_words and not any(loras):
+        given = [one for one in params if isinstance(one, SamplingParams)]
+        is_slow = any(one.structured_output or len(one.bad_words) > MANY_BAD_WORDS for one in given)
+        if sum(map(_num_characters, prompts)) <= LONG_TEXT and not is_slow and not any(loras):
             return work()
         processed = await asyncio.to_thread(work)
         for request in processed:
             front.outputs.check_free(request.request_id)  # another one may have taken it meanwhile
         return processed
-
-    async def _check_structured_outputs(self, params: Sequence[SamplingParams | None]) -> None:
-        """Validate constraints outside the event loop: it may take a while."""
-        self._pump.check()  # before the process that validates gets messages from two
-        constraints = {
-            one.structured_output for one in params if isinstance(one, SamplingParams) and one.structured_output
-        }
-        for constraint in constraints:
-            await asyncio.to_thread(self.front.inputs.check_structured_output, constraint)
 
     def _check_alive(self) -> None:
         if self._death is not None:

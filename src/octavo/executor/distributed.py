@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from octavo.config.engine import EngineConfig
-from octavo.config.parallel import ParallelConfig, RankPlace
+from octavo.config.parallel import RankPlace
 from octavo.contracts.ranks import FromRank, RankCall, RankFailure, RankResult, decode_from_rank, encode_to_rank
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import EngineDeadError, EngineError, OctavoError, named_error
@@ -80,7 +80,8 @@ class DistributedExecutor:
         self._ranks: Ranks | None = None
         self._replies: Replies
         self._watch: DeathWatch
-        self._steps = StepsInFlight(config.parallel)
+        self._steps: deque[StepFuture] = deque()  # in flight, oldest first
+        self._failed_steps: deque[int] = deque(maxlen=_NUM_REMEMBERED)
         self._calls: dict[int, CallFuture] = {}
         self._call_ids = itertools.count()
         self.max_steps_in_flight = config.parallel.pipeline_parallel_size  # one per stage
@@ -125,7 +126,7 @@ class DistributedExecutor:
             raise self._watch.death
         self._broadcast(encode_to_rank(scheduler_output))
         step = StepFuture(scheduler_output, self._receive_step)
-        self._steps.add(step)
+        self._steps.append(step)
         return step
 
     def call(self, method: str, *arguments: Any) -> CallFuture:
@@ -195,7 +196,8 @@ class DistributedExecutor:
                 waited = f"{self._config.parallel.step_timeout_s:g} s"
                 stuck = f"step {step.scheduler_output.step}: no reply from the ranks in {waited}; they are stuck"
                 raise self._watch.give_up(EngineDeadError(stuck))
-            self._receive(min(timeout_at_s, stuck_s, self._steps.deadline_s()) - now_s)
+            failed_s = min((step.failed_s for step in self._steps if step.failures), default=math.inf)
+            self._receive(min(timeout_at_s, stuck_s, failed_s + _OTHERS_S) - now_s)
 
     def _receive(self, timeout_s: float | None, extra_fd: int | None = None) -> bool:
         """Receive what ranks have sent, waiting for the first message; return False on timeout."""
@@ -208,17 +210,38 @@ class DistributedExecutor:
         return bool(came)
 
     def _dispatch(self, rank: int, message: FromRank) -> None:
-        try:
-            if isinstance(message, ModelRunnerOutput):
-                self._steps.complete(message)
-            elif isinstance(message, RankResult):
-                self._complete_call(rank, message)
-            elif message.step is not None:
-                self._steps.fail(rank, message)
-            elif (call := self._calls.pop(message.call_id, None)) is not None:  # else another rank's error was first
-                call.set_exception(_as_error(rank, message))
-        except EngineDeadError as death:
-            raise self._watch.give_up(death) from None
+        if isinstance(message, ModelRunnerOutput):
+            self._complete_step(message)
+        elif isinstance(message, RankResult):
+            self._complete_call(rank, message)
+        elif message.step is not None:
+            self._fail_step(rank, message)
+        elif (call := self._calls.pop(message.call_id, None)) is not None:  # else another rank's error was first
+            call.set_exception(_as_error(rank, message))
+
+    def _complete_step(self, model_output: ModelRunnerOutput) -> None:
+        """Complete the oldest step; its request ids are those of the scheduler output."""
+        step = self._steps.popleft()
+        if step.failures:
+            raise self._disagreement(*next(iter(step.failures.items())))
+        step.set_result(msgspec.structs.replace(model_output, req_ids=step.scheduler_output.req_ids))
+
+    def _fail_step(self, rank: int, failure: RankFailure) -> None:
+        """Record that a step raised on one rank; the step fails once all ranks of the last stage have reported it."""
+        step = next((step for step in self._steps if step.scheduler_output.step == failure.step), None)
+        if step is None:
+            if failure.step in self._failed_steps:
+                return
+            raise self._disagreement(rank, failure)  # it completed, so other ranks succeeded
+        if not step.failures:
+            step.failed_s = time.monotonic()
+        step.failures[rank] = failure
+        parallel = self._config.parallel
+        if sum(RankPlace.of(at, parallel).is_last_stage for at in step.failures) == parallel.tensor_parallel_size:
+            self._steps.remove(step)
+            self._failed_steps.append(step.scheduler_output.step)
+            step.set_exception(EngineError(f"rank {rank}: {failure.error_type}: {failure.message}"))
+            logger.error("step %d failed on every rank; on rank %d:\n%s", failure.step, rank, failure.traceback)
 
     def _complete_call(self, rank: int, reply: RankResult) -> None:
         call = self._calls.get(reply.call_id)
@@ -230,64 +253,14 @@ class DistributedExecutor:
             call.set_result([value for _, value in sorted(call.values.items())])
 
     def _check_steps(self, now_s: float) -> None:
-        try:
-            self._steps.check(now_s)
-        except EngineDeadError as death:
-            raise self._watch.give_up(death) from None
-
-
-class StepsInFlight:
-    """All steps in flight, oldest first. Raises EngineDeadError if ranks disagree about one."""
-
-    def __init__(self, parallel: ParallelConfig) -> None:
-        self._parallel = parallel
-        self._steps: deque[StepFuture] = deque()
-        self._failed: deque[int] = deque(maxlen=_NUM_REMEMBERED)
-
-    def add(self, step: StepFuture) -> None:
-        """Add a step that has been sent."""
-        self._steps.append(step)
-
-    def complete(self, model_output: ModelRunnerOutput) -> None:
-        """Complete the oldest step; its request ids are those of the scheduler output."""
-        step = self._steps.popleft()
-        if step.failures:
-            raise _dead(*next(iter(step.failures.items())))
-        step.set_result(msgspec.structs.replace(model_output, req_ids=step.scheduler_output.req_ids))
-
-    def fail(self, rank: int, failure: RankFailure) -> None:
-        """Record that a step raised on one rank; the step fails once all ranks of the last stage have reported it."""
-        step = next((step for step in self._steps if step.scheduler_output.step == failure.step), None)
-        if step is None:
-            if failure.step in self._failed:
-                return
-            raise _dead(rank, failure)  # it completed, so other ranks succeeded
-        if not step.failures:
-            step.failed_s = time.monotonic()
-        step.failures[rank] = failure
-        if sum(map(self._is_last, step.failures)) == self._parallel.tensor_parallel_size:
-            self._steps.remove(step)
-            self._failed.append(step.scheduler_output.step)
-            step.set_exception(EngineError(f"rank {rank}: {failure.error_type}: {failure.message}"))
-            logger.error("step %d failed on every rank; on rank %d:\n%s", failure.step, rank, failure.traceback)
-
-    def deadline_s(self) -> float:
-        """Return when `check` is next due; infinity while no step has failed."""
-        return min((step.failed_s + _OTHERS_S for step in self._steps if step.failures), default=float("inf"))
-
-    def check(self, now_s: float) -> None:
         """Raise if a step failed on some rank and the others have not reported the same in time."""
         for step in self._steps:
             if step.failures and now_s >= step.failed_s + _OTHERS_S:
-                raise _dead(*next(iter(step.failures.items())))
+                raise self._disagreement(*next(iter(step.failures.items())))
 
-    def _is_last(self, rank: int) -> bool:
-        return RankPlace.of(rank, self._parallel).is_last_stage
-
-
-def _dead(rank: int, failure: RankFailure) -> EngineDeadError:
-    what = f"{failure.error_type}: {failure.message}"
-    return EngineDeadError(f"rank {rank} failed while others did not: {what}\n{failure.traceback}")
+    def _disagreement(self, rank: int, failure: RankFailure) -> EngineDeadError:
+        what = f"{failure.error_type}: {failure.message}\n{failure.traceback}"
+        return self._watch.give_up(EngineDeadError(f"rank {rank} failed while others did not: {what}"))
 
 
 def _as_error(rank: int, failure: RankFailure) -> OctavoError:
