@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.server.parsers.support import parse_all
 
 from octavo.demo import demo_model_path
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError
 from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
 from octavo.server.openai.chat_prompt import BegunAnswer, template_messages, unread_parts
-from octavo.server.openai.parsers.base import parse_all
 from octavo.server.openai.parsers.json_calls import HermesParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage

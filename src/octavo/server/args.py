@@ -36,11 +36,7 @@ _POSITIVE_SECONDS = ("request_timeout_s", "media_timeout_s", "read_timeout_s", "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerArgs:
-    """All server options.
-
-    Raises:
-        InvalidParameterError: names the option, its value and the limit.
-    """
+    """All server options. Raises InvalidParameterError: names the option, its value and the limit."""
 
     # listening
     host: str = option("127.0.0.1", "address to listen on; beyond loopback, an API key is required")

@@ -30,9 +30,8 @@ def serve(settings: Settings, announce: Callable[[str], None] = logger.info) -> 
 
     `announce` is called when the server listens, and again when it is ready.
 
-    Raises:
-        InvalidParameterError: the address or a file named by an option cannot be used.
-        OctavoError: the model failed to load, the engine died, or requests were cancelled by the shutdown.
+    Raises InvalidParameterError: the address or a file named by an option cannot be used; OctavoError: the model failed
+    to load, the engine died, or requests were cancelled by the shutdown.
     """
     args = settings.server
     keys = load_api_keys(args)
@@ -59,8 +58,7 @@ def serve(settings: Settings, announce: Callable[[str], None] = logger.info) -> 
 def load_api_keys(args: ServerArgs) -> tuple[str, ...]:
     """Return the API keys given as options and those in the file: one per line, except blank lines and # comments.
 
-    Raises:
-        InvalidParameterError: the file cannot be read, or contains no key, which would leave the server open.
+    Raises InvalidParameterError: the file cannot be read, or contains no key, which would leave the server open.
     """
     if args.api_key_file is None:
         return args.api_key
@@ -78,8 +76,7 @@ def load_api_keys(args: ServerArgs) -> tuple[str, ...]:
 def listening(args: ServerArgs) -> Generator[socket.socket, None, None]:
     """Yield a listening socket: clients may connect while the rest is still being imported.
 
-    Raises:
-        InvalidParameterError: the address cannot be used.
+    Raises InvalidParameterError: the address cannot be used.
     """
     listener = _unix_socket(args.uds) if args.uds is not None else _tcp_socket(args.host, args.port)
     listener.listen(_BACKLOG)
@@ -103,8 +100,7 @@ def url_of(listener: socket.socket, args: ServerArgs) -> str:
 def check_certificate(args: ServerArgs) -> None:
     """Load the certificate and key, so that errors show before the model is loaded.
 
-    Raises:
-        InvalidParameterError: they cannot be read, are not PEM, or do not match.
+    Raises InvalidParameterError: they cannot be read, are not PEM, or do not match.
     """
     if args.ssl_certfile is not None:
         try:

@@ -176,8 +176,7 @@ def error_response(error: ApiError) -> Response:
 def record_request(exchange: Exchange, wire: object, args: ServerArgs) -> None:
     """Count a request's samples in the queue, and apply its own deadline.
 
-    Raises:
-        ApiError: the deadline is not a positive number.
+    Raises ApiError: the deadline is not a positive number.
     """
     if isinstance(wire, GenerationRequest):
         if wire.timeout is not None:

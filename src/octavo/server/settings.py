@@ -63,9 +63,8 @@ class Settings:
 def resolve_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config_file: Path | None = None) -> Settings:
     """Merge all sources. `flags` contains, by field name, only what was given on the command line.
 
-    Raises:
-        UnknownOptionError: a variable or a key of the file that is not an option; the message suggests the closest.
-        InvalidParameterError: names the option, its value and the limit, and where the value came from.
+    Raises UnknownOptionError: a variable or a key of the file that is not an option; the message suggests the closest;
+    InvalidParameterError: names the option, its value and the limit, and where the value came from.
     """
     if config_file is None and environ.get(CONFIG_VARIABLE):
         config_file = Path(environ[CONFIG_VARIABLE])
@@ -164,8 +163,7 @@ class _Loader(yaml.SafeLoader):
 def read_settings_file(path: Path) -> dict[Any, Any]:
     """Return the mapping in a YAML file; an empty file is an empty mapping.
 
-    Raises:
-        InvalidParameterError: the file cannot be read, is not YAML, or is not a mapping.
+    Raises InvalidParameterError: the file cannot be read, is not YAML, or is not a mapping.
     """
     try:
         table = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a SafeLoader

@@ -5,7 +5,7 @@ from itertools import count, pairwise
 
 from hypothesis import strategies as st
 
-from octavo.server.openai.parsers.base import OutputParser, ParsedMessage, parse_all
+from octavo.server.openai.parsers.base import OutputParser, ParsedMessage
 from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser
 
 SCHEMAS: Schemas = {
@@ -26,6 +26,14 @@ def make(kind: type[ToolCallParser]) -> ToolCallParser:
 def cut(text: str, places: Iterable[int]) -> list[str]:
     edges = [0, *sorted(min(place, len(text)) for place in places), len(text)]
     return [text[begin:end] for begin, end in pairwise(edges)]
+
+
+def parse_all(parser: OutputParser, text: str, *, is_cut: bool = False) -> ParsedMessage:
+    """The message that is read from a complete text, or one that the length limit has cut."""
+    message = ParsedMessage()
+    message.add(parser.push(text))
+    message.add(parser.finish(is_cut=is_cut))
+    return message
 
 
 def parse_pieces(parser: OutputParser, pieces: Sequence[str]) -> ParsedMessage:

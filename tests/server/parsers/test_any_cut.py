@@ -5,10 +5,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.server.parsers.support import cut, cut_places, make, parse_pieces
+from tests.server.parsers.support import cut, cut_places, make, parse_all, parse_pieces
 
 from octavo.server.openai.answer_plan import TOOL_CALL_PARSERS
-from octavo.server.openai.parsers.base import Content, parse_all
+from octavo.server.openai.parsers.base import Content
 from octavo.server.openai.parsers.tool_calls import ToolCallParser
 from octavo.server.openai.parsers.wrappers import Chain, ReasoningParser, SpecialTokenFilter
 

@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.server.parsers.support import make
+from tests.server.parsers.support import parse_all
 
 from octavo.demo import demo_model_path
 from octavo.server.openai.answer_plan import TOOL_CALL_PARSERS
-from octavo.server.openai.parsers.base import ParsedMessage, parse_all
+from octavo.server.openai.parsers.base import ParsedMessage
 from octavo.server.openai.parsers.json_calls import HermesParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
 from octavo.server.openai.parsers.tool_calls import ToolCallParser
-from octavo.server.openai.parsers.wrappers import CallLimit
 from octavo.server.openai.tools import call_or_answer, forced_parser, may_call, must_call
 from octavo.structured.llguidance_backend import LLGuidanceBackend
 from octavo.structured_output import StructuredOutput
@@ -200,6 +199,6 @@ def test_an_answer_in_json_may_stand_in_place_of_a_call() -> None:
 
 def test_calls_beyond_the_limit_are_left_out() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    message = parse_all(CallLimit(make(HermesParser), 1), f"Two:\n{call}\n{call}\nDone")
+    message = parse_all(HermesParser(SCHEMAS, max_calls=1), f"Two:\n{call}\n{call}\nDone")
     assert len(message.tool_calls) == 1
     assert message.content == "Two:\nDone"

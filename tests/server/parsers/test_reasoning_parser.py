@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.server.parsers.support import cut, cut_places, make, parse_pieces
+from tests.server.parsers.support import cut, cut_places, make, parse_all, parse_pieces
 
 from octavo.server.openai.answer_plan import REASONING_FORMATS
-from octavo.server.openai.parsers.base import Content, ContentOnly, Reasoning, parse_all
+from octavo.server.openai.parsers.base import Content, ContentOnly, Reasoning
 from octavo.server.openai.parsers.json_calls import HermesParser
 from octavo.server.openai.parsers.wrappers import Chain, ReasoningParser, SpecialTokenFilter
 

@@ -19,7 +19,6 @@ from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
 from octavo.server.openai.parsers.tool_calls import ToolCallParser
 from octavo.server.openai.parsers.wrappers import (
-    CallLimit,
     Chain,
     ContentStops,
     ReasoningFormat,
@@ -218,8 +217,8 @@ class AnswerPlan:
     def _call_parser(self) -> OutputParser:
         if self.tools is None:
             return ContentOnly()
-        parser = self.tools.parser(self.params)(self.tools.schemas)
-        return parser if self.tools.is_parallel else CallLimit(parser, 1)
+        kind = self.tools.parser(self.params)
+        return kind(self.tools.schemas, max_calls=None if self.tools.is_parallel else 1)
 
 
 def _thinking_budget(request: ChatCompletionRequest, formats: AnswerFormats) -> int | None:

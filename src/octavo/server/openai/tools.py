@@ -45,8 +45,7 @@ class ToolUse:
     def constraint(self, answer: StructuredOutput | None) -> StructuredOutput | None:
         """Return the constraint on the whole answer; `answer` is the one on replies without calls.
 
-        Raises:
-            InvalidParameterError: a schema is too large, too deep or no JSON.
+        Raises InvalidParameterError: a schema is too large, too deep or no JSON.
         """
         if self.is_required:
             return must_call(self.own_parser, self.schemas, parallel=self.is_parallel)
@@ -71,8 +70,7 @@ class ToolUse:
 def shown_tools(request: TokenizeRequest) -> list[Mapping[str, object]] | None:
     """Return the tools of a request as its chat would show them to the model; None: it shows none.
 
-    Raises:
-        ApiError: 400, names the field.
+    Raises ApiError: 400, names the field.
     """
     tools = request.tools or []
     schemas = _checked_schemas(tools)
@@ -82,11 +80,7 @@ def shown_tools(request: TokenizeRequest) -> list[Mapping[str, object]] | None:
 
 
 def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | None) -> ToolUse | None:
-    """Check the tools of a request; return None if none may be called.
-
-    Raises:
-        ApiError: 400, names the field.
-    """
+    """Check the tools of a request; return None if none may be called. Raises ApiError: 400, names the field."""
     tools = request.tools or []
     schemas = _checked_schemas(tools)
     choice = tool_choice(request, list(schemas))
@@ -117,11 +111,7 @@ class ToolChoice:
 
 
 def tool_choice(request: ChatCompletionRequest | TokenizeRequest, names: Sequence[str]) -> ToolChoice:
-    """Return a request's choice among the tools called `names`.
-
-    Raises:
-        ApiError: 400, names the field.
-    """
+    """Return a request's choice among the tools called `names`. Raises ApiError: 400, names the field."""
     choice = request.tool_choice
     if isinstance(choice, ToolChoiceObject):
         return _chosen(choice, names)
@@ -229,8 +219,7 @@ def forced_parser(kind: type[ToolCallParser], schemas: Schemas) -> type[ToolCall
 def must_call(kind: type[ToolCallParser], schemas: Schemas, *, parallel: bool) -> StructuredOutput:
     """Constrain an answer to one call, or with `parallel` one or more, and nothing else.
 
-    Raises:
-        InvalidParameterError: a schema is too large, too deep or no JSON.
+    Raises InvalidParameterError: a schema is too large, too deep or no JSON.
     """
     kind, tags = _forced_tags(kind, schemas)
     return StructuredOutput(
@@ -241,8 +230,7 @@ def must_call(kind: type[ToolCallParser], schemas: Schemas, *, parallel: bool) -
 def call_or_answer(kind: type[ToolCallParser], schemas: Schemas, answer_schema: str) -> StructuredOutput:
     """Constrain an answer to either one call or JSON that matches `answer_schema`.
 
-    Raises:
-        InvalidParameterError: a schema is too large, too deep or no JSON.
+    Raises InvalidParameterError: a schema is too large, too deep or no JSON.
     """
     _, tags = _forced_tags(kind, schemas)
     answer = StructuralTag(json_schema=answer_schema)
@@ -256,8 +244,7 @@ def may_call(
 
     None if the format cannot be constrained to one of the schemas.
 
-    Raises:
-        InvalidParameterError: a schema is too large, too deep or no JSON.
+    Raises InvalidParameterError: a schema is too large, too deep or no JSON.
     """
     enforced = {
         name: schema if name in strict or takes_nothing(schema) else _ANY_ARGUMENTS for name, schema in schemas.items()

@@ -1,8 +1,6 @@
-"""Deltas, the typed pieces of an answer, and the reader with which formats parse streaming text as if all had arrived.
+"""Deltas, the typed pieces of an answer, and `StreamParser`, which parses streaming text as if all of it had arrived.
 
-A format is a generator over a `TextReader`, written top-down like a parser of complete texts. If it needs a character
-that has not arrived yet, it yields, and resumes with the next piece. It never sees where the text was split, so that
-cannot affect the result.
+Pure: no engine, no wire format.
 """
 
 import re
@@ -15,7 +13,7 @@ import msgspec
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]  # yields to wait for text, returns what it read
-Emit: TypeAlias = Callable[[str], None]
+Emit: TypeAlias = Callable[[str], object]
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -109,160 +107,45 @@ class ParsedMessage:
                     self.tool_calls[index].arguments += text
 
 
-def parse_all(parser: OutputParser, text: str, *, is_cut: bool = False) -> ParsedMessage:
-    """Return the message that `parser` reads from a complete text, or one that the length limit has cut."""
-    message = ParsedMessage()
-    message.add(parser.push(text))
-    message.add(parser.finish(is_cut=is_cut))
-    return message
-
-
 class MalformedError(Exception):
     """The text does not follow the format; internal to the parsers."""
 
 
-class TextReader:
-    """Text that has arrived but is not read yet, with one position to rewind to."""
+class StreamParser(ABC):
+    """Implements `OutputParser`; a format is a generator, written top-down like a parser of complete texts.
 
-    __slots__ = ("_closed", "_is_cut", "_mark", "_position", "_text", "_wanted_more")
+    If `_read` needs a character that has not arrived yet, it yields, and resumes with the next piece. It never sees
+    where the text was split, so that cannot affect the result. There is one position to rewind to.
+    """
 
     def __init__(self) -> None:
-        self._text = ""
+        self._text = ""  # what has arrived, and may still be needed
         self._position = 0  # the first unread character
-        self._mark: int | None = None  # at most `_position`
-        self._closed = False
-        self._is_cut = False
+        self._marked: int | None = None  # at most `_position`
+        self._is_closed = False  # no more text will come
+        self._is_cut = False  # by the length limit
         self._wanted_more = False  # since the mark, the end of the text came where more was needed
-
-    @property
-    def broke_off(self) -> bool:
-        """Whether the length limit has cut the text within what was being read since the mark."""
-        return self._is_cut and self._wanted_more
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the length limit has ended the text."""
-        return self._is_cut
-
-    @property
-    def closed(self) -> bool:
-        """Whether no more text will come."""
-        return self._closed
-
-    @property
-    def rest(self) -> str:
-        """All unread text."""
-        return self._text[self._position :]
-
-    @property
-    def num_held(self) -> int:
-        """Characters that are unread, or to which the reader may go back."""
-        return len(self._text) - (self._position if self._mark is None else self._mark)
-
-    def feed(self, text: str) -> None:
-        """Append text."""
-        first_kept = self._position if self._mark is None else self._mark
-        self._text = self._text[first_kept:] + text
-        self._position -= first_kept
-        self._mark = None if self._mark is None else 0
-
-    def has_run_out(self) -> bool:
-        """Return whether there is no more text, asked by what needs more."""
-        self._wanted_more = self._closed
-        return self._closed
-
-    def close(self, *, is_cut: bool = False) -> None:
-        """Mark the text as complete, or as cut by the length limit."""
-        self._closed, self._is_cut = True, is_cut
-
-    def skip(self, num_characters: int) -> None:
-        """Consume characters of `rest`."""
-        self._position += num_characters
-
-    def mark(self) -> None:
-        """Remember this position."""
-        self._mark, self._wanted_more = self._position, False
-
-    def unmark(self) -> None:
-        """Drop the mark, so that earlier text need not be kept."""
-        self._mark = None
-
-    def rewind(self) -> None:
-        """Go back to the mark."""
-        assert self._mark is not None
-        self._position, self._mark = self._mark, None
-
-    def drop_cut_markup(self) -> None:
-        """Consume all text: the length limit has cut what was being read."""
-        self._position, self._mark = len(self._text), None
-
-    def peek(self) -> Steps[str]:
-        """Return the next character, unread; empty at the end."""
-        while self._position == len(self._text):
-            if self.has_run_out():
-                return ""
-            yield
-        return self._text[self._position]
-
-    def skip_space(self) -> Steps[None]:
-        """Read white space, if there is any."""
-        while True:
-            rest = self.rest
-            rest_size = len(rest.lstrip())
-            self.skip(len(rest) - rest_size)
-            if rest_size or self._closed:
-                return
-            yield
-
-    def takes(self, marker: str) -> Steps[bool]:
-        """Read `marker` if it comes next, otherwise nothing. Waits only while it still may."""
-        while not self._text.startswith(marker, self._position):
-            if not marker.startswith(self.rest):
-                return False
-            if self.has_run_out():
-                return False
-            yield
-        self.skip(len(marker))
-        return True
-
-    def expect(self, marker: str) -> Steps[None]:
-        """Read `marker`.
-
-        Raises:
-            MalformedError: when something else comes.
-        """
-        if not (yield from self.takes(marker)):
-            raise MalformedError(marker)
-
-    def expect_next(self, marker: str) -> Steps[None]:
-        """Read `marker` and any white space before it. Raises as `expect`."""
-        yield from self.skip_space()
-        yield from self.expect(marker)
-
-
-class GeneratorParser(ABC):
-    """Implements `OutputParser` with the generator `_read`, which appends to `_deltas`."""
-
-    def __init__(self) -> None:
-        self._reader = TextReader()
         self._deltas: list[Delta] = []
         self._steps = self._read()
 
+    @abstractmethod
+    def _read(self) -> Steps[None]:
+        """Read the whole text, to its end; append to `_deltas`."""
+
     def push(self, text: str) -> Sequence[Delta]:
-        self._reader.feed(text)
+        first_kept = self._position if self._marked is None else self._marked
+        self._text = self._text[first_kept:] + text
+        self._position -= first_kept
+        self._marked = None if self._marked is None else 0
         return self._advance()
 
     def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
-        self._reader.close(is_cut=is_cut)
+        self._is_closed, self._is_cut = True, is_cut
         return self._advance()
 
     @property
     def num_held(self) -> int:
-        return self._reader.num_held
-
-    @abstractmethod
-    def _read(self) -> Steps[None]:
-        """Read the whole text, to its end."""
+        return len(self._text) - (self._position if self._marked is None else self._marked)
 
     def _advance(self) -> Sequence[Delta]:
         next(self._steps, None)
@@ -273,50 +156,110 @@ class GeneratorParser(ABC):
         if text:
             self._deltas.append(Content(text))
 
+    @property
+    def _rest(self) -> str:
+        """All unread text."""
+        return self._text[self._position :]
 
-def copy_until(reader: TextReader, markers: Sequence[str], emit: Emit) -> Steps[bool]:
-    """Emit text up to the first of `markers` and the white space before it, which stay unread.
+    @property
+    def _broke_off(self) -> bool:
+        """Whether the length limit has cut the text within what was being read since the mark."""
+        return self._is_cut and self._wanted_more
 
-    Returns False if the text ends without one; only trailing white space and part of a marker are then unread.
-    """
-    while True:
-        text = reader.rest
-        end = first_place(text, markers)
-        found = end < len(text)
-        shown = text[: end if found else len(text) - open_tail(text, markers)].rstrip()
-        reader.skip(len(shown))
-        emit(shown)
-        if found or reader.closed:
-            return found
-        yield
+    def _has_run_out(self) -> bool:
+        """Return whether there is no more text, asked by what needs more."""
+        self._wanted_more = self._is_closed
+        return self._is_closed
 
+    def _skip(self, num_characters: int) -> None:
+        self._position += num_characters
 
-def copy_rest(reader: TextReader, emit: Emit) -> Steps[None]:
-    """Emit all text to the end."""
-    while True:
-        text = reader.rest
-        reader.skip(len(text))
-        emit(text)
-        if reader.closed:
-            return
-        yield
+    def _mark(self) -> None:
+        """Remember this position."""
+        self._marked, self._wanted_more = self._position, False
 
+    def _rewind(self) -> None:
+        """Go back to the mark."""
+        assert self._marked is not None
+        self._position, self._marked = self._marked, None
 
-def read_while(reader: TextReader, characters: re.Pattern[str]) -> Steps[str]:
-    """Return the longest match of `characters`, a pattern for any number of them, from here on."""
-    pieces: list[str] = []
-    while (yield from reader.peek()):
-        found = characters.match(reader.rest)
-        if found is None or not found[0]:
-            break
-        reader.skip(len(found[0]))
-        pieces.append(found[0])
-    return "".join(pieces)
+    def _drop_cut_markup(self) -> None:
+        """Read all text: the length limit has cut what was being read."""
+        self._position, self._marked = len(self._text), None
 
+    def _peek(self) -> Steps[str]:
+        """Return the next character, unread; empty at the end."""
+        while self._position == len(self._text):
+            if self._has_run_out():
+                return ""
+            yield
+        return self._text[self._position]
 
-def first_place(text: str, markers: Sequence[str]) -> int:
-    """Return where the first of `markers` begins in `text`; its length when there is none."""
-    return min((place for marker in markers if (place := text.find(marker)) >= 0), default=len(text))
+    def _skip_space(self) -> Steps[None]:
+        """Read white space, if there is any."""
+        while True:
+            rest = self._rest
+            rest_size = len(rest.lstrip())
+            self._skip(len(rest) - rest_size)
+            if rest_size or self._is_closed:
+                return
+            yield
+
+    def _takes(self, marker: str) -> Steps[bool]:
+        """Read `marker` if it comes next, otherwise nothing. Waits only while it still may."""
+        while not self._text.startswith(marker, self._position):
+            if not marker.startswith(self._rest) or self._has_run_out():
+                return False
+            yield
+        self._skip(len(marker))
+        return True
+
+    def _expect(self, marker: str) -> Steps[None]:
+        """Read `marker`. Raises MalformedError when something else comes."""
+        if not (yield from self._takes(marker)):
+            raise MalformedError(marker)
+
+    def _expect_next(self, marker: str) -> Steps[None]:
+        """Read `marker` and any white space before it. Raises as `_expect`."""
+        yield from self._skip_space()
+        yield from self._expect(marker)
+
+    def _copy_until(self, markers: Sequence[str], emit: Emit) -> Steps[bool]:
+        """Emit text up to the first of `markers` and the white space before it, which stay unread.
+
+        Returns False if the text ends without one; only trailing white space and part of a marker are then unread.
+        """
+        while True:
+            text = self._rest
+            end = min((place for marker in markers if (place := text.find(marker)) >= 0), default=len(text))
+            found = end < len(text)
+            shown = text[: end if found else len(text) - open_tail(text, markers)].rstrip()
+            self._skip(len(shown))
+            emit(shown)
+            if found or self._is_closed:
+                return found
+            yield
+
+    def _copy_rest(self, emit: Emit) -> Steps[None]:
+        """Emit all text to the end."""
+        while True:
+            text = self._rest
+            self._skip(len(text))
+            emit(text)
+            if self._is_closed:
+                return
+            yield
+
+    def _read_while(self, characters: re.Pattern[str]) -> Steps[str]:
+        """Return the longest match of `characters`, a pattern for any number of them, from here on."""
+        pieces: list[str] = []
+        while (yield from self._peek()):
+            found = characters.match(self._rest)
+            if found is None or not found[0]:
+                break
+            self._skip(len(found[0]))
+            pieces.append(found[0])
+        return "".join(pieces)
 
 
 def open_tail(text: str, markers: Sequence[str]) -> int:

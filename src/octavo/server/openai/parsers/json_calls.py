@@ -8,12 +8,11 @@ import json
 import re
 from collections.abc import Mapping
 
-from octavo.server.openai.parsers.base import Emit, MalformedError, Steps, TextReader, copy_rest, copy_until, read_while
+from octavo.server.openai.parsers.base import Emit, MalformedError, Steps
 from octavo.server.openai.parsers.tool_calls import ToolCallParser, json_tag
 from octavo.structured_output import StructuralTag
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
-_CALL_KEYS = (*_ARGUMENT_KEYS, "name", "id", "type")
 _IN_STRING = re.compile(r'["\\]')
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _OUTSIDE = re.compile(r'["{}\[\]]|[^\s\w:,.+\-]')
@@ -30,27 +29,25 @@ class JsonCallParser(ToolCallParser):
         `is_strict`: without a tag, missing arguments or other keys before them make it plain JSON. Raises
         MalformedError: it is not a call, or was cut before its arguments.
         """
-        reader, name, arguments = self._reader, None, None
-        yield from reader.expect("{")
+        name: str | None = None
+        arguments: str | None = None
+        yield from self._expect("{")
         try:
             while True:
-                key = yield from _read_key(reader)
-                if is_strict and (name is None or arguments is None) and key not in _CALL_KEYS:
-                    raise MalformedError(key)
-                yield from _read_colon(reader)
+                key = yield from self._read_key(is_strict=is_strict and (name is None or arguments is None))
                 if key == "name":
                     name = yield from self._read_name()
                 elif key not in _ARGUMENT_KEYS:
-                    yield from read_json_text(reader)
-                elif name is not None and (yield from reader.peek()) == "{":
+                    yield from self._read_json()
+                elif name is not None and (yield from self._peek()) == "{":
                     yield from self._stream_arguments(name, ends)
                     return
                 else:
-                    arguments = yield from read_json_text(reader)
-                if not (yield from _has_more_keys(reader)):
+                    arguments = yield from self._read_json()
+                if not (yield from self._has_more_keys()):
                     break
         except MalformedError:
-            if name is not None and reader.broke_off:  # that is all that is known of the call
+            if name is not None and self._broke_off:  # that is all that is known of the call
                 self._start(name)
             raise
         if name is None:
@@ -60,29 +57,79 @@ class JsonCallParser(ToolCallParser):
         self._arguments(text)
 
     def _stream_arguments(self, name: str, ends: tuple[str, ...]) -> Steps[None]:
-        reader = self._reader
         self._start(name)
-        if not (yield from copy_json(reader, self._arguments)):
+        if not (yield from self._copy_json(self._arguments)):
             if ends:
-                yield from copy_until(reader, ends, self._arguments)
+                yield from self._copy_until(ends, self._arguments)
             else:
-                yield from copy_rest(reader, self._arguments)
+                yield from self._copy_rest(self._arguments)
             return
-        reader.mark()
+        self._mark()
         try:
-            while (yield from _has_more_keys(reader)):
-                yield from _read_key(reader)
-                yield from _read_colon(reader)
-                yield from read_json_text(reader)
+            while (yield from self._has_more_keys()):
+                yield from self._read_key(is_strict=False)
+                yield from self._read_json()
         except MalformedError:  # the call is complete; a malformed end stays in the text
-            reader.drop_cut_markup() if reader.broke_off else reader.rewind()
-        reader.unmark()
+            self._drop_cut_markup() if self._broke_off else self._rewind()
+        self._marked = None
+
+    def _read_key(self, *, is_strict: bool) -> Steps[str]:
+        yield from self._skip_space()
+        key = yield from self._read_string()
+        if is_strict and key not in (*_ARGUMENT_KEYS, "name", "id", "type"):
+            raise MalformedError(key)
+        yield from self._expect_next(":")
+        yield from self._skip_space()
+        return key
 
     def _read_name(self) -> Steps[str]:
-        name = yield from read_string(self._reader)
+        name = yield from self._read_string()
         if not name or not name.isprintable() or name not in self._schemas:
             raise MalformedError("name")
         return name
+
+    def _has_more_keys(self) -> Steps[bool]:
+        yield from self._skip_space()
+        if (yield from self._takes(",")):
+            return True
+        yield from self._expect("}")
+        return False
+
+    def _copy_json(self, emit: Emit) -> Steps[bool]:
+        """Emit the object, array or string that begins here, with raw control characters escaped.
+
+        Returns whether it was complete; if not, the malformed part or the end of the text comes next.
+        """
+        scanner = JsonScanner()
+        while True:
+            size, written = scanner.read(self._rest)
+            self._skip(size)
+            emit(written)
+            if scanner.complete or scanner.broken or self._has_run_out():
+                return scanner.complete
+            yield
+
+    def _read_json(self) -> Steps[str]:
+        """Return the text of the value of any type that begins here. Raises MalformedError: none, or without an end."""
+        pieces: list[str] = []
+        if (yield from self._peek()) in ('"', "{", "["):
+            if not (yield from self._copy_json(pieces.append)):
+                raise MalformedError("value")
+            return "".join(pieces)
+        scalar = yield from self._read_while(_SCALAR)
+        if not scalar:
+            raise MalformedError("value")
+        return scalar
+
+    def _read_string(self) -> Steps[str]:
+        """Return the value of the JSON string that begins here. Raises MalformedError: there is no valid one."""
+        if (yield from self._peek()) != '"':
+            raise MalformedError("string")
+        text = yield from self._read_json()
+        try:
+            return str(json.loads(text, strict=False))
+        except ValueError as error:
+            raise MalformedError("string") from error
 
 
 class HermesParser(JsonCallParser):
@@ -101,10 +148,10 @@ class HermesParser(JsonCallParser):
         yield from self._read_marked_calls(self._read_call, self.BEGIN)
 
     def _read_call(self) -> Steps[None]:
-        yield from self._reader.expect_next(self.BEGIN)
-        yield from self._reader.skip_space()
+        yield from self._expect_next(self.BEGIN)
+        yield from self._skip_space()
         yield from self._read_json_call(self.END)
-        yield from self._attempt(self._reader.expect_next(self.END))
+        yield from self._attempt(self._expect_next(self.END))
 
 
 class Llama3JsonParser(JsonCallParser):
@@ -128,46 +175,27 @@ class Llama3JsonParser(JsonCallParser):
 
     def _read(self) -> Steps[None]:
         is_call = yield from self._attempt(self._read_call())
-        if not is_call and (yield from copy_until(self._reader, self.BEGINS, self._content)):
+        if not is_call and (yield from self._copy_until(self.BEGINS, self._content)):
             is_call = yield from self._attempt(self._read_call())
         while is_call:
             is_call = yield from self._attempt(self._read_next_call())
         if self._num_calls:
-            yield from self._attempt(self._reader.expect_next(self.END))
+            yield from self._attempt(self._expect_next(self.END))
         self._drop_cut_marker()
-        yield from copy_until(self._reader, (), self._content)
+        yield from self._copy_until((), self._content)
         self._close_text()
 
     def _read_next_call(self) -> Steps[None]:
-        yield from self._reader.skip_space()
-        yield from self._reader.takes(";")
+        yield from self._skip_space()
+        yield from self._takes(";")
         yield from self._read_call()
 
     def _read_call(self) -> Steps[None]:
-        reader = self._reader
-        yield from reader.skip_space()
+        yield from self._skip_space()
         for tag in self.BEGINS:
-            yield from reader.takes(tag)
-        yield from reader.skip_space()
+            yield from self._takes(tag)
+        yield from self._skip_space()
         yield from self._read_json_call(is_strict=True)
-
-
-def _read_key(reader: TextReader) -> Steps[str]:
-    yield from reader.skip_space()
-    return (yield from read_string(reader))
-
-
-def _read_colon(reader: TextReader) -> Steps[None]:
-    yield from reader.expect_next(":")
-    yield from reader.skip_space()
-
-
-def _has_more_keys(reader: TextReader) -> Steps[bool]:
-    yield from reader.skip_space()
-    if (yield from reader.takes(",")):
-        return True
-    yield from reader.expect("}")
-    return False
 
 
 def _arguments_text(arguments: str | None, are_needed: bool) -> str:
@@ -261,51 +289,3 @@ class JsonScanner:
         else:
             self.broken = True
         self.complete = not (self._awaited or self._in_string or self.broken)
-
-
-def copy_json(reader: TextReader, emit: Emit) -> Steps[bool]:
-    """Emit the object, array or string that begins here, with raw control characters escaped.
-
-    Returns whether it was complete; if not, the malformed part or the end of the text comes next.
-    """
-    scanner = JsonScanner()
-    while True:
-        text = reader.rest
-        size, written = scanner.read(text)
-        reader.skip(size)
-        emit(written)
-        if scanner.complete or scanner.broken or reader.has_run_out():
-            return scanner.complete
-        yield
-
-
-def read_json_text(reader: TextReader) -> Steps[str]:
-    """Return the text of the value of any type that begins here.
-
-    Raises:
-        MalformedError: when there is none, or it does not end.
-    """
-    pieces: list[str] = []
-    if (yield from reader.peek()) in ('"', "{", "["):
-        if not (yield from copy_json(reader, pieces.append)):
-            raise MalformedError("value")
-        return "".join(pieces)
-    scalar = yield from read_while(reader, _SCALAR)
-    if not scalar:
-        raise MalformedError("value")
-    return scalar
-
-
-def read_string(reader: TextReader) -> Steps[str]:
-    """Return the value of the JSON string that begins here.
-
-    Raises:
-        MalformedError: when there is no valid one.
-    """
-    if (yield from reader.peek()) != '"':
-        raise MalformedError("string")
-    text = yield from read_json_text(reader)
-    try:
-        return str(json.loads(text, strict=False))
-    except ValueError as error:
-        raise MalformedError("string") from error

@@ -7,21 +7,17 @@ Their chat templates require ids of nine letters and digits.
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping
+import string
+from collections.abc import Mapping
 
-from octavo.server.openai.parsers.base import MalformedError, Steps, copy_rest, read_while
-from octavo.server.openai.parsers.json_calls import JsonCallParser, copy_json
+from octavo.server.openai.parsers.base import MalformedError, Steps
+from octavo.server.openai.parsers.json_calls import JsonCallParser
 from octavo.server.openai.parsers.tool_calls import Schemas, json_rule, json_tag, lark_tag, quoted
 from octavo.structured_output import StructuralTag
 
 BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _WORD = re.compile(r"[\w.\-]*")
-_ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-
-
-def new_mistral_id() -> str:
-    """Return a random id of 53 bits."""
-    return "".join(secrets.choice(_ALPHABET) for _ in range(9))
+_ALPHABET = string.ascii_letters + string.digits
 
 
 class MistralParser(JsonCallParser):
@@ -29,8 +25,10 @@ class MistralParser(JsonCallParser):
 
     markers = (BEGIN, CALL_ID, ARGS)
 
-    def __init__(self, schemas: Schemas, new_id: Callable[[], str] = new_mistral_id) -> None:
-        super().__init__(schemas, new_id)
+    @staticmethod
+    def new_call_id() -> str:
+        """Return 53 random bits."""
+        return "".join(secrets.choice(_ALPHABET) for _ in range(9))
 
     @classmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
@@ -46,9 +44,9 @@ class MistralParser(JsonCallParser):
         yield from self._read_marked_calls(self._read_marked, BEGIN)
 
     def _read_marked(self) -> Steps[None]:
-        yield from self._reader.expect_next(BEGIN)
-        yield from self._reader.skip_space()
-        if (yield from self._reader.peek()) == "[":
+        yield from self._expect_next(BEGIN)
+        yield from self._skip_space()
+        if (yield from self._peek()) == "[":
             yield from self._read_list()
         else:
             yield from self._read_named_call()
@@ -57,26 +55,24 @@ class MistralParser(JsonCallParser):
         yield from self._read_list_item("[")
         while (yield from self._attempt(self._read_list_item(","))):
             pass
-        yield from self._attempt(self._reader.expect_next("]"))
+        yield from self._attempt(self._expect_next("]"))
 
     def _read_list_item(self, before: str) -> Steps[None]:
-        yield from self._reader.expect_next(before)
-        yield from self._reader.skip_space()
+        yield from self._expect_next(before)
+        yield from self._skip_space()
         yield from self._read_json_call()
 
     def _read_named_call(self) -> Steps[None]:
-        reader = self._reader
-        name = yield from read_while(reader, _WORD)
-        call_id = (yield from read_while(reader, _WORD)) if (yield from reader.takes(CALL_ID)) else None
-        has_args = yield from reader.takes(ARGS)
-        yield from reader.skip_space()
-        following = yield from reader.peek()
-        is_known = following == "{" or (has_args and reader.broke_off)
+        name = yield from self._read_while(_WORD)
+        call_id = (yield from self._read_while(_WORD)) if (yield from self._takes(CALL_ID)) else None
+        has_args = yield from self._takes(ARGS)
+        yield from self._skip_space()
+        is_known = (yield from self._peek()) == "{" or (has_args and self._broke_off)
         if not (is_known and name in self._schemas):
             raise MalformedError("call")
         self._start(name, call_id)
-        if not (yield from copy_json(reader, self._arguments)):
-            yield from copy_rest(reader, self._arguments)
+        if not (yield from self._copy_json(self._arguments)):
+            yield from self._copy_rest(self._arguments)
 
 
 class MistralArgsParser(MistralParser):

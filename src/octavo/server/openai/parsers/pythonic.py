@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from keyword import iskeyword
 
-from octavo.server.openai.parsers.base import MalformedError, Steps, TextReader, copy_until, read_while
+from octavo.server.openai.parsers.base import MalformedError, Steps
 from octavo.server.openai.parsers.tool_calls import ToolCallParser, json_rule, lark_tag, parameters_of, quoted
 from octavo.server.openai.parsers.values import key_of, value_of
 from octavo.structured_output import StructuralTag
@@ -48,7 +48,7 @@ class PythonicParser(ToolCallParser):
         while True:
             is_list = yield from self._attempt(self._read_item("["))
             if not is_list:
-                if not (yield from copy_until(self._reader, tuple(TAGS), self._content)):
+                if not (yield from self._copy_until(tuple(TAGS), self._content)):
                     break
                 is_list = yield from self._attempt(self._read_item("["))
             if is_list:
@@ -60,24 +60,23 @@ class PythonicParser(ToolCallParser):
     def _read_rest_of_list(self) -> Steps[None]:
         while (yield from self._attempt(self._read_item(","))):
             pass
-        if (yield from self._attempt(self._reader.expect_next("]"))):
+        if (yield from self._attempt(self._expect_next("]"))):
             yield from self._attempt(self._read_end_tag())
 
     def _read_item(self, before: str) -> Steps[None]:
-        reader = self._reader
-        yield from reader.skip_space()
+        yield from self._skip_space()
         if before == "[":
             yield from self._takes_any(TAGS)
-            yield from reader.skip_space()
-        yield from reader.expect(before)
-        yield from reader.skip_space()
-        name = yield from read_while(reader, _NAME)
-        if name not in self._schemas or (yield from reader.peek()) != "(":
+            yield from self._skip_space()
+        yield from self._expect(before)
+        yield from self._skip_space()
+        name = yield from self._read_while(_NAME)
+        if name not in self._schemas or (yield from self._peek()) != "(":
             raise MalformedError("name")
         try:
-            text = yield from read_parentheses(reader)
+            text = yield from self._read_parentheses()
         except MalformedError:
-            if reader.broke_off:  # the name is all that is known of the call
+            if self._broke_off:  # the name is all that is known of the call
                 self._start(name)
             raise
         arguments = _json_text(keyword_arguments(text))
@@ -85,13 +84,53 @@ class PythonicParser(ToolCallParser):
         self._arguments(arguments)
 
     def _read_end_tag(self) -> Steps[None]:
-        yield from self._reader.skip_space()
+        yield from self._skip_space()
         if not (yield from self._takes_any(TAGS.values())):
             raise MalformedError("tag")
 
+    def _read_parentheses(self) -> Steps[str]:
+        """Return the text of the bracketed expression that begins here, brackets included.
+
+        Raises MalformedError: brackets do not match, or the text ends before.
+        """
+        pieces: list[str] = []
+        awaited: list[str] = []
+        while awaited or not pieces:
+            pieces.append((yield from self._read_while(_PLAIN)))
+            character = yield from self._peek()
+            if character in ('"', "'"):
+                pieces.append((yield from self._read_quoted(character)))
+                continue
+            if character in _CLOSING:
+                awaited.append(_CLOSING[character])
+            elif not awaited or awaited.pop() != character:
+                raise MalformedError("bracket")
+            self._skip(1)
+            pieces.append(character)
+        return "".join(pieces)
+
+    def _read_quoted(self, quote: str) -> Steps[str]:
+        quote = quote * 3 if (yield from self._takes(quote * 3)) else quote
+        if len(quote) == 1:
+            self._skip(1)
+        pieces = [quote]
+        while True:
+            pieces.append((yield from self._read_while(_PLAIN_IN_STRING)))
+            if (yield from self._takes(quote)):
+                return "".join([*pieces, quote])
+            character = yield from self._read_character()
+            pieces += [character, (yield from self._read_character()) if character == "\\" else ""]
+
+    def _read_character(self) -> Steps[str]:
+        character = yield from self._peek()
+        if not character:
+            raise MalformedError("string")
+        self._skip(1)
+        return character
+
     def _takes_any(self, tags: Iterable[str]) -> Steps[bool]:
         for tag in tags:
-            if (yield from self._reader.takes(tag)):
+            if (yield from self._takes(tag)):
                 return True
         return False
 
@@ -119,34 +158,10 @@ def _list_of(num_arguments: int, num_required: int) -> str:
     return f"({' | '.join(starts)})?" if starts else '""'
 
 
-def read_parentheses(reader: TextReader) -> Steps[str]:
-    """Return the text of the bracketed expression that begins here, brackets included.
-
-    Raises:
-        MalformedError: when brackets do not match, or the text ends before.
-    """
-    pieces: list[str] = []
-    awaited: list[str] = []
-    while awaited or not pieces:
-        pieces.append((yield from read_while(reader, _PLAIN)))
-        character = yield from reader.peek()
-        if character in ('"', "'"):
-            pieces.append((yield from _read_quoted(reader, character)))
-            continue
-        if character in _CLOSING:
-            awaited.append(_CLOSING[character])
-        elif not awaited or awaited.pop() != character:
-            raise MalformedError("bracket")
-        reader.skip(1)
-        pieces.append(character)
-    return "".join(pieces)
-
-
 def keyword_arguments(text: str) -> dict[str, object]:
     """Return the arguments in `text`, such as `(a=1, b=["x"])`, by name, as JSON values.
 
-    Raises:
-        MalformedError: for anything else, such as positional arguments or values other than literals.
+    Raises MalformedError: for anything else, such as positional arguments or values other than literals.
     """
     try:
         with warnings.catch_warnings(action="ignore"):  # models write unknown escapes
@@ -157,27 +172,6 @@ def keyword_arguments(text: str) -> dict[str, object]:
         return {key_of(keyword.arg): _argument(f"f{text}", keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise MalformedError("arguments") from error
-
-
-def _read_quoted(reader: TextReader, quote: str) -> Steps[str]:
-    quote = quote * 3 if (yield from reader.takes(quote * 3)) else quote
-    if len(quote) == 1:
-        reader.skip(1)
-    pieces = [quote]
-    while True:
-        pieces.append((yield from read_while(reader, _PLAIN_IN_STRING)))
-        if (yield from reader.takes(quote)):
-            return "".join([*pieces, quote])
-        character = yield from _read_character(reader)
-        pieces += [character, (yield from _read_character(reader)) if character == "\\" else ""]
-
-
-def _read_character(reader: TextReader) -> Steps[str]:
-    character = yield from reader.peek()
-    if not character:
-        raise MalformedError("string")
-    reader.skip(1)
-    return character
 
 
 def _argument(source: str, node: ast.expr) -> object:

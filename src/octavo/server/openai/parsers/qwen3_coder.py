@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from octavo.server.openai.parsers.base import MalformedError, Steps, copy_until, read_while
+from octavo.server.openai.parsers.base import MalformedError, Steps
 from octavo.server.openai.parsers.tool_calls import (
     Parameter,
     Schemas,
@@ -59,7 +59,7 @@ class Qwen3CoderParser(ToolCallParser):
         yield from self._read_marked_calls(self._read_call, BEGIN)
 
     def _read_call(self) -> Steps[None]:
-        yield from self._reader.expect_next(BEGIN)
+        yield from self._expect_next(BEGIN)
         name = yield from self._read_tag(_FUNCTION)
         if name not in self._schemas:
             raise MalformedError("name")
@@ -68,24 +68,24 @@ class Qwen3CoderParser(ToolCallParser):
         if (yield from self._read_parameters(name)):
             self._arguments("}")
         for tag in (_FUNCTION_END, END):
-            yield from self._attempt(self._reader.expect_next(tag))
+            yield from self._attempt(self._expect_next(tag))
 
     def _read_parameters(self, name: str) -> Steps[bool]:
         """Read all parameters; False if the text ends within one."""
         separator = ""
         while (yield from self._attempt(self._begin_parameter(name, separator))):
             separator = ", "
-            if not (yield from self._reader.takes(_PARAMETER_END)):
-                if self._reader.is_cut:
-                    self._reader.drop_cut_markup()
+            if not (yield from self._takes(_PARAMETER_END)):
+                if self._is_cut:
+                    self._drop_cut_markup()
                 return False
-        return (yield from self._reader.peek()) != ""
+        return (yield from self._peek()) != ""
 
     def _begin_parameter(self, function: str, separator: str) -> Steps[None]:
         key = yield from self._read_tag(_PARAMETER)
-        self._reader.unmark()
+        self._marked = None
         self._arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
-        yield from self._reader.takes("\n")
+        yield from self._takes("\n")
         root = self._schemas[function]
         schema = parameter_schema(root, key)
         if schema is None or schema.get("type") == "string":
@@ -95,19 +95,19 @@ class Qwen3CoderParser(ToolCallParser):
 
     def _stream_string(self) -> Steps[None]:
         self._arguments('"')
-        if (yield from copy_until(self._reader, (_PARAMETER_END,), self._escaped)):
+        if (yield from self._copy_until((_PARAMETER_END,), self._escaped)):
             self._escaped(self._space_before_end().removesuffix("\n"))
             self._arguments('"')
 
     def _read_value(self, schema: Mapping[str, object], root: Mapping[str, object]) -> Steps[None]:
         pieces: list[str] = []
-        if (yield from copy_until(self._reader, (_PARAMETER_END,), pieces.append)):
+        if (yield from self._copy_until((_PARAMETER_END,), pieces.append)):
             pieces.append(self._space_before_end().removesuffix("\n"))
             self._arguments(json_value("".join(pieces), schema, root))
 
     def _space_before_end(self) -> str:
-        space = self._reader.rest.partition(_PARAMETER_END)[0]
-        self._reader.skip(len(space))
+        space = self._rest.partition(_PARAMETER_END)[0]
+        self._skip(len(space))
         return space
 
     def _escaped(self, text: str) -> None:
@@ -115,9 +115,9 @@ class Qwen3CoderParser(ToolCallParser):
 
     def _read_tag(self, opening: str) -> Steps[str]:
         """Read `<opening=name>` and return the name."""
-        yield from self._reader.expect_next(opening)
-        name = (yield from read_while(self._reader, _NAME)).strip()
-        yield from self._reader.expect(">")
+        yield from self._expect_next(opening)
+        name = (yield from self._read_while(_NAME)).strip()
+        yield from self._expect(">")
         if not name or not name.isprintable():
             raise MalformedError(opening)
         return name

@@ -13,28 +13,24 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from octavo.server.openai.parsers.base import (
-    GeneratorParser,
     MalformedError,
     Steps,
+    StreamParser,
     ToolCallArguments,
     ToolCallStart,
-    copy_until,
     open_tail,
 )
 from octavo.structured.schema import compiler_schema
 from octavo.structured_output import StructuralTag
 
 _REMARKS = frozenset({"title", "description", "default", "examples", "$comment", "$schema"})
-_UNDERSTOOD = _REMARKS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
-_PLAIN_STRING = _REMARKS | {"type", "enum", "const"}
+_DEFINITIONS = ("$defs", "definitions")
+_UNDERSTOOD = _REMARKS | {*_DEFINITIONS, "type", "properties", "required", "additionalProperties"}
+_PLAIN_STRING = _REMARKS | {*_DEFINITIONS, "type", "enum", "const"}
 _MIN_PART = 2  # characters; a single `<` at the end of a cut answer is rather text than a marker
-MAX_OPTIONAL = 64  # grammars with commas grow quadratically
+_MAX_OPTIONAL = 64  # grammars with commas grow quadratically
 _NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 Schemas: TypeAlias = Mapping[str, Mapping[str, object]]  # the tools of a request: name -> JSON schema of the arguments
-
-
-def new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
 
 
 def json_tag(begin: str, schema: Mapping[str, object], end: str, *, trigger: str) -> StructuralTag:
@@ -47,7 +43,7 @@ def lark_tag(begin: str, rules: str, end: str = "", *, trigger: str | None = Non
     return StructuralTag(begin=begin, grammar=rules, end=end, trigger=trigger)
 
 
-class ToolCallParser(GeneratorParser):
+class ToolCallParser(StreamParser):
     """Parses one answer; each subclass is one format."""
 
     markers: ClassVar[tuple[str, ...]] = ()  # markers that may be special tokens of the model
@@ -55,11 +51,16 @@ class ToolCallParser(GeneratorParser):
     writes_json: ClassVar[bool] = True  # whether the arguments of a call are one JSON object
     marks_names: ClassVar[bool] = True  # whether a marker announces a call before its name
 
-    def __init__(self, schemas: Schemas, new_id: Callable[[], str] = new_call_id) -> None:
+    def __init__(self, schemas: Schemas, new_id: Callable[[], str] | None = None, max_calls: int | None = None) -> None:
         super().__init__()
         self._schemas = schemas
-        self._new_id = new_id
+        self._new_id = new_id or self.new_call_id
+        self._max_calls = max_calls  # later ones are read, but not emitted
         self._num_calls = 0
+
+    @staticmethod
+    def new_call_id() -> str:
+        return f"call_{secrets.token_hex(12)}"
 
     @classmethod
     @abstractmethod
@@ -79,57 +80,62 @@ class ToolCallParser(GeneratorParser):
 
     def _start(self, name: str, call_id: str | None = None) -> None:
         """Emit the start of a call; from here on there is no backtracking."""
-        self._reader.unmark()
-        self._deltas.append(ToolCallStart(self._num_calls, call_id or self._new_id(), name))
+        self._marked = None
         self._num_calls += 1
+        if self._is_within_limit:
+            self._deltas.append(ToolCallStart(self._num_calls - 1, call_id or self._new_id(), name))
 
     def _arguments(self, text: str) -> None:
-        if text:
+        if text and self._is_within_limit:
             self._deltas.append(ToolCallArguments(self._num_calls - 1, text))
+
+    @property
+    def _is_within_limit(self) -> bool:
+        return self._max_calls is None or self._num_calls <= self._max_calls
 
     def _attempt(self, call: Steps[None]) -> Steps[bool]:
         """Try to read a call; if it is malformed, rewind to its start and return False.
 
         One that the length limit has cut stays read: its markup is no text.
         """
-        self._reader.mark()
+        self._mark()
         try:
             yield from call
         except MalformedError:
-            if self._reader.broke_off:
-                self._reader.drop_cut_markup()
+            if self._broke_off:
+                self._drop_cut_markup()
             else:
-                self._reader.rewind()
+                self._rewind()
             return False
-        self._reader.unmark()
+        self._marked = None
         return True
 
     def _read_marked_calls(self, read_call: Callable[[], Steps[None]], begin: str) -> Steps[None]:
         """Read text with calls that begin with a marker."""
-        while (yield from copy_until(self._reader, (begin,), self._content)):
+        while (yield from self._copy_until((begin,), self._content)):
             if not (yield from self._attempt(read_call())):
                 self._pass_over(begin)
         self._close_text()
 
     def _pass_over(self, *markers: str) -> None:
         """Emit a marker that did not open a call, and the white space before it, as content."""
-        text = self._reader.rest
+        text = self._rest
         ends = [text.index(marker) + len(marker) for marker in markers if marker in text]
         end = min(ends, default=0)  # nothing is left of a call that was cut
         self._content(text[:end])
-        self._reader.skip(end)
+        self._skip(end)
 
     def _close_text(self) -> None:
         """Emit the rest of the text; white space after a call belongs to the call, part of a marker to one cut off."""
         self._drop_cut_marker()
-        rest = self._reader.rest
+        rest = self._rest
         if rest.strip() or not self._num_calls:
             self._content(rest)
-        self._reader.skip(len(rest))
+        self._skip(len(rest))
 
     def _drop_cut_marker(self) -> None:
-        if self._reader.is_cut and open_tail(self._reader.rest, self.markers) >= _MIN_PART:
-            self._reader.drop_cut_markup()
+        if self._is_cut and open_tail(self._rest, self.markers) >= _MIN_PART:
+            self._drop_cut_markup()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,11 +154,9 @@ class Parameter:
     @property
     def strings(self) -> list[str] | None:
         """The allowed strings; empty if any, None if unknown."""
-        if not self.is_string or set(self.schema) - _PLAIN_STRING - {"$defs", "definitions"}:
+        if not self.is_string or set(self.schema) - _PLAIN_STRING:
             return None
-        values = self.schema.get("enum", [])
-        if "const" in self.schema:
-            values = [self.schema["const"]]
+        values = [self.schema["const"]] if "const" in self.schema else self.schema.get("enum", [])
         return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else None
 
 
@@ -161,17 +165,17 @@ def parameters_of(schema: Mapping[str, object]) -> list[Parameter] | None:
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if set(schema) - _UNDERSTOOD or not isinstance(properties, dict) or not isinstance(required, list):
         return None
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     if not all(isinstance(each, dict) for each in properties.values()):
         return None
     if not all(isinstance(name, str) and name in properties for name in required):
         return None
+    if len(properties) - len(set(required)) > _MAX_OPTIONAL:
+        return None
+    shared = {name: schema[name] for name in _DEFINITIONS if name in schema}
     parameters = [
         Parameter(name=name, schema={**shared, **each}, is_required=name in required)
         for name, each in properties.items()
     ]
-    if sum(not parameter.is_required for parameter in parameters) > MAX_OPTIONAL:
-        return None
     return sorted(parameters, key=lambda parameter: not parameter.is_required)
 
 

@@ -161,8 +161,7 @@ def _referred(schema: Mapping[str, Any], root: Schema) -> list[object]:
 def literal_value(text: str) -> object:
     """Return the value of a text such as `{'a': [True, None]}`.
 
-    Raises:
-        MalformedError: it is anything else, such as a name or a sum.
+    Raises MalformedError: it is anything else, such as a name or a sum.
     """
     try:
         with warnings.catch_warnings(action="ignore"):  # models write unknown escapes

@@ -8,13 +8,10 @@ from octavo.engine.stop_strings import StopStringMatcher
 from octavo.server.openai.parsers.base import (
     Content,
     Delta,
-    GeneratorParser,
     OutputParser,
     Reasoning,
     Steps,
-    ToolCallArguments,
-    ToolCallStart,
-    copy_until,
+    StreamParser,
 )
 
 
@@ -42,29 +39,6 @@ class Chain:
             else:
                 result.append(delta)
         return result
-
-
-class CallLimit:
-    """Drops calls of `parser` beyond the first `max_calls`."""
-
-    def __init__(self, parser: OutputParser, max_calls: int) -> None:
-        self._parser, self._max_calls = parser, max_calls
-
-    def push(self, text: str) -> Sequence[Delta]:
-        return self._within(self._parser.push(text))
-
-    def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
-        return self._within(self._parser.finish(is_cut=is_cut))
-
-    @property
-    def num_held(self) -> int:
-        return self._parser.num_held
-
-    def _within(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
-        return [delta for delta in deltas if not self._is_beyond(delta)]
-
-    def _is_beyond(self, delta: Delta) -> bool:
-        return isinstance(delta, (ToolCallStart, ToolCallArguments)) and delta.index >= self._max_calls
 
 
 class SpecialTokenFilter:
@@ -113,7 +87,7 @@ class SpecialTokenFilter:
         return next((size for size in sizes if text[-size:] in self._prefixes), 0)
 
 
-class ReasoningParser(GeneratorParser):
+class ReasoningParser(StreamParser):
     """Separates a model's reasoning, between two tags at the beginning of its answer, from the answer itself.
 
     White space around a tag belongs to the tag. Many chat templates put the opening tag into the prompt: then the
@@ -134,37 +108,34 @@ class ReasoningParser(GeneratorParser):
         return super().push(text)
 
     def _read(self) -> Steps[None]:
-        reader = self._reader
         if self._starts_inside and self._is_continued:
             self.has_reasoning = True
             yield from self._copy_reasoning()
         else:
             yield from self._read_beginning()
         self._is_over = True
-        self._content(reader.rest)
-        reader.skip(len(reader.rest))
+        self._content(self._rest)
+        self._skip(len(self._rest))
 
     def _read_beginning(self) -> Steps[None]:
-        reader = self._reader
-        reader.mark()
-        yield from reader.skip_space()
-        begins = yield from reader.takes(self._begin)  # some models repeat the tag that the prompt ended in
+        self._mark()
+        yield from self._skip_space()
+        begins = yield from self._takes(self._begin)  # some models repeat the tag that the prompt ended in
         self.has_reasoning = begins or self._starts_inside
         if self.has_reasoning:
-            reader.unmark()
-            yield from reader.skip_space()
+            self._marked = None
+            yield from self._skip_space()
             yield from self._copy_reasoning()
         else:
-            reader.rewind()
+            self._rewind()
 
     def _copy_reasoning(self) -> Steps[None]:
-        reader = self._reader
-        if not (yield from copy_until(reader, (self._end,), self._reasoning)):
-            self._reasoning(reader.rest)
-            reader.skip(len(reader.rest))
+        if not (yield from self._copy_until((self._end,), self._reasoning)):
+            self._reasoning(self._rest)
+            self._skip(len(self._rest))
             return
-        yield from reader.expect_next(self._end)
-        yield from reader.skip_space()
+        yield from self._expect_next(self._end)
+        yield from self._skip_space()
 
     def _reasoning(self, text: str) -> None:
         if text:
