@@ -29,9 +29,7 @@ from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconn
 T = TypeVar("T")
 Reply = msgspec.Struct | FrameSource
 
-LARGE_BODY = (
-    8 * 1024
-)  # bytes, tokenized in a few milliseconds; from here on, a body is processed outside the event loop
+LARGE_BODY = 8 * 1024  # bytes, tokenized in a few milliseconds; from here on, processed outside the event loop
 
 
 class Routes:
@@ -45,7 +43,7 @@ class Routes:
     def add_to(self, app: FastAPI) -> None:
         """Register every route."""
         get, post = ["GET"], ["POST"]
-        for path, handler, methods in (
+        routes: list[tuple[str, Callable[..., Any], list[str]]] = [
             ("/health", self.health, get),
             ("/ready", self.health, get),
             ("/ping", self.health, get),  # Amazon SageMaker's name
@@ -60,16 +58,14 @@ class Routes:
             ("/v1/completions", self.completions, post),
             ("/tokenize", self.tokenize, post),
             ("/detokenize", self.detokenize, post),
-        ):
+        ]
+        if self._args.allow_runtime_lora:
+            routes.append(("/v1/load_lora_adapter", self.load_lora_adapter, post))
+            routes.append(("/v1/unload_lora_adapter", self.unload_lora_adapter, post))
+        for path, handler, methods in routes:
             app.add_api_route(path, handler, methods=methods, response_model=None)
             if methods is get:
                 app.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
-        if self._args.allow_runtime_lora:
-            for path, handler in (
-                ("/v1/load_lora_adapter", self.load_lora_adapter),
-                ("/v1/unload_lora_adapter", self.unload_lora_adapter),
-            ):
-                app.add_api_route(path, handler, methods=post, response_model=None)
         app.add_api_route("/ping", self.health, methods=post, response_model=None, include_in_schema=False)
 
     async def health(self) -> Response:
@@ -140,16 +136,23 @@ class Routes:
     async def _answer(self, request: Request, kind: type[T], answer: Callable[..., Awaitable[Reply]]) -> Response:
         """Decode the body, call `answer`, encode the reply. Cancelled when the client disconnects."""
         exchange = Exchange.in_scope(request.scope)
-        body = exchange.body
-        is_large = len(body) > LARGE_BODY
+        body, is_large = exchange.body, len(exchange.body) > LARGE_BODY
         wire, warnings = await asyncio.to_thread(read_request, body, kind) if is_large else read_request(body, kind)
         exchange.warnings += warnings
-        record_request(exchange, wire, self._args)
+        if isinstance(wire, GenerationRequest):
+            if wire.timeout is not None:
+                limit_time(exchange, wire.timeout)
+            exchange.num_samples = num_samples(wire, self._args)
         reply = await unless_client_leaves(request, answer(wire, warn=exchange.warnings.append, is_large=is_large))
         if reply is None:
             return Response(status_code=CLIENT_LEFT)
-        record_reply(exchange, reply)
-        return json_response(reply) if isinstance(reply, msgspec.Struct) else EventStreamResponse(reply)
+        if not isinstance(reply, msgspec.Struct):
+            exchange.count_tokens = reply.count_tokens
+            return EventStreamResponse(reply)
+        if isinstance(reply, ChatCompletion | Completion):
+            usage = reply.usage
+            exchange.count_tokens = lambda: (usage.prompt_tokens, usage.completion_tokens)
+        return json_response(reply)
 
 
 async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None:
@@ -173,27 +176,11 @@ def error_response(error: ApiError) -> Response:
     return Response(error.body, error.status, error.headers, media_type="application/json")
 
 
-def record_request(exchange: Exchange, wire: object, args: ServerArgs) -> None:
-    """Count a request's samples in the queue, and apply its own deadline.
-
-    Raises ApiError: the deadline is not a positive number.
-    """
-    if isinstance(wire, GenerationRequest):
-        if wire.timeout is not None:
-            try:
-                exchange.limit_to(wire.timeout)
-            except InvalidParameterError as error:
-                raise as_api_error(error) from None
-        exchange.num_samples = num_samples(wire, args)
-
-
-def record_reply(exchange: Exchange, reply: msgspec.Struct | FrameSource) -> None:
-    """Tell the access log how to count tokens, for a whole reply or a stream."""
-    if isinstance(reply, ChatCompletion | Completion):
-        usage = reply.usage
-        exchange.count_tokens = lambda: (usage.prompt_tokens, usage.completion_tokens)
-    elif not isinstance(reply, msgspec.Struct):
-        exchange.count_tokens = reply.count_tokens
+def limit_time(exchange: Exchange, seconds: float) -> None:
+    try:
+        exchange.limit_to(seconds)
+    except InvalidParameterError as error:
+        raise as_api_error(error) from None
 
 
 def num_samples(wire: GenerationRequest, args: ServerArgs) -> int:

@@ -53,7 +53,8 @@ def test_thoughts_stream_as_they_come() -> None:
 def test_the_prompt_may_open_the_thoughts(name: str, prompt: str, text: str, reasoning: str, content: str) -> None:
     starts_inside = REASONING_FORMATS[name].starts_inside(prompt)
     assert starts_inside is not None
-    message = parse_all(REASONING_FORMATS[name].parser(starts_inside=starts_inside), text)
+    tags = REASONING_FORMATS[name]
+    message = parse_all(ReasoningParser(tags.begin, tags.end, starts_inside=starts_inside), text)
     assert (message.reasoning, message.content) == (reasoning, content)
 
 
@@ -104,5 +105,6 @@ def test_an_answer_that_was_begun(begun: str, inside: bool | None) -> None:
 def test_a_continued_thought_keeps_its_white_space() -> None:
     text = " a\n\ntest.\n</think>\n\nYes."
     for pieces in ([text], list(text)):
-        message = parse_pieces(REASONING_FORMATS["think"].parser(starts_inside=True, is_continued=True), pieces)
+        parser = ReasoningParser("<think>", "</think>", starts_inside=True, is_continued=True)
+        message = parse_pieces(parser, pieces)
         assert (message.reasoning, message.content) == (" a\n\ntest.", "Yes.")

@@ -180,12 +180,8 @@ class AnswerPlan:
         if self.formats.reasoning_tags_are_tokens and not (self.thinks_not and constraint and not starts_inside):
             budget = 0 if self.thinks_not else self.thinking_budget  # the template opens the reasoning all the same
             reasoning = Reasoning(begin=tags.begin, end=tags.end, is_open=starts_inside, max_tokens=budget)
-            constraint = (
-                StructuredOutput(reasoning=reasoning)
-                if constraint is None
-                else replace(constraint, reasoning=reasoning)
-            )
-            return replace(plan, params=self.params.replace(structured_output=constraint))
+            whole = replace(constraint, reasoning=reasoning) if constraint else StructuredOutput(reasoning=reasoning)
+            return replace(plan, params=self.params.replace(structured_output=whole))
         if self.thinking_budget is not None and not self.thinks_not:
             text = f"This model's tokenizer has no token {tags.end!r}, so reasoning tokens cannot be counted."
             raise bad_request(text, "thinking_token_budget", "unsupported_parameter")
@@ -193,18 +189,21 @@ class AnswerPlan:
             return plan
         return replace(plan, starts_inside=None)  # constrained from the first token: no room for reasoning
 
-    def readers(self) -> tuple[OutputParser, "ReasoningTokens | None"]:
-        """Return the parser of one sample, and the counter of its reasoning tokens if there may be any."""
-        parser, counter = self._call_parser(), None
-        if self.starts_inside is not None:
-            tokenizer, tags = self.formats.tokenizer, self.formats.reasoning
-            assert tags is not None
-            reasoning = tags.parser(starts_inside=self.starts_inside, is_continued=self.is_continued)
-            counter = ReasoningTokens(tokenizer, reasoning, tags.end)
+    def readers(self) -> tuple[OutputParser, ReasoningParser | None]:
+        """Return the parser of one sample, and the part of it that reads reasoning, if there may be any."""
+        parser: OutputParser = ContentOnly()
+        reasoning, tags = None, self.formats.reasoning
+        if self.tools is not None:
+            kind = self.tools.parser(self.params)
+            parser = kind(self.tools.schemas, max_calls=None if self.tools.is_parallel else 1)
+        if self.starts_inside is not None and tags is not None:
+            reasoning = ReasoningParser(
+                tags.begin, tags.end, starts_inside=self.starts_inside, is_continued=self.is_continued
+            )
             parser = Chain(reasoning, parser)
         if self.hidden:
             parser = Chain(SpecialTokenFilter(self.hidden), parser)
-        return parser, counter
+        return parser, reasoning
 
     @property
     def new_stop_finder(self) -> Callable[[], ContentStops] | None:
@@ -213,12 +212,6 @@ class AnswerPlan:
             return None
         stop, include = tuple(self.params.stop), self.params.include_stop_str_in_output
         return lambda: ContentStops(self.readers()[0], stop, include)
-
-    def _call_parser(self) -> OutputParser:
-        if self.tools is None:
-            return ContentOnly()
-        kind = self.tools.parser(self.params)
-        return kind(self.tools.schemas, max_calls=None if self.tools.is_parallel else 1)
 
 
 def _thinking_budget(request: ChatCompletionRequest, formats: AnswerFormats) -> int | None:
@@ -231,31 +224,3 @@ def _thinking_budget(request: ChatCompletionRequest, formats: AnswerFormats) -> 
     if not 0 <= budget <= MAX_REASONING_TOKENS:
         raise bad_request(f"{param}={budget}: from 0 to {MAX_REASONING_TOKENS}.", param)
     return budget
-
-
-class ReasoningTokens:
-    """Counts the tokens of one answer up to and including the tag that ends its reasoning."""
-
-    def __init__(self, tokenizer: Tokenizer, parser: ReasoningParser, end: str) -> None:
-        self._tokenizer, self._parser = tokenizer, parser
-        self._end = end.encode()
-        self._tail = b""
-        self._num_tokens = 0
-        self._has_ended = False
-
-    def push(self, token_ids: Sequence[int]) -> None:
-        """Count tokens whose text the parser has read."""
-        if self._has_ended or self._parser.has_reasoning is False:
-            return
-        for token_id in token_ids:
-            self._num_tokens += 1
-            self._tail += self._tokenizer.token_bytes(token_id)
-            if self._end in self._tail:
-                self._has_ended = True
-                return
-            self._tail = self._tail[-len(self._end) :]
-
-    @property
-    def num_tokens(self) -> int:
-        """Reasoning tokens so far; 0 for an answer without reasoning."""
-        return self._num_tokens if self._parser.has_reasoning else 0

@@ -149,25 +149,26 @@ class ChatAnswer:
     """Parses the deltas of one sample."""
 
     def __init__(self, plan: AnswerPlan, *, tokens_as_ids: bool) -> None:
-        self._parser, self._reasoning_tokens = plan.readers()
+        self._parser, self._reasoning = plan.readers()
+        self._tokenizer = plan.formats.tokenizer
         self._shows_reasoning = plan.shows_reasoning
         self._rows: ChatRows | None = None
         if (num_top := plan.params.logprobs) is not None:
-            names = TokenNames(plan.formats.tokenizer, as_ids=tokens_as_ids)
+            names = TokenNames(self._tokenizer, as_ids=tokens_as_ids)
             self._rows = ChatRows(names, num_top, skips_special_tokens=plan.params.skip_special_tokens)
         self._has_calls = False
 
     @property
     def num_reasoning_tokens(self) -> int:
-        return 0 if self._reasoning_tokens is None else self._reasoning_tokens.num_tokens
+        return 0 if self._reasoning is None else self._reasoning.num_tokens
 
     def read(self, delta: CompletionDelta) -> Sequence[Delta]:
         """Return the parsed pieces of the answer that new text completes."""
         pieces = self._parser.push(delta.text)
         if delta.finish_reason is not None:
             pieces = [*pieces, *self._parser.finish(is_cut=delta.finish_reason == "length")]
-        if self._reasoning_tokens is not None:
-            self._reasoning_tokens.push(delta.token_ids)
+        if self._reasoning is not None:
+            self._reasoning.count_tokens(delta.token_ids, self._tokenizer)
         for piece in pieces:
             if isinstance(piece, ToolCallStart):
                 self._has_calls = True

@@ -1,14 +1,16 @@
 """The tools of a chat request: validation, and their effects on prompt, constraint and parser.
 
 Formats that write arguments as JSON can be constrained to any schema; the others (`pythonic`, `qwen3_coder`) to most.
-If one cannot, and the model must call, it calls in the format of `hermes`: `forced_parser` decides.
+If one cannot, and the model must call, it calls in the format of `hermes`: `forced_parser` decides. All that returns
+a constraint raises InvalidParameterError if a schema is too large, too deep or no JSON; all that reads a request,
+ApiError, 400.
 """
 
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -16,17 +18,16 @@ from octavo.errors import InvalidParameterError
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.openai.parsers.json_calls import HermesParser
-from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser
+from octavo.server.openai.parsers.tool_calls import TAG_CONTENTS, Schemas, ToolCallParser
 from octavo.server.openai.protocol import ChatCompletionRequest, TokenizeRequest, ToolChoiceObject, ToolDefinition
 from octavo.server.openai.schemas import closed_arguments, takes_nothing
 from octavo.structured_output import StructuralTag, StructuredOutput
 
 logger = logging.getLogger(__name__)
 
-MAX_TOOLS = 1_000
+_MAX_TOOLS = 1_000
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
-_ANY_ARGUMENTS: Mapping[str, object] = {"type": "object"}
-_WORDS = ("auto", "none", "required")
+_MODES = ("auto", "none", "required")
 _PARAM = "tool_choice"
 
 
@@ -43,15 +44,12 @@ class ToolUse:
     own_parser: type[ToolCallParser]  # the model's own
 
     def constraint(self, answer: StructuredOutput | None) -> StructuredOutput | None:
-        """Return the constraint on the whole answer; `answer` is the one on replies without calls.
-
-        Raises InvalidParameterError: a schema is too large, too deep or no JSON.
-        """
+        """Return the constraint on the whole answer; `answer` is the one on replies without calls."""
         if self.is_required:
             return must_call(self.own_parser, self.schemas, parallel=self.is_parallel)
         if answer is not None:
-            schema = _schema_of(answer)
-            return call_or_answer(self.own_parser, self.schemas, schema) if schema else answer
+            schema = '{"type":"object"}' if answer.json_object else answer.json_schema
+            return answer if schema is None else call_or_answer(self.own_parser, self.schemas, str(schema))
         is_free = not (self.strict or self.is_subset)
         if is_free and self.is_parallel and not self.own_parser.marks_names:  # other names are no calls
             return None
@@ -68,10 +66,7 @@ class ToolUse:
 
 
 def shown_tools(request: TokenizeRequest) -> list[Mapping[str, object]] | None:
-    """Return the tools of a request as its chat would show them to the model; None: it shows none.
-
-    Raises ApiError: 400, names the field.
-    """
+    """Return the tools of a request as its chat would show them to the model; None: it shows none."""
     tools = request.tools or []
     schemas = _checked_schemas(tools)
     if tool_choice(request, list(schemas)).mode == "none" or not tools:
@@ -80,7 +75,7 @@ def shown_tools(request: TokenizeRequest) -> list[Mapping[str, object]] | None:
 
 
 def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | None) -> ToolUse | None:
-    """Check the tools of a request; return None if none may be called. Raises ApiError: 400, names the field."""
+    """Check the tools of a request; return None if none may be called."""
     tools = request.tools or []
     schemas = _checked_schemas(tools)
     choice = tool_choice(request, list(schemas))
@@ -100,37 +95,37 @@ def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | 
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ToolChoice:
     """The resolved `tool_choice`; its names are those of existing tools."""
 
-    mode: Literal["auto", "none", "required"]
+    mode: str  # auto, none or required
     names: tuple[str, ...]  # the allowed tools
     is_subset: bool = False  # of the tools shown to the model
     is_named: bool = False  # one named call must be made
 
 
 def tool_choice(request: ChatCompletionRequest | TokenizeRequest, names: Sequence[str]) -> ToolChoice:
-    """Return a request's choice among the tools called `names`. Raises ApiError: 400, names the field."""
+    """Return a request's choice among the tools called `names`."""
     choice = request.tool_choice
     if isinstance(choice, ToolChoiceObject):
-        return _chosen(choice, names)
-    if choice not in (None, *_WORDS):
-        raise bad_request(f"tool_choice must be one of {', '.join(_WORDS)}, or an object.", _PARAM)
+        if choice.type == "function" and choice.function is not None:
+            return ToolChoice("required", _among((choice.function.name,), names), is_subset=True, is_named=True)
+        if choice.type == "allowed_tools" and choice.allowed_tools is not None:
+            mode, tools = choice.allowed_tools.mode, choice.allowed_tools.tools
+            chosen = _among([tool.function.name for tool in tools], names)
+            if mode not in _MODES:
+                raise bad_request(
+                    f"{_PARAM}.allowed_tools.mode must be auto or required.", f"{_PARAM}.allowed_tools.mode"
+                )
+            return ToolChoice(mode, chosen, is_subset=True)
+        missing = f"{_PARAM}.{choice.type}"
+        raise bad_request(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
+    if choice not in (None, *_MODES):
+        raise bad_request(f"tool_choice must be one of {', '.join(_MODES)}, or an object.", _PARAM)
     if choice == "required" and not names:
         raise bad_request("'tool_choice' requires 'tools'.", _PARAM)
-    return ToolChoice(mode=_mode(choice, _PARAM), names=tuple(names))
-
-
-def _chosen(choice: ToolChoiceObject, names: Sequence[str]) -> ToolChoice:
-    match choice:
-        case ToolChoiceObject(type="function", function=function) if function is not None:
-            return ToolChoice(mode="required", names=_among((function.name,), names), is_subset=True, is_named=True)
-        case ToolChoiceObject(type="allowed_tools", allowed_tools=allowed) if allowed is not None:
-            chosen = _among([tool.function.name for tool in allowed.tools], names)
-            return ToolChoice(mode=_mode(allowed.mode, f"{_PARAM}.allowed_tools.mode"), names=chosen, is_subset=True)
-    missing = f"{_PARAM}.{choice.type}"
-    raise bad_request(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
+    return ToolChoice(choice or "auto", tuple(names))
 
 
 def _among(chosen: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
@@ -142,15 +137,6 @@ def _among(chosen: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chosen))
 
 
-def _mode(mode: str | None, param: str) -> Literal["auto", "none", "required"]:
-    match mode:
-        case None | "auto":
-            return "auto"
-        case "none" | "required":
-            return mode
-    raise bad_request(f"{param} must be auto or required.", param)
-
-
 def _prompt_tool(tool: ToolDefinition) -> dict[str, object]:
     """Return a tool in the form seen in training: always with parameters, and without `strict`."""
     parameters = tool.function.parameters or {"type": "object", "properties": {}}
@@ -160,8 +146,8 @@ def _prompt_tool(tool: ToolDefinition) -> dict[str, object]:
 
 
 def _checked_schemas(tools: Sequence[ToolDefinition]) -> dict[str, Mapping[str, Any]]:
-    if len(tools) > MAX_TOOLS:
-        raise bad_request(f"{len(tools)} tools; at most {MAX_TOOLS} are allowed.", "tools")
+    if len(tools) > _MAX_TOOLS:
+        raise bad_request(f"{len(tools)} tools; at most {_MAX_TOOLS} are allowed.", "tools")
     schemas: dict[str, Mapping[str, Any]] = {}
     for index, tool in enumerate(tools):
         _check_tool(tool, f"tools[{index}]")
@@ -190,13 +176,6 @@ def _check_tool(tool: ToolDefinition, path: str) -> None:
         raise bad_request(f"{param}: {error.limit}", param) from error
 
 
-def _schema_of(answer: StructuredOutput) -> str | None:
-    """Return the JSON schema equivalent to `answer`; None for other kinds of constraints."""
-    if answer.json_object:
-        return '{"type":"object"}'
-    return None if answer.json_schema is None else str(answer.json_schema)
-
-
 def tool_wire_names(request: ChatCompletionRequest) -> dict[str, str]:
     """Return the wire names of tool fields that the engine may reject: a tag's schema is that of a tool."""
     names = [tool.function.name for tool in request.tools or []]
@@ -207,32 +186,25 @@ def tool_wire_names(request: ChatCompletionRequest) -> dict[str, str]:
     return {
         f"structured_output.tags[{number}].{content}": f"tools[{names.index(name)}].function.parameters"
         for number, name in enumerate(chosen)
-        for content in ("json_schema", "grammar")
+        for content in TAG_CONTENTS
     }
 
 
 def forced_parser(kind: type[ToolCallParser], schemas: Schemas) -> type[ToolCallParser]:
     """Return the format in which a model with the format `kind` can be forced to call these tools."""
-    return HermesParser if _tags(kind, schemas) is None else kind
+    return HermesParser if kind.tags(schemas) is None else kind
 
 
 def must_call(kind: type[ToolCallParser], schemas: Schemas, *, parallel: bool) -> StructuredOutput:
-    """Constrain an answer to one call, or with `parallel` one or more, and nothing else.
-
-    Raises InvalidParameterError: a schema is too large, too deep or no JSON.
-    """
-    kind, tags = _forced_tags(kind, schemas)
-    return StructuredOutput(
-        tags=tags, free_text=False, separator=kind.separator, min_tags=1, max_tags=None if parallel else 1
-    )
+    """Constrain an answer to one call, or with `parallel` one or more, and nothing else."""
+    kind = forced_parser(kind, schemas)
+    tags, most = kind.tags(schemas) or (), None if parallel else 1
+    return StructuredOutput(tags=tags, free_text=False, separator=kind.separator, min_tags=1, max_tags=most)
 
 
 def call_or_answer(kind: type[ToolCallParser], schemas: Schemas, answer_schema: str) -> StructuredOutput:
-    """Constrain an answer to either one call or JSON that matches `answer_schema`.
-
-    Raises InvalidParameterError: a schema is too large, too deep or no JSON.
-    """
-    _, tags = _forced_tags(kind, schemas)
+    """Constrain an answer to either one call or JSON that matches `answer_schema`."""
+    tags = forced_parser(kind, schemas).tags(schemas) or []
     answer = StructuralTag(json_schema=answer_schema)
     return StructuredOutput(tags=[*tags, answer], free_text=False, min_tags=1, max_tags=1)
 
@@ -243,26 +215,12 @@ def may_call(
     """Constrain calls in free text to these tools: those in `strict` and those without parameters match their schemas.
 
     None if the format cannot be constrained to one of the schemas.
-
-    Raises InvalidParameterError: a schema is too large, too deep or no JSON.
     """
     enforced = {
-        name: schema if name in strict or takes_nothing(schema) else _ANY_ARGUMENTS for name, schema in schemas.items()
+        name: schema if name in strict or takes_nothing(schema) else {"type": "object"}
+        for name, schema in schemas.items()
     }
     tags = kind.loose_tags(enforced) if parallel and not set(strict) & set(schemas) else None
     if tags is None:
-        tags = _tags(kind, enforced if kind.writes_json else schemas)
+        tags = kind.tags(enforced if kind.writes_json else schemas)
     return None if tags is None else StructuredOutput(tags=tags, max_tags=None if parallel else 1)
-
-
-def _forced_tags(kind: type[ToolCallParser], schemas: Schemas) -> tuple[type[ToolCallParser], list[StructuralTag]]:
-    kind = forced_parser(kind, schemas)
-    tags = _tags(kind, schemas)
-    assert tags is not None
-    return kind, tags
-
-
-def _tags(kind: type[ToolCallParser], schemas: Schemas) -> list[StructuralTag] | None:
-    tags = [kind.tag(name, schema) for name, schema in schemas.items()]
-    whole = [tag for tag in tags if tag is not None]
-    return whole if len(whole) == len(tags) else None

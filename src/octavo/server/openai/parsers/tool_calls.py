@@ -30,6 +30,8 @@ _PLAIN_STRING = _REMARKS | {*_DEFINITIONS, "type", "enum", "const"}
 _MIN_PART = 2  # characters; a single `<` at the end of a cut answer is rather text than a marker
 _MAX_OPTIONAL = 64  # grammars with commas grow quadratically
 _NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
+TAG_CONTENTS = ("json_schema", "grammar")  # fields of a tag that come from a schema
+
 Schemas: TypeAlias = Mapping[str, Mapping[str, object]]  # the tools of a request: name -> JSON schema of the arguments
 
 
@@ -69,6 +71,12 @@ class ToolCallParser(StreamParser):
 
         Raises InvalidParameterError: the schema is too large, too deep or no JSON.
         """
+
+    @classmethod
+    def tags(cls, schemas: Schemas) -> list[StructuralTag] | None:
+        """Constrain a call to one of these tools; None if the format cannot express one of the schemas."""
+        tags = [tag for name, schema in schemas.items() if (tag := cls.tag(name, schema)) is not None]
+        return tags if len(tags) == len(schemas) else None
 
     @classmethod
     def loose_tags(cls, schemas: Schemas) -> list[StructuralTag] | None:

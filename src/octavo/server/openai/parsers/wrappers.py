@@ -5,14 +5,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from octavo.engine.stop_strings import StopStringMatcher
-from octavo.server.openai.parsers.base import (
-    Content,
-    Delta,
-    OutputParser,
-    Reasoning,
-    Steps,
-    StreamParser,
-)
+from octavo.server.openai.parsers.base import Content, Delta, OutputParser, Reasoning, Steps, StreamParser
+from octavo.tokenizer.tokenizer import Tokenizer
 
 
 class Chain:
@@ -101,6 +95,8 @@ class ReasoningParser(StreamParser):
         self._begin, self._end, self._starts_inside = begin, end, starts_inside
         self.has_reasoning: bool | None = None  # None until known
         self._is_over = False  # the rest is the answer
+        self._num_tokens = 0
+        self._tail: bytes | None = b""  # of the tokens counted; None: with the end of the reasoning
 
     def push(self, text: str) -> Sequence[Delta]:
         if self._is_over:
@@ -116,6 +112,24 @@ class ReasoningParser(StreamParser):
         self._is_over = True
         self._content(self._rest)
         self._skip(len(self._rest))
+
+    def count_tokens(self, token_ids: Sequence[int], tokenizer: Tokenizer) -> None:
+        """Count the tokens of text that was read, up to and including the tag that ends the reasoning."""
+        if self._tail is None or self.has_reasoning is False:
+            return
+        end = self._end.encode()
+        for token_id in token_ids:
+            self._num_tokens += 1
+            self._tail += tokenizer.token_bytes(token_id)
+            if end in self._tail:
+                self._tail = None
+                return
+            self._tail = self._tail[-len(end) :]
+
+    @property
+    def num_tokens(self) -> int:
+        """Reasoning tokens so far; 0 for an answer without reasoning."""
+        return self._num_tokens if self.has_reasoning else 0
 
     def _read_beginning(self) -> Steps[None]:
         self._mark()
@@ -166,10 +180,6 @@ class ReasoningFormat:
             return None
         return text.lstrip().startswith(self.begin)
 
-    def parser(self, *, starts_inside: bool, is_continued: bool = False) -> ReasoningParser:
-        """Return the parser of one answer, or of the rest of one that the prompt begins."""
-        return ReasoningParser(self.begin, self.end, starts_inside=starts_inside, is_continued=is_continued)
-
 
 class ContentStops:
     """Finds stop strings in the content of an answer, with a parser of its own; a `StopFinder` of the engine.
@@ -219,19 +229,14 @@ class ContentStops:
             shown, stop = self._matcher.push(delta.text)
             if stop is not None:
                 after = self._num_open + len(delta.text) - len(shown) - len(stop)
-                start = self._place_of(stop, len(self._text) - self._parser.num_held - after - len(stop))
+                start = max(0, len(self._text) - self._parser.num_held - after - len(stop))
+                if not self._text.startswith(stop, start):  # a special token that the parser drops may shift it
+                    found = self._text.find(stop)
+                    start = start if found < 0 else found
                 return self._release(start + len(stop) if self._include else start), stop
             self._num_open += len(delta.text) - len(shown)
         num_kept = self._parser.num_held + (0 if self._include else self._num_open)
         return self._release(len(self._text) - num_kept), None
-
-    def _place_of(self, stop: str, expected: int) -> int:
-        """Return where the stop string starts; a special token that the parser drops may shift it."""
-        start = max(0, expected)
-        if self._text.startswith(stop, start):
-            return start
-        found = self._text.find(stop)
-        return start if found < 0 else found
 
     def _release(self, size: int) -> str:
         shown, self._text = self._text[:size], self._text[size:]
