@@ -52,15 +52,13 @@ def _closed(schema: Any, strict: bool, maps: tuple[str, ...], beside: Mapping[st
     for name, inner in schema.items():
         if name in maps and isinstance(inner, Mapping):
             result[name] = {key: _closed(child, strict, maps, {}) for key, child in inner.items()}
-        elif name in _BRANCHES and isinstance(inner, list):
-            shared = _beside(schema, beside)
+        elif name in (*_BRANCHES, "prefixItems") and isinstance(inner, list):
+            shared = {} if name == "prefixItems" else _beside(schema, beside)
             result[name] = [_closed(child, strict, maps, shared) for child in inner]
-        elif name == "prefixItems" and isinstance(inner, list):
-            result[name] = [_closed(child, strict, maps, {}) for child in inner]
         elif name in _ONES:
             result[name] = _closed(inner, strict, maps, {})
-    own = schema.get("properties")
-    if beside is None or not (own or (strict and _is_object(schema))):
+    own, kind = schema.get("properties"), schema.get("type")
+    if beside is None or not (own or (strict and (kind == "object" or (isinstance(kind, list) and "object" in kind)))):
         return result
     whole = result
     if beside and isinstance(own, Mapping | None):  # before its own, as they are written
@@ -86,11 +84,6 @@ def _may_close(schema: Schema) -> bool:
         return False
     has_required = all(isinstance(name, str) and name in properties for name in required)
     return has_required and (least is None or least in range(len(properties) + 1))
-
-
-def _is_object(schema: Schema) -> bool:
-    kind = schema.get("type")
-    return kind == "object" or (isinstance(kind, list) and "object" in kind)
 
 
 def _combines_references(node: Schema) -> bool:

@@ -5,6 +5,7 @@ schema allows, through references and unions; if it allows several, JSON before 
 """
 
 import ast
+import contextlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,9 +33,7 @@ _NAMES: Sequence[tuple[type, frozenset[str]]] = (
 def parameter_schema(root: Schema, name: str) -> Schema | None:
     """Return the schema of one argument, also where unions or references declare it; None: it is not declared."""
     found = list(_declarations(root, root, name, 0))
-    if not found:
-        return None
-    return found[0] if len(found) == 1 else {"anyOf": found}
+    return {"anyOf": found} if len(found) > 1 else next(iter(found), None)
 
 
 def json_value(text: str, schema: Schema, root: Schema) -> str:
@@ -44,8 +43,7 @@ def json_value(text: str, schema: Schema, root: Schema) -> str:
     for value, written in readings:
         if any(type(value) is type(each) and value == each for each in listed):
             return written
-    fitting = [written for value, written in readings if _type_names(value) & types]
-    return (fitting or [written for _, written in readings])[0]
+    return next((written for value, written in readings if _type_names(value) & types), readings[0][1])
 
 
 def _readings(text: str) -> Iterator[tuple[object, str]]:
@@ -55,21 +53,14 @@ def _readings(text: str) -> Iterator[tuple[object, str]]:
         value = json.loads(stripped, strict=False, parse_constant=_refuse)
         yield value, stripped if _is_strict(stripped) else _dumped(value)
     except (ValueError, RecursionError):
-        yield from _python_reading(stripped)
+        # Of Python's literals a constant, list or dictionary; others, such as `1_000`, are rather text.
+        if stripped in ("True", "False", "None") or stripped.startswith(("[", "{")):
+            with contextlib.suppress(MalformedError, ValueError, RecursionError):
+                value = literal_value(stripped)
+                yield value, _dumped(value)
     yield text, _dumped(text)
     if stripped.lower() in _BOOLEANS:
         yield _BOOLEANS[stripped.lower()], stripped.lower()
-
-
-def _python_reading(text: str) -> Iterator[tuple[object, str]]:
-    """Yield the value of a constant, list or dictionary; other literals, such as `1_000`, are rather text."""
-    if text not in ("True", "False", "None") and not text.startswith(("[", "{")):
-        return
-    try:
-        value = literal_value(text)
-        yield value, _dumped(value)
-    except (MalformedError, ValueError, RecursionError):
-        return
 
 
 def _dumped(value: object) -> str:
@@ -117,8 +108,7 @@ def _listed(schema: object, root: Schema, depth: int) -> Iterator[object]:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return
     yield from _own_values(schema)
-    unions = [branch for name in (*_UNIONS, "allOf") for branch in _branches(schema, name)]
-    for branch in (*unions, *_referred(schema, root)):
+    for branch in _parts(schema, root):
         yield from _listed(branch, root, depth + 1)
 
 
@@ -129,9 +119,14 @@ def _declarations(schema: object, root: Schema, name: str, depth: int) -> Iterat
     if isinstance(properties, Mapping) and isinstance(found := properties.get(name), Mapping):
         yield found
         return
-    unions = [branch for union in (*_UNIONS, "allOf") for branch in _branches(schema, union)]
-    for branch in (*unions, *_referred(schema, root)):
+    for branch in _parts(schema, root):
         yield from _declarations(branch, root, name, depth + 1)
+
+
+def _parts(schema: Mapping[str, Any], root: Schema) -> list[object]:
+    """Return the schemas that describe the same value."""
+    unions = [branch for name in (*_UNIONS, "allOf") for branch in _branches(schema, name)]
+    return [*unions, *_referred(schema, root)]
 
 
 def _own_values(schema: Mapping[str, Any]) -> list[object]:
@@ -188,7 +183,6 @@ def value_of(node: ast.expr) -> object:
 
 
 def key_of(name: object) -> str:
-    """Return the name of a key. Raises MalformedError for what is no text."""
     if not isinstance(name, str):
         raise MalformedError("key")
     return name
