@@ -39,12 +39,23 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
         super().connection_made(transport)
-        self._start_timer()
+        self._time_reading(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        self._stop_write_timer()
+        self._time_reading(False)
+        self._time_writing(False)
         super().connection_lost(exc)
+
+    def _time_reading(self, is_on: bool) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+        self._read_timer = self.loop.call_later(self.limits.read_timeout_s, self._on_timeout) if is_on else None
+
+    def _time_writing(self, is_on: bool) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        timeout_s = self.limits.write_timeout_s
+        self._write_timer = self.loop.call_later(timeout_s, self._on_write_timeout) if is_on else None
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -52,10 +63,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._reads_head:
             self._num_raw_bytes += len(data)
             if self._read_timer is None:
-                self._start_timer()
+                self._time_reading(True)
         self._parse(data)
-        if self._reads_head and self._num_raw_bytes > self.limits.max_header_bytes:
-            self._refuse(_head_too_large(self.limits.max_header_bytes))
+        if self._reads_head:
+            self._limit_head(self._num_raw_bytes)
+
+    def _limit_head(self, num_bytes: int) -> None:
+        limit = self.limits.max_header_bytes
+        if num_bytes > limit:
+            self._refuse(ApiError(431, f"The request headers are larger than {limit} bytes.", code="head_too_large"))
 
     def _parse(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -89,14 +105,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._num_head_bytes > self.limits.max_header_bytes:
-            self._refuse(_head_too_large(self.limits.max_header_bytes))
+        self._limit_head(self._num_head_bytes)
         self._offers_upgrade = self.parser.should_upgrade() and any(name == b"upgrade" for name, _ in self.headers)
         if self._offers_upgrade:  # the request is read again without it
             return
         self._reads_head = False
         if not self._is_refused:
-            self._start_timer()
+            self._time_reading(True)
             super().on_headers_complete()
             if self.parser.get_http_version() == "1.0":
                 speak_http_1_0(self.cycle)
@@ -106,7 +121,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._stop_timer()
+        self._time_reading(False)
         self._reads_head = True
         self._num_raw_bytes = self._num_head_bytes = 0
         if not self._is_refused and not self._offers_upgrade:
@@ -114,16 +129,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self._on_write_timeout)
+        self._time_writing(True)
 
     def resume_writing(self) -> None:
-        self._stop_write_timer()
+        self._time_writing(False)
         super().resume_writing()
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
 
     def _on_write_timeout(self) -> None:
         """Drop a client that does not read; writers see a disconnect."""
@@ -134,19 +144,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Refuse what is not HTTP."""
         self._refuse(bad_request(msg, code="invalid_http"))
 
-    def _start_timer(self) -> None:
-        self._stop_timer()
-        self._read_timer = self.loop.call_later(self.limits.read_timeout_s, self._on_timeout)
-
-    def _stop_timer(self) -> None:
-        if self._read_timer is not None:
-            self._read_timer.cancel()
-            self._read_timer = None
-
     def _on_timeout(self) -> None:
         """The rest of a head or body did not arrive in time."""
         if self.flow.read_paused:  # paused by us, not by the client
-            self._start_timer()
+            self._time_reading(True)
         elif self._reads_head and self._num_raw_bytes == 0:  # nothing was received, so there is nothing to respond to
             self.transport.close()
         else:
@@ -166,10 +167,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _write(self, error: ApiError) -> None:
-        self.transport.write(_raw_response(error))
-        self._count(error)
-
-    def _count(self, error: ApiError) -> None:
+        status = HTTPStatus(error.status)
+        lines = (
+            f"HTTP/1.1 {status.value} {status.phrase}",
+            "content-type: application/json",
+            f"content-length: {len(error.body)}",
+            "connection: close",
+        )
+        self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + error.body)
         client = self.client[0] if self.client else "-"
         logger.warning("%s %d %s: %s", client, error.status, error.detail.code, error.detail.message)
         assert error.detail.code is not None
@@ -200,18 +205,3 @@ def speak_http_1_0(cycle: RequestResponseCycle) -> None:
 def limited_protocol(limits: ServerArgs, metrics: HttpMetrics) -> type[LimitedHttpProtocol]:
     """Return the protocol class for uvicorn, which creates one object per connection."""
     return type("HttpProtocol", (LimitedHttpProtocol,), {"limits": limits, "metrics": metrics})
-
-
-def _head_too_large(max_bytes: int) -> ApiError:
-    return ApiError(431, f"The request headers are larger than {max_bytes} bytes.", code="head_too_large")
-
-
-def _raw_response(error: ApiError) -> bytes:
-    status = HTTPStatus(error.status)
-    lines = (
-        f"HTTP/1.1 {status.value} {status.phrase}",
-        "content-type: application/json",
-        f"content-length: {len(error.body)}",
-        "connection: close",
-    )
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + error.body

@@ -75,23 +75,27 @@ class EngineLifecycle:
         Thread(target=self._load, name="octavo-loading", daemon=True).start()
 
     def _load(self) -> None:
+        def on_stage(stage: str) -> None:
+            self._stage = stage
+
         try:
-            self._loading.set_result(AsyncLLMEngine.from_args(self._args, self._on_stage))
+            self._loading.set_result(AsyncLLMEngine.from_args(self._args, on_stage))
         except BaseException as error:  # noqa: BLE001 - raised where the engine is awaited
             self._loading.set_exception(error)
-
-    def _on_stage(self, stage: str) -> None:
-        self._stage = stage
 
     async def run(self) -> None:
         """Wait for the engine, serve with it until it dies, then call `on_end`."""
         try:
             self._engine = await asyncio.wrap_future(self._loading)
-            service = self._make_service(self._engine)
+            model = self._engine.front.config.model
+            names = ModelNames(self._args.model_name, self._server_args.served_model_name, model.max_model_len)
+            service = OpenAICompatibleService(self._engine, names, self._server_args)
             await service.adapters.add_modules(self._server_args.lora_modules)
             self._service = service
             self.status = "ready"
-            _calm_collector()
+            # Streams create no cycles, and collecting garbage after every 700 objects cost 7 % of a token.
+            freeze_loaded_objects()
+            gc.set_threshold(_OBJECTS_BETWEEN_LOOKS, 20, 20)
             self.on_ready(self._summary(self._engine))
             self.failure = await self._engine.died()
             self.status = "dead"
@@ -109,8 +113,7 @@ class EngineLifecycle:
     @property
     def service(self) -> OpenAICompatibleService:
         """The service that answers requests. Raises ApiError, 503, while there is none."""
-        refusal = self.refusal()
-        if refusal is not None:
+        if (refusal := self.refusal()) is not None:
             raise refusal
         assert self._service is not None
         return self._service
@@ -156,11 +159,6 @@ class EngineLifecycle:
         """The engine's metrics; None while it loads."""
         return None if self._service is None or self._engine is None else self._engine.metrics
 
-    def _make_service(self, engine: AsyncLLMEngine) -> OpenAICompatibleService:
-        model = engine.front.config.model
-        names = ModelNames(self._args.model_name, self._server_args.served_model_name, model.max_model_len)
-        return OpenAICompatibleService(engine, names, self._server_args)
-
     def _summary(self, engine: AsyncLLMEngine) -> str:
         num_tokens, length = engine.front.client.kv_tokens, engine.front.config.model.max_model_len
         capacity = f"{num_tokens:,} tokens, {num_tokens / length:.1f} requests of {length:,}"
@@ -176,9 +174,3 @@ class EngineLifecycle:
                 return unavailable(f"The model is being loaded: {self._stage}, {waited_s:.0f} s so far.", "loading")
             case _:
                 return unavailable("The engine has ended.", "engine_dead")
-
-
-def _calm_collector() -> None:
-    """Collect garbage rarely: streams create no cycles, and collecting after every 700 objects cost 7 % of a token."""
-    freeze_loaded_objects()
-    gc.set_threshold(_OBJECTS_BETWEEN_LOOKS, 20, 20)

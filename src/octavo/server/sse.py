@@ -31,24 +31,19 @@ class FrameSource(Protocol):
 
     def start(self, notify: Callable[[], None]) -> None:
         """Start; call `notify`, in the event loop, whenever there may be frames to take."""
-        ...
 
     def take(self) -> bytes:
         """Return the frames of everything new; empty if there are none."""
-        ...
 
     @property
     def is_over(self) -> bool:
         """Whether everything has been taken."""
-        ...
 
     def count_tokens(self) -> tuple[int, int]:
         """Return the prompt and output tokens so far."""
-        ...
 
     def close(self) -> None:
         """Stop, finished or not. Called once, with or without `start`."""
-        ...
 
 
 class EventStreamResponse(Response):
