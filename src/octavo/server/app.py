@@ -128,7 +128,6 @@ def with_middleware(
 
 
 def make_server(app: ASGIApp, settings: Settings, keys: tuple[str, ...], metrics: HttpMetrics) -> "DrainingServer":
-    """Return a server for the application, not yet running."""
     args = settings.server
     admission = Admission(settings.engine.max_num_seqs, args.max_waiting)
     config = uvicorn.Config(

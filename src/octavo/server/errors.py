@@ -14,6 +14,7 @@ from octavo.errors import EngineDeadError, EngineError, InvalidParameterError, P
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = "1"
+# The `type` that OpenAI gives errors of a status.
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _MAX_SHOWN = 200  # characters of a client's value that an error quotes
 
@@ -49,16 +50,16 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.headers = dict(headers or {})
-        self.detail = ErrorDetail(message=message, type=kind or error_type(status), param=param, code=code)
+        self.detail = ErrorDetail(
+            message=message,
+            type=kind or _TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error"),
+            param=param,
+            code=code,
+        )
 
     @property
     def body(self) -> bytes:
         return msgspec.json.encode(ErrorReply(error=self.detail))
-
-
-def error_type(status: int) -> str:
-    """Return the `type` that OpenAI gives errors of this status."""
-    return _TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:

@@ -58,7 +58,6 @@ class Exchange:
 
     @classmethod
     def in_scope(cls, scope: Scope) -> "Exchange":
-        """Return the exchange of a scope."""
         exchange = scope["state"]["exchange"]
         assert isinstance(exchange, Exchange)
         return exchange
@@ -217,7 +216,6 @@ def route_path(scope: Scope) -> str:
 
 
 async def send_error(send: Send, error: ApiError) -> None:
-    """Respond with an error."""
     await send_json(send, ErrorReply(error=error.detail), error.status, error.headers)
 
 

@@ -141,7 +141,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP."""
         self._refuse(bad_request(msg, code="invalid_http"))
 
     def _on_timeout(self) -> None:

@@ -89,7 +89,6 @@ def listening(args: ServerArgs) -> Generator[socket.socket, None, None]:
 
 
 def url_of(listener: socket.socket, args: ServerArgs) -> str:
-    """Return the server's URL."""
     if args.uds is not None:
         return f"unix:{args.uds}"
     scheme = "https" if args.ssl_certfile is not None else "http"

@@ -122,12 +122,10 @@ class Pages:
         app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to replace it
 
     async def home(self) -> Response:
-        """A short page of links."""
         links = "".join(f'<li><a href="{self._root_path}/{to}">/{to}</a> {text}</li>' for to, text in _LINKS)
         return HTMLResponse(_HOME.format(base=self._root_path, links=links))
 
     async def docs(self) -> Response:
-        """Swagger UI on the API's own description."""
         return get_swagger_ui_html(
             openapi_url=f"{self._root_path}/openapi.json",
             title="Octavo",
@@ -137,7 +135,6 @@ class Pages:
         )
 
     async def asset(self, name: str) -> Response:
-        """One of Swagger UI's files."""
         if name not in _ASSETS:
             return Response(status_code=404)
         data = (files("fastapi_swagger.resources") / name).read_bytes()

@@ -40,12 +40,10 @@ class Admission:
         self.is_draining = False  # new requests are rejected; admitted ones continue
 
     def __len__(self) -> int:
-        """The number of admitted requests."""
         return len(self._exchanges)
 
     @property
     def num_samples(self) -> int:
-        """Samples running or waiting."""
         return sum(exchange.num_samples for exchange in self._exchanges)
 
     @contextmanager

@@ -41,7 +41,6 @@ class Routes:
         self._exposition = exposition
 
     def add_to(self, app: FastAPI) -> None:
-        """Register every route."""
         get, post = ["GET"], ["POST"]
         routes: list[tuple[str, Callable[..., Any], list[str]]] = [
             ("/health", self.health, get),

@@ -49,7 +49,6 @@ class Settings:
         return [f"{name}: {self._shown(name)}  # {self.origins.get(name, 'default')}" for name in names]
 
     def log(self) -> None:
-        """Log the options that were set, and their origins."""
         for line in self.lines():
             logger.info("setting %s", line)
 
@@ -131,7 +130,6 @@ def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _parse(variable: str, text: str, annotation: Any) -> Any:
-    """Parse a variable's text as its option's type."""
     if get_origin(annotation) is tuple:
         return tuple(item for item in (part.strip() for part in text.split(",")) if item)
     kind = (get_args(annotation) or (annotation,))[0]

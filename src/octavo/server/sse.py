@@ -22,7 +22,6 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def frame(json: bytes) -> bytes:
-    """Return one event."""
     return b"data: " + json + b"\n\n"
 
 

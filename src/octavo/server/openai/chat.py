@@ -177,7 +177,6 @@ class ChatAnswer:
         return pieces
 
     def read_logprobs(self, delta: CompletionDelta) -> list[TokenRow]:
-        """Return the rows of the text in this delta, if requested."""
         if self._rows is None or delta.logprobs is None:
             return []
         rows = self._rows.push(delta.token_ids, delta.logprobs, delta.text)

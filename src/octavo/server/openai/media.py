@@ -147,7 +147,6 @@ class MediaReader:
 
     @classmethod
     def of(cls, args: ServerArgs) -> Self:
-        """Return the reader that the server's options describe."""
         images = PictureLimits(max_bytes=args.max_image_bytes, max_pixels=args.max_image_pixels)
         videos = PictureLimits(max_bytes=args.max_video_bytes, max_pixels=args.max_image_pixels)
         remote_images, remote_videos = (

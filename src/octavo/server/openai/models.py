@@ -118,7 +118,6 @@ class ModelNames:
         return found
 
     def card(self, name: str) -> ModelCard:
-        """Return one model's card. Raises ApiError, 404."""
         found = self.find(name)
         return next(card for card in self.cards if card.id == found)
 
@@ -133,11 +132,9 @@ class ModelNames:
         return ServedModel(self.find(name), engine, adapter)
 
     def has_adapter(self, name: str) -> bool:
-        """Whether an adapter has this very name."""
         return name in self._adapters
 
     def is_taken(self, name: str) -> bool:
-        """Whether a model or an adapter has this name."""
         return name in self._adapters or name.casefold() in self._by_key
 
     def add_adapter(self, adapter: AdapterRef, parent: str | None = None) -> None:
@@ -152,7 +149,6 @@ class ModelNames:
         self._adapters[adapter.name] = adapter, card
 
     def remove_adapter(self, name: str) -> None:
-        """Forget an adapter's name."""
         del self._adapters[name]
 
 

@@ -73,7 +73,6 @@ def _limit_name(request: GenerationRequest) -> str:
 
 
 def _given(request: GenerationRequest) -> dict[str, Any]:
-    """Return the fields that the client gave."""
     if request.use_beam_search:
         raise bad_request("Beam search is not supported.", "use_beam_search", "unsupported_parameter")
     values = {name: getattr(request, name) for name in _SAME} | {"structured_output": requested_constraint(request)}

@@ -266,7 +266,6 @@ class CompletionRows:
 
 
 def joined(parts: Iterable[CompletionLogprobs]) -> CompletionLogprobs:
-    """Return several lists, concatenated."""
     whole = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for part in parts:
         whole.tokens.extend(part.tokens)

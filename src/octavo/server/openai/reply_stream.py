@@ -176,14 +176,12 @@ class ReplyStream(ABC, Generic[WholeReply]):
         return 0
 
     def _usage(self) -> Usage:
-        """Return the tokens so far."""
         num_prompt, num_output = self.count_tokens()
         num_cached = sum(live.state.num_cached_tokens for live in self._lives)
         return make_usage(num_prompt, num_output, num_cached, self._num_reasoning_tokens)
 
     @property
     def _chunk_usage(self) -> Usage | None:
-        """What each chunk reports."""
         return self._usage() if self._repeats_usage else None
 
     def _ending(self, delta: CompletionDelta, content: object, finish_reason: str) -> bytes:
@@ -194,7 +192,6 @@ class ReplyStream(ABC, Generic[WholeReply]):
         )
 
     def _about_prompt(self, number: int) -> dict[str, Any]:
-        """Return the fields about one prompt."""
         state = self._lives[number].state
         about: dict[str, Any] = {"prompt_token_ids": state.processed.prompt_token_ids} if self._has_token_ids else {}
         if self._has_prompt_logprobs and state.prompt_logprobs is not None:

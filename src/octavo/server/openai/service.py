@@ -89,7 +89,6 @@ class OpenAICompatibleService:
     async def tokenize(
         self, request: TokenizeRequest, *, warn: Warn = logger.warning, is_large: bool = False
     ) -> TokenizeReply:
-        """Return the token ids of a text or of a conversation."""
         self.models.find(request.model)
         media = await self._media(request)
         return await _prepared(lambda: self._tokenize(request, media, warn), request, is_large)
@@ -116,7 +115,6 @@ class OpenAICompatibleService:
     async def detokenize(
         self, request: DetokenizeRequest, *, warn: Warn = logger.warning, is_large: bool = False
     ) -> DetokenizeReply:
-        """Return the text of token ids."""
         self.models.find(request.model)
         return await _prepared(lambda: self._detokenize(request.tokens), request, is_large)
 

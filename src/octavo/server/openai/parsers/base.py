@@ -94,7 +94,6 @@ class ParsedMessage:
     tool_calls: list[ParsedCall] = field(default_factory=list)
 
     def add(self, deltas: Iterable[Delta]) -> None:
-        """Append deltas."""
         for delta in deltas:
             match delta:
                 case Content(text):
@@ -158,7 +157,6 @@ class StreamParser(ABC):
 
     @property
     def _rest(self) -> str:
-        """All unread text."""
         return self._text[self._position :]
 
     @property
@@ -175,11 +173,9 @@ class StreamParser(ABC):
         self._position += num_characters
 
     def _mark(self) -> None:
-        """Remember this position."""
         self._marked, self._wanted_more = self._position, False
 
     def _rewind(self) -> None:
-        """Go back to the mark."""
         assert self._marked is not None
         self._position, self._marked = self._marked, None
 
@@ -196,7 +192,6 @@ class StreamParser(ABC):
         return self._text[self._position]
 
     def _skip_space(self) -> Steps[None]:
-        """Read white space, if there is any."""
         while True:
             rest = self._rest
             rest_size = len(rest.lstrip())
@@ -241,7 +236,6 @@ class StreamParser(ABC):
             yield
 
     def _copy_rest(self, emit: Emit) -> Steps[None]:
-        """Emit all text to the end."""
         while True:
             text = self._rest
             self._skip(len(text))

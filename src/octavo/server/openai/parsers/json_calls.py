@@ -13,9 +13,9 @@ from octavo.server.openai.parsers.tool_calls import ToolCallParser, json_tag
 from octavo.structured_output import StructuralTag
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
-_IN_STRING = re.compile(r'["\\]')
+_IN_STRING = re.compile(r'["\\\x00-\x1f]')
 _CONTROL = re.compile(r"[\x00-\x1f]")
-_OUTSIDE = re.compile(r'["{}\[\]]|[^\s\w:,.+\-]')
+_OUTSIDE = re.compile(r'["{}\[\]\x00-\x1f]|[^\s\w:,.+\-]')
 _SCALAR = re.compile(r"[\w.+\-]*")
 _CLOSING = {"{": "}", "[": "]"}
 
@@ -228,53 +228,33 @@ class JsonScanner:
 
     def read(self, text: str) -> tuple[int, str]:
         """Return how many characters of `text`, the next piece, belong to the value, and them as valid JSON."""
-        if _CONTROL.search(text) is None:  # nearly always
-            size = self._scan(text, 0, len(text))
-            return size, text[:size]
         pieces: list[str] = []
-        position = 0
-        for found in _CONTROL.finditer(text):
-            end = self._scan(text, position, found.start())
-            pieces.append(text[position:end])
-            position = end
-            if end < found.start() or self.complete or self.broken:
-                return position, "".join(pieces)
-            spelled = self._control(found[0])
-            if spelled is None:
-                self.broken = True
-                return position, "".join(pieces)
-            pieces.append(spelled)
-            position += 1
-        end = self._scan(text, position, len(text))
-        return end, "".join([*pieces, text[position:end]])
+        first = position = 0  # what is not in `pieces` yet begins at `first`
+        while position < len(text) and not (self.complete or self.broken):
+            if self._escaped and text[position] >= " ":
+                self._escaped = False
+                position += 1
+                continue
+            found = (_IN_STRING if self._in_string else _OUTSIDE).search(text, position)
+            if found is None:
+                position = len(text)
+            elif found[0] >= " ":
+                self._step(found[0])
+                position = found.start() if self.broken else found.end()
+            else:
+                spelled = self._control(found[0])
+                self.broken, position = spelled is None, found.start()
+                if spelled is not None:
+                    pieces += [text[first:position], spelled]
+                    first = position = found.end()
+        return position, "".join([*pieces, text[first:position]])
 
     def _control(self, character: str) -> str | None:
         """Return a control character as JSON spells it; None outside strings, unless it is white space."""
         if not self._in_string:
             return character if character in "\t\n\r" else " " if character.isspace() else None
-        spelling = json.dumps(character)[1:-1]
-        if self._escaped:  # the backslash is there already
-            self._escaped = False
-            return spelling[1:]
-        return spelling
-
-    def _scan(self, text: str, position: int, end: int) -> int:
-        """Return where the value ends, at most `end`; before it there are no characters for `_control`."""
-        while position < end:
-            if self._escaped:
-                self._escaped = False
-                position += 1
-                continue
-            found = (_IN_STRING if self._in_string else _OUTSIDE).search(text, position, end)
-            if found is None:
-                return end
-            self._step(found[0])
-            if self.broken:
-                return found.start()
-            position = found.end()
-            if self.complete:
-                return position
-        return position
+        was_escaped, self._escaped = self._escaped, False
+        return json.dumps(character)[2 if was_escaped else 1 : -1]  # the backslash may be there already
 
     def _step(self, character: str) -> None:
         if self._in_string:

@@ -89,5 +89,4 @@ class MistralArgsParser(MistralParser):
 
 
 def _opening(name: str) -> str:
-    """Return the text of a call before its arguments."""
     return f'{{"name": {json.dumps(name)}, "arguments": '

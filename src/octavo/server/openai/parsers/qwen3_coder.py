@@ -114,7 +114,6 @@ class Qwen3CoderParser(ToolCallParser):
         self._arguments(json.dumps(text, ensure_ascii=False)[1:-1])
 
     def _read_tag(self, opening: str) -> Steps[str]:
-        """Read `<opening=name>` and return the name."""
         yield from self._expect_next(opening)
         name = (yield from self._read_while(_NAME)).strip()
         yield from self._expect(">")

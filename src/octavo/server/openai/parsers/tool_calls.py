@@ -119,7 +119,6 @@ class ToolCallParser(StreamParser):
         return True
 
     def _read_marked_calls(self, read_call: Callable[[], Steps[None]], begin: str) -> Steps[None]:
-        """Read text with calls that begin with a marker."""
         while (yield from self._copy_until((begin,), self._content)):
             if not (yield from self._attempt(read_call())):
                 self._pass_over(begin)
