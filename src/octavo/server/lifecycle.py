@@ -23,7 +23,6 @@ from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.metrics.collect import EngineMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, unavailable
-from octavo.server.openai.models import ModelNames
 from octavo.server.openai.service import OpenAICompatibleService
 
 logger = logging.getLogger(__name__)
@@ -87,10 +86,8 @@ class EngineLifecycle:
         """Wait for the engine, serve with it until it dies, then call `on_end`."""
         try:
             self._engine = await asyncio.wrap_future(self._loading)
-            model = self._engine.front.config.model
-            names = ModelNames(self._args.model_name, self._server_args.served_model_name, model.max_model_len)
-            service = OpenAICompatibleService(self._engine, names, self._server_args)
-            await service.adapters.add_modules(self._server_args.lora_modules)
+            service = OpenAICompatibleService(self._engine, self._args.model_name, self._server_args)
+            await service.models.add_modules(self._server_args.lora_modules)
             self._service = service
             self.status = "ready"
             # Streams create no cycles, and collecting garbage after every 700 objects cost 7 % of a token.

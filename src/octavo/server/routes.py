@@ -104,7 +104,7 @@ class Routes:
 
     async def model(self, name: str) -> Response:
         """One of the model's names."""
-        return json_response(self._lifecycle.service.models.card(name))
+        return json_response(self._lifecycle.service.models.find(name).card)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation, with tools, JSON schemas and reasoning; at once or as a stream of events."""
@@ -125,12 +125,12 @@ class Routes:
     async def load_lora_adapter(self, request: Request) -> Response:
         """Serve a LoRA adapter below the server's root under a name of its own."""
         wire, _ = read_request(Exchange.in_scope(request.scope).body, LoadAdapterRequest)
-        return json_response(await self._lifecycle.service.adapters.load(wire))
+        return json_response(await self._lifecycle.service.models.load(wire))
 
     async def unload_lora_adapter(self, request: Request) -> Response:
         """No longer serve a LoRA adapter; answers when its running requests have ended."""
         wire, _ = read_request(Exchange.in_scope(request.scope).body, UnloadAdapterRequest)
-        return json_response(await self._lifecycle.service.adapters.unload(wire))
+        return json_response(await self._lifecycle.service.models.unload(wire))
 
     async def _answer(self, request: Request, kind: type[T], answer: Callable[..., Awaitable[Reply]]) -> Response:
         """Decode the body, call `answer`, encode the reply. Cancelled when the client disconnects."""

@@ -1,14 +1,16 @@
 """Wire fields to `SamplingParams`, forms of answers, and the names by which a model is found."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
+from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.errors import InvalidParameterError
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError, as_api_error
-from octavo.server.openai.models import ModelNames
+from octavo.server.openai.models import ServedModels
 from octavo.server.openai.params import (
     chat_params,
     completion_params,
@@ -157,14 +159,23 @@ def test_a_prompt_keeps_its_end_when_it_is_cut() -> None:
         truncated(prompt, 0)
 
 
+def served(model_name: str, aliases: list[str]) -> ServedModels:
+    front = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(max_model_len=100)))
+    return ServedModels(cast("AsyncLLMEngine", SimpleNamespace(front=front)), model_name, aliases, None)
+
+
+def found(models: ServedModels, name: str | None) -> str:
+    return models.find(name).card.id
+
+
 def test_a_model_is_found_by_name_last_part_and_alias_in_any_case() -> None:
-    names = ModelNames("Qwen/Qwen3-0.6B", ["main", "org/Other"], 100)
-    assert names.find(None) == "main"
-    assert names.find("MAIN") == "main"
-    assert names.find("other") == "org/Other"
-    assert names.find("qwen/qwen3-0.6b") == names.find("Qwen3-0.6b") == "main"
+    names = served("Qwen/Qwen3-0.6B", ["main", "org/Other"])
+    assert found(names, None) == "main"
+    assert found(names, "MAIN") == "main"
+    assert found(names, "other") == "org/Other"
+    assert found(names, "qwen/qwen3-0.6b") == found(names, "Qwen3-0.6b") == "main"
     assert [card.id for card in names.cards] == ["main", "org/Other"]
-    assert names.card("other").max_model_len == 100
+    assert names.find("other").card.max_model_len == 100
     with pytest.raises(ApiError, match="does not exist") as caught:
         names.find("x" * 1000)
     assert (caught.value.status, caught.value.detail.code) == (404, "model_not_found")
@@ -172,5 +183,5 @@ def test_a_model_is_found_by_name_last_part_and_alias_in_any_case() -> None:
 
 
 def test_a_model_without_aliases_goes_by_its_own_name() -> None:
-    names = ModelNames("/models/Tiny", [], 100)
-    assert names.find("tiny") == names.find(None) == "/models/Tiny"
+    names = served("/models/Tiny", [])
+    assert found(names, "tiny") == found(names, None) == "/models/Tiny"

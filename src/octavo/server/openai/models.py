@@ -68,90 +68,6 @@ class AdapterReply(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "lora_adapter"
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """What one name of a request stands for: the engine, as the base model or with an adapter."""
-
-    name: str  # for replies
-    engine: AsyncLLMEngine
-    adapter: AdapterRef | None = None
-
-    def process(
-        self, prompt: object, params: SamplingParams, *, priority: int, cache_salt: str | None
-    ) -> ProcessedRequest:
-        """Validate one prompt. Raises UserError."""
-        front = self.engine.front
-        return front.process(prompt, params, priority=priority, cache_salt=cache_salt, lora_request=self.adapter)
-
-
-class ModelNames:
-    """All names of the model, and its adapters. A name matches in any case, as does its last part: `qwen3-0.6b` finds
-    `Qwen/Qwen3-0.6B`. Names of adapters match exactly.
-    """
-
-    def __init__(self, model_name: str, aliases: Sequence[str], max_model_len: int) -> None:
-        self.names = tuple(aliases) or (model_name,)
-        self._cards = [
-            ModelCard(id=name, created=int(time.time()), max_model_len=max_model_len, root=model_name)
-            for name in self.names
-        ]
-        self._adapters: dict[str, tuple[AdapterRef, ModelCard]] = {}
-        self._max_model_len = max_model_len
-        self._by_key: dict[str, str] = {}  # case-folded -> the name for replies; the first wins
-        for name in (*self.names, model_name):
-            for key in (name.casefold(), Path(name).name.casefold()):
-                self._by_key.setdefault(key, name if name in self.names else self.names[0])
-
-    def find(self, name: str | None) -> str:
-        """Return the model's name for replies; none means the served model. Raises ApiError, 404, listing the names."""
-        if not name:  # as null; some clients send an empty name when none was chosen
-            return self.names[0]
-        if name in self._adapters:
-            return name
-        key = name.casefold()
-        found = self._by_key.get(key) or self._by_key.get(key.rstrip("/"))
-        if found is None:
-            shown = name if len(name) <= 100 else name[:100] + "..."
-            known = ", ".join([*self.names, *self._adapters][:_MAX_SHOWN])
-            text = f"The model '{shown}' does not exist. Available: {known}."
-            raise ApiError(404, text, param="model", code="model_not_found")
-        return found
-
-    def card(self, name: str) -> ModelCard:
-        found = self.find(name)
-        return next(card for card in self.cards if card.id == found)
-
-    @property
-    def cards(self) -> list[ModelCard]:
-        """The cards of all names, adapters last."""
-        return [*self._cards, *(card for _, card in self._adapters.values())]
-
-    def serve(self, name: str | None, engine: AsyncLLMEngine) -> ServedModel:
-        """Return what a request's name stands for. Raises as `find`."""
-        adapter, _ = self._adapters.get(name or "", (None, None))
-        return ServedModel(self.find(name), engine, adapter)
-
-    def has_adapter(self, name: str) -> bool:
-        return name in self._adapters
-
-    def is_taken(self, name: str) -> bool:
-        return name in self._adapters or name.casefold() in self._by_key
-
-    def add_adapter(self, adapter: AdapterRef, parent: str | None = None) -> None:
-        """Serve an adapter under its name; one that had it is replaced."""
-        card = ModelCard(
-            id=adapter.name,
-            created=int(time.time()),
-            max_model_len=self._max_model_len,
-            root=adapter.path,
-            parent=parent or self.names[0],
-        )
-        self._adapters[adapter.name] = adapter, card
-
-    def remove_adapter(self, name: str) -> None:
-        del self._adapters[name]
-
-
 class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
     """One value of `lora_modules`: `name=path`, or vLLM's JSON form."""
 
@@ -163,7 +79,13 @@ class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
     def parse(cls, text: str) -> "AdapterModule":
         """Parse one value. Raises InvalidParameterError: it has neither form."""
         try:
-            module = msgspec.convert(json.loads(text), cls) if text.lstrip().startswith("{") else cls._of_pair(text)
+            if text.lstrip().startswith("{"):
+                module = msgspec.convert(json.loads(text), cls)
+            else:
+                name, _, path = text.partition("=")
+                if not path:
+                    raise ValueError("no path")
+                module = cls(name=name, path=path)
         except (ValueError, msgspec.ValidationError) as error:
             limit = f'name=path, or {{"name": ..., "path": ..., "base_model_name": ...}}: {error}'
             raise InvalidParameterError("lora_modules", text, limit) from None
@@ -171,29 +93,78 @@ class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidParameterError("lora_modules", module.name, f"a name is {_NAME_LIMIT}")
         return module
 
-    @classmethod
-    def _of_pair(cls, text: str) -> "AdapterModule":
-        name, separator, path = text.partition("=")
-        if not separator or not path:
-            raise ValueError("no path")
-        return cls(name=name, path=path)
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What one name of a request stands for: the engine, as the base model or with an adapter."""
+
+    engine: AsyncLLMEngine
+    card: ModelCard
+    adapter: AdapterRef | None = None
+
+    def process(
+        self, prompt: object, params: SamplingParams, *, priority: int, cache_salt: str | None
+    ) -> ProcessedRequest:
+        """Validate one prompt. Raises UserError."""
+        front = self.engine.front
+        return front.process(prompt, params, priority=priority, cache_salt=cache_salt, lora_request=self.adapter)
 
 
-class ServedAdapters:
-    """Owned by the event loop. An adapter is listed once the engine has computed a token with it."""
+class ServedModels:
+    """All names of the model, and its adapters; owned by the event loop.
 
-    def __init__(self, engine: AsyncLLMEngine, models: ModelNames, root: str | None) -> None:
-        self._engine, self._models = engine, models
-        self._root = None if root is None else Path(root).resolve()
+    A name matches in any case, as does its last part: `qwen3-0.6b` finds `Qwen/Qwen3-0.6B`. Names of adapters match
+    exactly; one is listed once the engine has computed a token with it.
+    """
+
+    def __init__(self, engine: AsyncLLMEngine, model_name: str, aliases: Sequence[str], root: str | None) -> None:
+        self._engine = engine
+        self._root = None if root is None else Path(root).resolve()  # of adapters that are loaded over HTTP
         self._changing = asyncio.Lock()
+        names = tuple(aliases) or (model_name,)
+        self._models = {name: ServedModel(engine, self._card(name, model_name)) for name in names}
+        self._main = self._models[names[0]]
+        self._adapters: dict[str, ServedModel] = {}
+        self._by_key: dict[str, ServedModel] = {}  # case-folded; the first wins
+        for name in (*names, model_name):
+            for key in (name.casefold(), Path(name).name.casefold()):
+                self._by_key.setdefault(key, self._models.get(name, self._main))
+
+    def _card(self, name: str, root: str, parent: str | None = None) -> ModelCard:
+        max_model_len = self._engine.front.config.model.max_model_len
+        return ModelCard(id=name, created=int(time.time()), max_model_len=max_model_len, root=root, parent=parent)
+
+    def find(self, name: str | None) -> ServedModel:
+        """Return what a request's name stands for; none means the main one. Raises ApiError, 404, listing the names."""
+        if not name:  # as null; some clients send an empty name when none was chosen
+            return self._main
+        key = name.casefold()
+        found = self._adapters.get(name) or self._by_key.get(key) or self._by_key.get(key.rstrip("/"))
+        if found is None:
+            shown = name if len(name) <= 100 else name[:100] + "..."
+            known = ", ".join([*self._models, *self._adapters][:_MAX_SHOWN])
+            text = f"The model '{shown}' does not exist. Available: {known}."
+            raise ApiError(404, text, param="model", code="model_not_found")
+        return found
+
+    @property
+    def cards(self) -> list[ModelCard]:
+        """The cards of all names, adapters last."""
+        return [model.card for model in (*self._models.values(), *self._adapters.values())]
+
+    def _is_taken(self, name: str) -> bool:
+        return name in self._adapters or name.casefold() in self._by_key
+
+    def _add(self, adapter: AdapterRef, parent: str | None = None) -> None:
+        card = self._card(adapter.name, adapter.path, parent or self._main.card.id)
+        self._adapters[adapter.name] = ServedModel(self._engine, card, adapter)
 
     async def add_modules(self, modules: Sequence[str]) -> None:
         """Serve the adapters in the server's options. Raises UserError: names the one that cannot be served."""
         for module in map(AdapterModule.parse, modules):
-            if self._models.is_taken(module.name):
+            if self._is_taken(module.name):
                 raise InvalidParameterError("lora_modules", module.name, "another model has this name")
-            ref = await self._try_out(module.name, module.path)
-            self._models.add_adapter(ref, module.base_model_name)
+            self._add(await self._try_out(module.name, module.path), module.base_model_name)
 
     async def load(self, request: LoadAdapterRequest) -> AdapterReply:
         """Serve an adapter below the server's root from now on. Raises ApiError, 400: its name, its path, its files."""
@@ -202,26 +173,24 @@ class ServedAdapters:
             raise bad_request(f"lora_name must be {_NAME_LIMIT}.", "lora_name")
         folder = self._below_root(request.lora_path)
         async with self._changing:
-            is_adapter = self._models.has_adapter(name)
-            if self._models.is_taken(name) and not (is_adapter and request.load_inplace):
+            is_adapter = name in self._adapters
+            if self._is_taken(name) and not (is_adapter and request.load_inplace):
                 what = "has already been loaded" if is_adapter else "is the name of a model"
                 raise bad_request(f"The LoRA adapter '{name}' {what}.", "lora_name", "already_exists")
             try:
-                ref = await self._try_out(name, str(folder))
-            except UserError as error:
-                raise self._as_bad_path(error) from error
-            self._models.add_adapter(ref)
+                self._add(await self._try_out(name, str(folder)))
+            except UserError as error:  # the client knows paths from the root on
+                text = str(error).replace(f"{self._root}{os.sep}", "").replace("lora_request=", "lora_name=")
+                raise bad_request(text, "lora_path", "unsupported_adapter") from error
         return AdapterReply(message=f"Success: LoRA adapter '{name}' added successfully.", lora_name=name)
 
     async def unload(self, request: UnloadAdapterRequest) -> AdapterReply:
         """No longer serve an adapter; return when its running requests have ended. Raises ApiError, 404."""
         name = request.lora_name
         async with self._changing:
-            if not self._models.has_adapter(name):
-                raise ApiError(
-                    404, f"The LoRA adapter '{name[:128]}' is not loaded.", param="lora_name", code="not_found"
-                )
-            self._models.remove_adapter(name)
+            if self._adapters.pop(name, None) is None:
+                text = f"The LoRA adapter '{name[:128]}' is not loaded."
+                raise ApiError(404, text, param="lora_name", code="not_found")
         while self._engine.metrics.adapters.num_unfinished(name):
             await asyncio.sleep(_UNLOAD_POLL_S)
         return AdapterReply(message=f"Success: LoRA adapter '{name}' removed successfully.", lora_name=name)
@@ -235,11 +204,6 @@ class ServedAdapters:
         if output.finish_reason == "error":
             raise named_error(output.error_type or "EngineError", output.error or "the adapter cannot be used")
         return ref
-
-    def _as_bad_path(self, error: UserError) -> ApiError:
-        """Return the error for a client, which knows paths from the root on."""
-        text = str(error).replace(f"{self._root}{os.sep}", "")
-        return bad_request(text.replace("lora_request=", "lora_name="), "lora_path", "unsupported_adapter")
 
     def _below_root(self, path: str) -> Path:
         """Return the folder of an adapter, which with its files must be below the root, symbolic links resolved.

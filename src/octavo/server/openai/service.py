@@ -19,7 +19,7 @@ from octavo.server.openai.chat import ChatStream, prepare_chat
 from octavo.server.openai.chat_prompt import has_media, prompt_options, render_chat, token_ids_of
 from octavo.server.openai.completion import CompletionStream, prepare_completion
 from octavo.server.openai.media import MediaReader
-from octavo.server.openai.models import ModelNames, ServedAdapters, ServedModel
+from octavo.server.openai.models import ServedModel, ServedModels
 from octavo.server.openai.params import Warn, is_constrained, truncated, wire_names
 from octavo.server.openai.protocol import (
     ChatCompletionRequest,
@@ -49,11 +49,9 @@ class OpenAICompatibleService:
     while a stream runs are raised by its `take`.
     """
 
-    def __init__(self, engine: AsyncLLMEngine, models: ModelNames, args: ServerArgs) -> None:
-        self.models = models
-        self.adapters = ServedAdapters(engine, models, args.lora_root)
+    def __init__(self, engine: AsyncLLMEngine, model_name: str, args: ServerArgs) -> None:
+        self.models = ServedModels(engine, model_name, args.served_model_name, args.lora_root)
         self.front = engine.front
-        self._engine = engine
         self._args = args
         self._media_reader = MediaReader.of(args)
         # Of their own: threads that wait for other servers must not keep requests from being prepared.
@@ -138,10 +136,10 @@ class OpenAICompatibleService:
             raise bad_request(f"request_id: at most {_MAX_ID_CHARACTERS} characters", "request_id")
         if request.stream_options is not None and not request.stream:
             raise bad_request("'stream_options' needs 'stream': true.", "stream_options")
-        model = self.models.serve(request.model, self._engine)
+        model = self.models.find(request.model)
         head = ReplyHead(
             id=f"{prefix}-{request.request_id or uuid.uuid4().hex}",
-            model=model.name,
+            model=model.card.id,
             created=int(time.time()),
             system_fingerprint=self._fingerprint,
         )

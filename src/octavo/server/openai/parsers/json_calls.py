@@ -105,7 +105,7 @@ class JsonCallParser(ToolCallParser):
             size, written = scanner.read(self._rest)
             self._skip(size)
             emit(written)
-            if scanner.complete or scanner.broken or self._has_run_out():
+            if scanner.is_over or self._has_run_out():
                 return scanner.complete
             yield
 
@@ -226,11 +226,15 @@ class JsonScanner:
         self.complete = False
         self.broken = False
 
+    @property
+    def is_over(self) -> bool:
+        return self.complete or self.broken
+
     def read(self, text: str) -> tuple[int, str]:
         """Return how many characters of `text`, the next piece, belong to the value, and them as valid JSON."""
         pieces: list[str] = []
         first = position = 0  # what is not in `pieces` yet begins at `first`
-        while position < len(text) and not (self.complete or self.broken):
+        while position < len(text) and not self.is_over:
             if self._escaped and text[position] >= " ":
                 self._escaped = False
                 position += 1
