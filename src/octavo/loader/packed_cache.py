@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from threading import Thread, main_thread
+from typing import IO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,12 +33,9 @@ _WORTH_KEEPING_BYTES = 64 << 20  # less is packed faster than found
 _FORM = 3  # version of file names and contents, apart from the kernels' layout
 _ENDING = ".safetensors"
 _UNFINISHED = ".part"
-_ABANDONED_AFTER_S = 3600.0
 _PAGE_BYTES = 4096
 _LINE_BYTES = 64  # cache line: tensors are aligned to it, or kernels would read two lines for one
-_SPARE_BYTES = 2 << 30  # left free on the disk for other writers
 _PIECE_BYTES = 4 << 20
-_BUSY_SHARE = 0.2  # of a core, used by other threads: a request is being served
 _CHECKPOINT_FILES = ("config.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.tensors", "*.index.json")
 _DTYPE_NAMES = {
     torch.float64: "F64",
@@ -110,7 +108,8 @@ class PackedCache:
                 return
             with NamedTemporaryFile(dir=self._folder, suffix=_UNFINISHED, delete=False) as part:
                 try:
-                    _write(part.fileno(), tensors, idleness)
+                    _write(part, tensors, idleness)
+                    part.flush()
                     os.replace(part.name, self._folder / (digest + _ENDING))
                 except BaseException:
                     os.unlink(part.name)
@@ -123,7 +122,7 @@ class PackedCache:
 
     def _make_room(self, num_bytes: int) -> bool:
         """Evict least recently used files until `num_bytes` more fit within the limit. Returns False if they cannot."""
-        free = shutil.disk_usage(self._folder).free - _SPARE_BYTES
+        free = shutil.disk_usage(self._folder).free - (2 << 30)  # left for other writers
         if num_bytes > min(self._max_bytes, free):
             logger.info(
                 "packed weights are not kept on disk: %.1f GB, where the limit is %.1f and the disk has %.1f to spare",
@@ -131,7 +130,7 @@ class PackedCache:
             )
             return False
         for file in self._folder.glob("*" + _UNFINISHED):  # its writer was killed
-            if file.stat().st_mtime < time.time() - _ABANDONED_AFTER_S:
+            if file.stat().st_mtime < time.time() - 3600:
                 file.unlink(missing_ok=True)
         found = ((file.stat(), file) for file in self._folder.glob("*" + _ENDING))
         kept = sorted(found, key=lambda entry: entry[0].st_mtime_ns)
@@ -160,34 +159,32 @@ class Idleness:
         """Whether other threads have been mostly idle since the last call."""
         before_s, others_before_s = self._looked_s, self._others_s
         self._looked_s, self._others_s = time.monotonic(), _others_s()
-        return self._others_s - others_before_s < _BUSY_SHARE * (self._looked_s - before_s)
+        return self._others_s - others_before_s < 0.2 * (self._looked_s - before_s)  # else a request is being served
 
 
 def _others_s() -> float:
     return time.process_time() - time.thread_time()
 
 
-def _write(file: int, tensors: Kept, idleness: Idleness | None) -> None:
+def _write(file: IO[bytes], tensors: Kept, idleness: Idleness | None) -> None:
     """Write tensors one by one, aligned, and without a second copy in memory, as safetensors' own writer makes.
 
     Format: github.com/huggingface/safetensors, README.
     """
-    header: dict[str, object] = {}
-    offset = 0
+    header, offset = {}, 0
     ordered = sorted(tensors.items(), key=lambda item: item[1].nbytes % _LINE_BYTES != 0)  # keeps all others aligned
     for name, tensor in ordered:
-        end = offset + tensor.nbytes
-        dtype, shape = _DTYPE_NAMES[tensor.dtype], list(tensor.shape)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
-        offset = end
+        places, dtype = [offset, offset + tensor.nbytes], _DTYPE_NAMES[tensor.dtype]
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": places}
+        offset += tensor.nbytes
     text = json.dumps(header).encode()
     text = text.ljust(-(-(len(text) + 8) // _PAGE_BYTES) * _PAGE_BYTES - 8)
-    _write_all(file, len(text).to_bytes(8, "little") + text)
+    file.write(len(text).to_bytes(8, "little") + text)
     for _, tensor in ordered:
         for piece in _pieces(tensor):
             if idleness:
                 idleness.wait()
-            _write_all(file, piece)
+            file.write(piece)
 
 
 def _pieces(tensor: torch.Tensor | TableInFile) -> Iterator[bytes | memoryview]:
@@ -196,12 +193,6 @@ def _pieces(tensor: torch.Tensor | TableInFile) -> Iterator[bytes | memoryview]:
     elif tensor.nbytes:
         data = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
         yield from (data[start : start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES))
-
-
-def _write_all(file: int, data: bytes | memoryview) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(file, rest) :]
 
 
 class PackedModel:

@@ -7,15 +7,15 @@ from torch import Tensor
 
 from octavo.config.checkpoint_files import SAFETENSORS_FILES, TORCH_FILES, first_file
 from octavo.config.engine import LoadConfig
-from octavo.errors import CheckpointError, InvalidParameterError
+from octavo.errors import InvalidParameterError
 from octavo.loader.base import ModelLoader
 from octavo.loader.dummy import DummyLoader
 from octavo.loader.gguf import GgufLoader
-from octavo.loader.index import TENSORIZER_FILE, names_by_shard, no_weights
-from octavo.loader.safetensors import SafetensorsLoader, names_in_file
+from octavo.loader.index import TENSORIZER_FILE, no_weights
+from octavo.loader.safetensors import SafetensorsLoader
 from octavo.loader.sharded_state import SHARDED_FILES, ShardedStateLoader
 from octavo.loader.tensorized import TensorizerLoader
-from octavo.loader.torch_pt import TorchLoader, read_state_dict
+from octavo.loader.torch_pt import TorchLoader
 from octavo.models.interfaces import CausalLM
 
 
@@ -31,16 +31,6 @@ class AutoLoader(ModelLoader):
     def _found(self, model: CausalLM) -> ModelLoader:
         kind = TensorizerLoader if self.load_config.tensorizer_uri else _loader_for(Path(model.config.path))
         return kind(self.load_config)
-
-
-def tensor_names(folder: Path) -> frozenset[str]:
-    """Return the names of the tensors in a folder of safetensors or torch files."""
-    file = first_file(folder, (*SAFETENSORS_FILES, *TORCH_FILES))
-    if file is None:
-        raise CheckpointError(f"{folder}: none of {', '.join((*SAFETENSORS_FILES, *TORCH_FILES))}")
-    if file.suffix == ".json":
-        return frozenset(name for names in names_by_shard(file).values() for name in names)
-    return frozenset(names_in_file(file) if file.name == SAFETENSORS_FILES[0] else read_state_dict(file))
 
 
 def _loader_for(path: Path) -> type[ModelLoader]:

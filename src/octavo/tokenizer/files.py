@@ -19,7 +19,6 @@ from tokenizers import Tokenizer as Backend
 from octavo.errors import CheckpointError
 from octavo.tokenizer.gguf import library_errors, read_gguf_tokenizer
 
-_LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 _SPACE = "\u2581"  # SentencePiece's mark of a space
 CHAT_TEMPLATE_NAMES = ("default", "tool_use")
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
@@ -40,8 +39,7 @@ class TokenizerFiles:
         """
         written = [text for text in _TURN_ENDS if any(text in each for each in self.chat_templates.values())]
         own = map(self.backend.token_to_id, [self.named_tokens.get("eos_token", ""), *written])
-        ids = dict.fromkeys((*declared, *(each for each in own if each is not None and each < vocab_size)))
-        return tuple(ids)
+        return tuple(dict.fromkeys((*declared, *(each for each in own if each is not None and each < vocab_size))))
 
 
 def read_tokenizer_files(path: Path) -> TokenizerFiles:
@@ -57,7 +55,10 @@ def read_tokenizer_files(path: Path) -> TokenizerFiles:
     config = _read_json(path / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= _read_json(path / "special_tokens_map.json")
-    if config.get("add_prefix_space") is False and config.get("tokenizer_class") in _LLAMA_CLASSES:
+    if config.get("add_prefix_space") is False and config.get("tokenizer_class") in (
+        "LlamaTokenizer",
+        "LlamaTokenizerFast",
+    ):
         _leave_out_prefix_space(backend)
     if config.get("split_special_tokens") is True:
         backend.encode_special_tokens = True
@@ -90,20 +91,17 @@ def _leave_out_prefix_space(backend: Backend) -> None:
         return
     backend.normalizer = None
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme="never", split=False)
-    parts = decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()
-    backend.decoder = decoders.Sequence(list(parts))
+    backend.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
 def _missing_message(path: Path) -> str:
     if not path.is_dir():
         return f"{path}: no such folder"
     message = f"{path / 'tokenizer.json'} is missing"
-    if any((path / name).is_file() for name in ("tokenizer.model", "vocab.json", "tekken.json")):
-        message += (
-            "; this folder only has an older tokenizer format. Convert it with transformers: "
-            f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r})"
-        )
-    return message
+    if not any((path / name).is_file() for name in ("tokenizer.model", "vocab.json", "tekken.json")):
+        return message
+    how = f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r})"
+    return f"{message}; this folder only has an older tokenizer format. Convert it with transformers: {how}"
 
 
 def _add_tokens(backend: Backend, config: Mapping[str, Any]) -> dict[str, str]:
@@ -141,10 +139,10 @@ def _token_text(value: object) -> str | None:
 
 def _read_chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return chat templates by name. Separate files override `tokenizer_config.json`."""
-    folder = path / CHAT_TEMPLATE_FOLDER
-    separate = {name: folder / f"{name}.jinja" for name in CHAT_TEMPLATE_NAMES}
-    templates = {name: _read_text(file) for name, file in separate.items() if file.is_file()}
-    return _read_main_templates(path, config) | templates
+    separate = {name: path / CHAT_TEMPLATE_FOLDER / f"{name}.jinja" for name in CHAT_TEMPLATE_NAMES}
+    return _read_main_templates(path, config) | {
+        name: _read_text(file) for name, file in separate.items() if file.is_file()
+    }
 
 
 def _read_main_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:

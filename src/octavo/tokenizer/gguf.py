@@ -5,7 +5,7 @@ SentencePiece BPE with scores. Each is built like the tokenizer.json of its fami
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -17,22 +17,6 @@ from tokenizers.models import BPE
 
 from octavo.errors import CheckpointError, OctavoError, UnsupportedModelError
 from octavo.gguf.file import GgufFile
-
-_PANIC = "PanicException"  # pyo3 makes a class of this name in each library
-
-
-@contextmanager
-def library_errors(what: str) -> Iterator[None]:
-    """Raise what the library raises as `CheckpointError`, which begins with `what`: the file, and what is wrong."""
-    try:
-        yield
-    except OctavoError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
-            raise
-        raise CheckpointError(f"{what}: {str(error).partition(chr(10))[0]}") from error
-
 
 # enum llama_token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -48,33 +32,15 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-
-
-def _split(pattern: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
-    def make() -> pre_tokenizers.PreTokenizer:
-        bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), bytes_])
-
-    return make
-
-
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _single_digits() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
 # tokenizer.ggml.pre -> how text is split before BPE, by the converter's names for the supported families.
-_PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = MappingProxyType(
+_PATTERNS = MappingProxyType(
     {
-        "gpt-2": _gpt2,
-        "smollm": _single_digits,
-        "llama-bpe": _split(_LLAMA3),
-        "smaug-bpe": _split(_LLAMA3),
-        "qwen2": _split(_QWEN2),
-        "tekken": _split(_TEKKEN),
+        "gpt-2": "",  # the library's own
+        "smollm": "",  # after single digits
+        "llama-bpe": _LLAMA3,
+        "smaug-bpe": _LLAMA3,
+        "qwen2": _QWEN2,
+        "tekken": _TEKKEN,
     }
 )
 _WHOLE_WORDS_FIRST = ("llama-bpe", "tekken")  # a word that is a token is not split
@@ -86,6 +52,19 @@ _OTHER_NAMES = MappingProxyType(
 )
 # Special tokens of SentencePiece files that do not name them.
 SENTENCEPIECE_IDS = MappingProxyType({"unknown": 0, "bos": 1, "eos": 2})
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Raise what the library raises as `CheckpointError`, which begins with `what`: the file, and what is wrong."""
+    try:
+        yield
+    except OctavoError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # pyo3's, in each library
+            raise
+        raise CheckpointError(f"{what}: {str(error).partition(chr(10))[0]}") from error
 
 
 def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, str]]:
@@ -111,12 +90,23 @@ def pre_tokenizer_name(backend: Backend) -> str | None:
     if model["type"] != "BPE" or model.get("byte_fallback"):
         return None
     is_composed = own["normalizer"] == {"type": "NFC"}
-    for name, make in _PRE_TOKENIZERS.items():
-        is_same = _split_rules(own["pre_tokenizer"]) == _split_rules(json.loads(make().__getstate__()))
+    for name in _PATTERNS:
+        known = json.loads(_pre_tokenizer(name).__getstate__())
+        is_same = _split_rules(own["pre_tokenizer"]) == _split_rules(known)
         words_first = name in _WHOLE_WORDS_FIRST
         if is_same and is_composed == (name in _COMPOSED) and bool(model.get("ignore_merges")) == words_first:
             return name
     return None
+
+
+def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
+    pattern = _PATTERNS[name]
+    of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pattern)
+    if pattern:
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), of_bytes])
+    if name == "smollm":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), of_bytes])
+    return of_bytes
 
 
 def _split_rules(rules: Any) -> Any:
@@ -195,12 +185,11 @@ class _Fields:
 
 def _byte_level(fields: _Fields) -> Backend:
     name = fields.pre
-    if name is None or name not in _PRE_TOKENIZERS:
-        raise fields.unsupported("pre", "known: " + ", ".join((*_PRE_TOKENIZERS, *_OTHER_NAMES)))
+    if name is None or name not in _PATTERNS:
+        raise fields.unsupported("pre", "known: " + ", ".join((*_PATTERNS, *_OTHER_NAMES)))
     vocab = {token: index for index, token in enumerate(fields.tokens)}
-    model = BPE(vocab, fields.merges(), ignore_merges=name in _WHOLE_WORDS_FIRST)
-    backend = Backend(model)
-    backend.pre_tokenizer = _PRE_TOKENIZERS[name]()
+    backend = Backend(BPE(vocab, fields.merges(), ignore_merges=name in _WHOLE_WORDS_FIRST))
+    backend.pre_tokenizer = _pre_tokenizer(name)
     backend.decoder = decoders.ByteLevel()
     if name in _COMPOSED:
         backend.normalizer = normalizers.NFC()
@@ -220,23 +209,15 @@ def merges_by_score(tokens: Sequence[str], scores: Sequence[float]) -> list[tupl
 
 def _sentencepiece(fields: _Fields) -> Backend:
     """BPE whose merges are derived from token scores."""
-    unknown = fields.token_id("unknown")
-    model = BPE(
-        {token: index for index, token in enumerate(fields.tokens)},
-        merges_by_score(fields.tokens, fields.scores()),
-        unk_token=fields.tokens[unknown if unknown is not None else 0],
-        fuse_unk=True,
-        byte_fallback=True,
-    )
-    backend = Backend(model)
-    space, has_prefix = SPACE, fields.get("add_space_prefix", True)
-    backend.normalizer = normalizers.Sequence(
-        [*([normalizers.Prepend(space)] if has_prefix else []), normalizers.Replace(" ", space)]
-    )
+    vocab = {token: index for index, token in enumerate(fields.tokens)}
+    merges, unknown = merges_by_score(fields.tokens, fields.scores()), fields.tokens[fields.token_id("unknown") or 0]
+    backend = Backend(BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    has_prefix = fields.get("add_space_prefix", True)
+    prepended = [normalizers.Prepend(SPACE)] if has_prefix else []
+    backend.normalizer = normalizers.Sequence([*prepended, normalizers.Replace(" ", SPACE)])
     stripped = [decoders.Strip(content=" ", left=1)] if has_prefix else []
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), *stripped]
-    )
+    spaces = decoders.Replace(SPACE, " ")
+    backend.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), *stripped])
     return backend
 
 
@@ -256,11 +237,13 @@ def _add_ends(backend: Backend, fields: _Fields, *, adds_bos: bool) -> None:
     """Set the tokens added at the start and end of every prompt."""
     begin = fields.token_id("bos") if fields.get("add_bos_token", adds_bos) else None
     end = fields.token_id("eos") if fields.get("add_eos_token", False) else None
-    parts = [index for index in (begin, end) if index is not None]
-    if not parts:
+    special = {index: fields.tokens[index] for index in (begin, end) if index is not None}
+    if not special:
         return
-    template = [*([f"{fields.tokens[begin]}:0"] if begin is not None else []), "$A:0"]
-    template += [f"{fields.tokens[end]}:0"] if end is not None else []
-    backend.post_processor = processors.TemplateProcessing(
-        single=template, special_tokens=[(fields.tokens[index], index) for index in dict.fromkeys(parts)]
-    )
+    template = [
+        *([] if begin is None else [f"{special[begin]}:0"]),
+        "$A:0",
+        *([] if end is None else [f"{special[end]}:0"]),
+    ]
+    special_tokens = [(text, index) for index, text in special.items()]
+    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special_tokens)

@@ -15,7 +15,8 @@ from octavo.distributed.groups import Group
 from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.base import resolve_schemes
-from octavo.loader.registry import get_model_loader, tensor_names
+from octavo.loader.index import stored_tensors
+from octavo.loader.registry import get_model_loader
 from octavo.models.common import DecoderForCausalLM
 from octavo.models.eagle3 import Eagle3Head
 from octavo.models.interfaces import CausalLM
@@ -79,7 +80,7 @@ class DraftBuilder:
         if self._eagle is None:
             return initialize_model(model, context)
         is_dummy = self._config.load.load_format == "dummy"
-        names = frozenset[str]() if is_dummy else tensor_names(Path(model.path))
+        names = set() if is_dummy else {tensor.name for tensor in stored_tensors(Path(model.path))}
         return Eagle3Head(model, self._eagle, context, has_embedding=bool(names & _EMBEDDING), has_map=not is_dummy)
 
     def load(self, model: CausalLM, target: CausalLM) -> CausalLM:
