@@ -75,7 +75,7 @@ def test_the_engine_reads_what_was_trained(llm: LLM) -> None:
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
     processor = image_processor(tokenizer)
     _, rows, columns = processor.process([item.picture], "picture").grid
-    trained = row(tokenizer, [item.question], rows * columns // processor.merge_size**2)
+    trained = row(tokenizer, [item.question], rows * columns // processor.vision.spatial_merge_size**2)
     assert output.prompt_token_ids == trained.ids[: trained.answers.index(1)]
 
 

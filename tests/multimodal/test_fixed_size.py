@@ -14,8 +14,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 from octavo.config.vision import VisionConfig
 from octavo.errors import InvalidParameterError, UnsupportedModelError
-from octavo.multimodal.image_processors import read_image_processor
-from octavo.multimodal.patches import ImageProcessor
+from octavo.multimodal.image_processors import ImageProcessor, read_image_processor
 
 SIDE, PATCH = 28, 7
 PLAIN = VisionConfig(

@@ -14,8 +14,13 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from octavo.config.json_fields import JsonFields
 from octavo.config.vision import VisionConfig
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
-from octavo.multimodal.image_processors import frame_processor, read_image_processor, read_video_fields
-from octavo.multimodal.patches import ImageProcessor, Patches
+from octavo.multimodal.image_processors import (
+    ImageProcessor,
+    Patches,
+    frame_processor,
+    read_image_processor,
+    read_video_fields,
+)
 from octavo.multimodal.pictures import PictureLimits, open_picture
 
 LIMITS = PictureLimits(max_bytes=200_000, max_pixels=1_000_000)

@@ -1,7 +1,14 @@
-"""How a checkpoint wants its pictures: of one size (CLIP and SigLIP), or nearly of their own (Qwen2-VL and later)."""
+"""How a checkpoint wants its pictures: of one size (CLIP and SigLIP), or nearly of their own (Qwen2-VL and later).
+
+Pictures are cut into the patches that a vision tower reads, and sent as bytes, a quarter of the size of their
+normalized values. These equal the results of transformers' image processors on Pillow, bit for bit.
+
+Legend: C = channels, F = frames of a patch, S = side of a patch in pixels, M = side of a merged square in patches.
+"""
 
 import math
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,24 +20,16 @@ from numpy.typing import NDArray
 from octavo.config.json_fields import JsonFields
 from octavo.config.vision import VisionConfig
 from octavo.errors import InvalidParameterError, UnsupportedModelError
-from octavo.multimodal.patches import (
-    CLIP_MEAN,
-    CLIP_STD,
-    HALF,
-    ImageProcessor,
-    Normalization,
-    Patches,
-    check_proportions,
-)
 from octavo.multimodal.placeholders import checked_grids
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
+_MAX_RATIO = 200  # of a picture's sides
 _UNSUPPORTED = ("do_pan_and_scan", "do_pad")  # several crops of one image; squares by margins
-
-
 _DEFAULTS = MappingProxyType(  # by image_processor_type: resample, mean, std, and whether pictures are cropped
     {
         "CLIPImageProcessor": (3, CLIP_MEAN, CLIP_STD, True),
@@ -39,6 +38,59 @@ _DEFAULTS = MappingProxyType(  # by image_processor_type: resample, mean, std, a
         "Gemma3ImageProcessor": (2, HALF, HALF, False),
     }
 )
+
+
+Numbers = Sequence[float]  # one for each channel
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """An image or video as its tower reads it."""
+
+    values: NDArray[Any]  # [patches, C * F * S * S] uint8, or float32 without levels
+    grid: tuple[int, int, int]  # (groups of) frames, rows and columns of patches
+    interval: float = 1.0  # rotary positions between frames
+    levels: NDArray[np.float32] | None = None  # [C, 256] what each byte of a channel is normalized to
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageProcessor(ABC):
+    """The settings in `preprocessor_config.json`; subclasses differ in how pictures are resized."""
+
+    vision: VisionConfig
+    levels: NDArray[np.float32]  # see `Patches`
+    resample: int  # a filter of Pillow
+
+    def process(self, frames: Sequence["Image"], name: str) -> Patches:
+        """Cut an RGB picture, or the frames of a video, which have one size, into patches."""
+        return self.patches([self.resized(frame, name, len(frames)) for frame in frames])
+
+    def patches(self, frames: Sequence[NDArray[np.uint8]]) -> Patches:
+        """Cut frames [height, width, C] of the tower's size into patches; the last one fills its group."""
+        missing = -len(frames) % self.vision.temporal_patch_size
+        values, grid = self.cut(np.stack([*frames, *[frames[-1]] * missing]))
+        return Patches(values, grid, levels=self.levels)
+
+    @abstractmethod
+    def resized(self, picture: "Image", name: str, num_frames: int) -> NDArray[np.uint8]:
+        """Return a picture, one of `num_frames`, at the tower's size: [height, width, C]. Raises as `process`."""
+
+    @abstractmethod
+    def patches_of(self, made: Mapping[str, Any]) -> list[Patches]:
+        """Return the images in what a processor of transformers' kind made."""
+
+    def cut(self, frames: NDArray[Any]) -> tuple[NDArray[Any], tuple[int, int, int]]:
+        """Cut frames [frames, height, width, C] into patches [., C * F * S * S]; return these and their grid.
+
+        The patches that are merged into a token are adjacent. Incomplete patches at the right and bottom are dropped.
+        """
+        num_frames, height, width, channels = frames.shape
+        frame, side, merge = self.vision.temporal_patch_size, self.vision.patch_size, self.vision.spatial_merge_size
+        grid = (num_frames // frame, height // side, width // side)
+        frames = frames[:, : grid[1] * side, : grid[2] * side]
+        squares = (grid[0], frame, grid[1] // merge, merge, side, grid[2] // merge, merge, side, channels)
+        ordered = frames.reshape(squares).transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
+        return ordered.reshape(math.prod(grid), channels * frame * side * side), grid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,20 +118,13 @@ class FixedSizeProcessor(ImageProcessor):
             raise UnsupportedModelError(f"{fields.origin}: {found}")
         if short_side is not None and short_side < size:
             raise UnsupportedModelError(f"{fields.origin}: size={short_side}: smaller than crop_size ({size})")
-        return cls(
-            patch_size=vision.patch_size,
-            temporal_patch_size=vision.temporal_patch_size,
-            merge_size=vision.spatial_merge_size,
-            normalization=Normalization.read(fields, mean, std),
-            resample=fields.integer("resample", resample, minimum=0),
-            size=size,
-            short_side=short_side,
-        )
+        levels, resample = _levels(fields, vision, mean, std), fields.integer("resample", resample, minimum=0)
+        return cls(vision=vision, levels=levels, resample=resample, size=size, short_side=short_side)
 
     def resized(self, picture: "Image", name: str, num_frames: int) -> NDArray[np.uint8]:
         if self.short_side is None:
             return np.asarray(picture.resize((self.size, self.size), resample=self.resample))
-        check_proportions(picture, name)
+        _check_proportions(picture, name)
         short, long = min(picture.size), max(picture.size)
         width, height = (
             self.short_side if side == short else int(self.short_side * long / short) for side in picture.size
@@ -90,7 +135,7 @@ class FixedSizeProcessor(ImageProcessor):
 
     def patches_of(self, made: Mapping[str, Any]) -> list[Patches]:
         values = np.asarray(made.get("pixel_values", np.zeros((0, 3, self.size, self.size))), dtype=np.float32)
-        channels = len(self.normalization.mean)
+        channels = self.vision.in_channels
         if values.ndim != 4 or values.shape[1:] != (channels, self.size, self.size):
             wanted = f"[images, {channels}, {self.size}, {self.size}] is expected"
             raise InvalidParameterError("pixel_values", list(values.shape), wanted)
@@ -120,36 +165,40 @@ class NativeSizeProcessor(ImageProcessor):
 
     min_pixels: int
     max_pixels: int
-    vision: VisionConfig
     limits_whole_video: bool = False  # the limits are those of all frames together (Qwen3-VL); else of each
 
     @classmethod
     def of(cls, fields: JsonFields, vision: VisionConfig) -> Self:
+        wanted = {
+            "patch_size": vision.patch_size,
+            "temporal_patch_size": vision.temporal_patch_size,
+            "merge_size": vision.spatial_merge_size,
+        }
+        found = {key: fields.integer(key, value) for key, value in wanted.items()}
+        if found != wanted:
+            raise UnsupportedModelError(f"{fields.origin}: patches of {found}, but the vision tower reads {wanted}")
         size = fields.nested("size")
         return cls(
-            patch_size=fields.integer("patch_size", vision.patch_size),
-            temporal_patch_size=fields.integer("temporal_patch_size", vision.temporal_patch_size),
-            merge_size=fields.integer("merge_size", vision.spatial_merge_size),
+            vision=vision,
+            levels=_levels(fields, vision, CLIP_MEAN, CLIP_STD),
+            resample=fields.integer("resample", 3, minimum=0),
             min_pixels=fields.integer("min_pixels", size.integer("shortest_edge", 56 * 56)),
             max_pixels=fields.integer("max_pixels", size.integer("longest_edge", 28 * 28 * 1280)),
-            normalization=Normalization.read(fields, CLIP_MEAN, CLIP_STD),
-            resample=fields.integer("resample", 3, minimum=0),
-            vision=vision,
         )
 
     def resized(self, picture: "Image", name: str, num_frames: int) -> NDArray[np.uint8]:
-        check_proportions(picture, name)
+        _check_proportions(picture, name)
         size = self.target_size(*picture.size, num_frames if self.limits_whole_video else 1)
         return np.asarray(picture.resize(size, resample=self.resample))
 
     def target_size(self, width: int, height: int, num_frames: int) -> tuple[int, int]:
         """Return the nearest width and height in whole merged squares whose number of pixels is within the limits."""
-        unit = self.patch_size * self.merge_size
+        unit = self.vision.patch_size * self.vision.spatial_merge_size
         if self.limits_whole_video and min(width, height) < unit:
             scale = unit / min(width, height)
             width, height = int(width * scale), int(height * scale)
         new_height, new_width = (round(side / unit) * unit for side in (height, width))
-        group = self.temporal_patch_size if self.limits_whole_video else 1
+        group = self.vision.temporal_patch_size if self.limits_whole_video else 1
         num_frames = max(num_frames, group)  # a lone one is repeated; as none at all, it would shrink to the least size
         num_pixels = round(num_frames / group) * group * new_height * new_width
         if num_pixels > self.max_pixels:
@@ -197,13 +246,39 @@ def frame_processor(fields: JsonFields, vision: VisionConfig) -> ImageProcessor:
 
 
 def _read(fields: JsonFields, vision: VisionConfig) -> ImageProcessor:
-    made = (NativeSizeProcessor if vision.image_size is None else FixedSizeProcessor).of(fields, vision)
-    found = (made.patch_size, made.temporal_patch_size, made.merge_size, len(made.normalization.mean))
-    wanted = (vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size, vision.in_channels)
-    if found != wanted:
-        what = f"patches of {found} (patch_size, temporal_patch_size, merge_size, channels)"
-        raise UnsupportedModelError(f"{fields.origin}: {what}, but the vision tower reads {wanted}")
-    return made
+    return (NativeSizeProcessor if vision.image_size is None else FixedSizeProcessor).of(fields, vision)
+
+
+def _levels(
+    fields: JsonFields, vision: VisionConfig, mean: Sequence[float], std: Sequence[float]
+) -> NDArray[np.float32]:
+    """Return `Patches.levels` by `image_mean`, `image_std` and `rescale_factor`; absent: `mean`, `std` and 1/255."""
+    for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
+        if not fields.flag(key, True):
+            raise UnsupportedModelError(f"{fields.origin}: {key}=False is not supported")
+    means, stds = _numbers(fields, "image_mean", mean), _numbers(fields, "image_std", std)
+    if len(means) != vision.in_channels:
+        channels = f"pictures of {len(means)} channels, but the vision tower reads {vision.in_channels}"
+        raise UnsupportedModelError(f"{fields.origin}: {channels}")
+    factor = fields.number("rescale_factor", 1 / 255)
+    rescaled = (np.arange(256).astype(np.float64) * factor).astype(np.float32)
+    levels: NDArray[np.float32] = (rescaled - means) / stds
+    return levels
+
+
+def _numbers(fields: JsonFields, key: str, default: Numbers) -> NDArray[np.float32]:
+    """Return a number for each channel: [C, 1]."""
+    values = fields.values.get(key, default)
+    if not isinstance(values, (list, tuple)) or not all(isinstance(value, int | float) for value in values):
+        raise fields.fail(key, "a list of numbers is expected")
+    return np.array(values, dtype=np.float32)[:, None]
+
+
+def _check_proportions(picture: "Image", name: str) -> None:
+    """Check the aspect ratio of a picture. Raises InvalidParameterError: one side is more than 200 times the other."""
+    if max(picture.size) / min(picture.size) > _MAX_RATIO:
+        limit = f"one side may be at most {_MAX_RATIO} times the other"
+        raise InvalidParameterError(name, f"{picture.width} x {picture.height} pixels", limit)
 
 
 def _image_fields(folder: Path) -> JsonFields:

@@ -16,9 +16,14 @@ from numpy.typing import NDArray
 from octavo.config.json_fields import JsonFields
 from octavo.config.vision import VisionConfig
 from octavo.errors import InvalidParameterError
-from octavo.multimodal.image_processors import frame_processor, read_image_processor, read_video_fields
+from octavo.multimodal.image_processors import (
+    ImageProcessor,
+    Patches,
+    frame_processor,
+    read_image_processor,
+    read_video_fields,
+)
 from octavo.multimodal.messages import DEFAULT_FPS, Source
-from octavo.multimodal.patches import ImageProcessor, Patches
 from octavo.multimodal.pictures import PictureLimits, is_data_url, open_picture, read_data_url, read_file
 from octavo.multimodal.placeholders import checked_grids
 from octavo.multimodal.prompt import Embeddings, Medium

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from octavo.config.vision import VisionConfig
 from octavo.contracts.engine import EmbeddingSpan, ExtraInputs, VisionInput
 from octavo.errors import InvalidParameterError
-from octavo.multimodal.patches import Patches
+from octavo.multimodal.image_processors import Patches
 from octavo.multimodal.placeholders import ExpandedPrompt, Grid, PlaceholderRange
 
 

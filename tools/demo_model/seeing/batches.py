@@ -15,7 +15,7 @@ from tools.demo_model.seeing.drawing import Mark, Size, draw, random_size
 from tools.demo_model.seeing.scenes import COLOURS, SHAPES, Range, Scene, scene
 from torch import Tensor
 
-from octavo.multimodal.patches import ImageProcessor, Patches
+from octavo.multimodal.image_processors import ImageProcessor, Patches
 from octavo.multimodal.prompt import rotary_positions
 
 KINDS = (*SHAPES, *"0123456789")
@@ -47,6 +47,7 @@ class Batches:
     ) -> None:
         self.tokenizer, self.processor, self.seed, self.num_rows = tokenizer, processor, seed, num_rows
         self.blind_every = blind_every  # steps: the last of them has no pictures
+        self.merge_size = processor.vision.spatial_merge_size
 
     def batch(self, step: int, within: Range, asking: Asking = MIXED) -> Batch:
         """Return a step's batch; all pictures have one grid."""
@@ -58,10 +59,18 @@ class Batches:
         for _ in range(self.num_rows):
             drawn, marks, patches = self._picture(rng, within)
             grid = patches.grid
-            num_tokens = grid[1] * grid[2] // self.processor.merge_size**2
+            num_tokens = grid[1] * grid[2] // self.merge_size**2
             rows.append(row(self.tokenizer, questions(drawn, rng, asking), num_tokens, apart=asking.apart))
             pictures.append(normalized(patches))
-            seen.append(_labels(marks, (grid[2] // self.processor.merge_size, grid[1] // self.processor.merge_size)))
+            seen.append(
+                _labels(
+                    marks,
+                    (
+                        grid[2] // self.merge_size,
+                        grid[1] // self.merge_size,
+                    ),
+                )
+            )
         return self._packed(rows, torch.cat(pictures), grid, torch.cat(seen))
 
     def _picture(self, rng: random.Random, within: Range) -> tuple[Scene, list[Mark], Patches]:
@@ -84,7 +93,7 @@ class Batches:
             tasks += each.tasks
             branches[at, : len(each.ids)] = torch.tensor(each.branches)
             places[at, : len(each.ids)] = torch.tensor(each.places)
-        merge = self.processor.merge_size
+        merge = self.merge_size
         spans = [(IMAGE_START + 1, (1, grid[1] // merge, grid[2] // merge), 1.0)]
         positions = torch.from_numpy(rotary_positions(length, spans if patches is not None else [])).long()
         return Batch(
