@@ -88,7 +88,7 @@ def test_dtypes_are_kept(dtype: torch.dtype, tmp_path: Path) -> None:
     writer.close()
     with _opened(str(tmp_path / "x.tensors")) as stream:
         for entry in read_index(stream.read, stream.num_bytes, "x"):
-            stream.skip_to(entry.offset)
+            stream.skip_to(entry.start)
             found = stream.tensor(entry)
             assert found.dtype == dtype
             assert torch.equal(found.float(), tensors[entry.name].float())

@@ -4,11 +4,11 @@ Headers tell all of that: nothing is loaded.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.config.checkpoint_files import SAFETENSORS_FILES, TORCH_FILES, read_header
+from octavo.config.checkpoint_files import SAFETENSORS_FILES, TORCH_FILES, HeaderEntry, read_header
 from octavo.config.json_fields import JsonFields
 from octavo.errors import CheckpointError
 
@@ -86,40 +86,36 @@ def stored_tensors(path: Path) -> Iterator[StoredTensor]:
         for tensor in GgufFile.read(path).tensors.values():
             yield StoredTensor(tensor.name, tensor.shape, tensor.type.name, tensor.data.nbytes)
     elif (path / SAFETENSORS_FILE).exists():
-        yield from _of_header(path / SAFETENSORS_FILE)
+        yield from _stored(read_header(path / SAFETENSORS_FILE))
     elif (path / SAFETENSORS_INDEX).is_file():
         yield from _of_index(path)
     elif files := sorted(path.glob("*.safetensors")):  # a sharded state, or what fine-tuning made
         for file in files:
-            yield from _of_header(file)
+            yield from _stored(read_header(file))
     elif any(any(path.glob(pattern)) for pattern in _TORCH_PATTERNS):
         from octavo.loader.torch_pt import read_folder
 
         for name, values in read_folder(path):
             yield StoredTensor(name, tuple(values.shape), str(values.dtype).removeprefix("torch."), values.nbytes)
     elif (path / TENSORIZER_FILE).is_file():
-        yield from _of_tensorizer(path / TENSORIZER_FILE)
+        from octavo.loader.tensorized import read_index
+
+        single = path / TENSORIZER_FILE
+        with single.open("rb") as opened:
+            yield from _stored(read_index(opened.read, single.stat().st_size, str(single)))
     else:
         raise no_weights(path)
 
 
 def _of_index(folder: Path) -> Iterator[StoredTensor]:
     for file_name, names in names_by_shard(folder / SAFETENSORS_INDEX).items():
-        found = {each.name: each for each in _of_header(folder / file_name)}
+        found = {each.name: each for each in _stored(read_header(folder / file_name))}
         if missing := set(names).difference(found):
             why = f"tensor {min(missing)!r} is missing, although {SAFETENSORS_INDEX} lists it here"
             raise CheckpointError(f"{folder / file_name}: {why}")
         yield from (found[name] for name in names)
 
 
-def _of_tensorizer(file: Path) -> Iterator[StoredTensor]:
-    from octavo.loader.tensorized import read_index
-
-    with file.open("rb") as opened:
-        for entry in read_index(opened.read, file.stat().st_size, str(file)):
-            yield StoredTensor(entry.name, entry.shape, entry.dtype, entry.num_bytes)
-
-
-def _of_header(file: Path) -> Iterator[StoredTensor]:
-    for entry in read_header(file):
+def _stored(entries: Iterable[HeaderEntry]) -> Iterator[StoredTensor]:
+    for entry in entries:
         yield StoredTensor(entry.name, entry.shape, entry.type, entry.num_bytes)

@@ -8,7 +8,6 @@ import math
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,9 @@ from urllib.request import urlopen
 
 import torch
 
+from octavo.config.checkpoint_files import HeaderEntry
 from octavo.errors import CheckpointError, UnsupportedModelError
+from octavo.gguf.file import HeaderReader
 from octavo.kernels.large_pages import zeros_on_large_pages
 from octavo.loader.base import ModelLoader
 from octavo.loader.index import TENSORIZER_FILE
@@ -43,18 +44,7 @@ _NUMPY = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
-    """One tensor."""
-
-    name: str
-    dtype: str  # as torch calls it
-    shape: tuple[int, ...]
-    offset: int  # of its bytes, from the start of the file
-    num_bytes: int
-
-
-def read_index(read: Callable[[int], bytes], num_bytes: int, origin: str) -> list[IndexEntry]:
+def read_index(read: Callable[[int], bytes], num_bytes: int, origin: str) -> list[HeaderEntry]:
     """Read the index from the start of a file of `num_bytes`; `read` returns the next bytes. Sorted by offset."""
 
     def take(count: int, what: str) -> bytes:
@@ -74,70 +64,45 @@ def read_index(read: Callable[[int], bytes], num_bytes: int, origin: str) -> lis
     (size,) = struct.unpack("<Q", take(8, "its header"))
     if size > num_bytes or count * _LEAST_ENTRY_BYTES > size:
         raise CheckpointError(f"{origin}: an index of {size} bytes with {count} tensors cannot be in {num_bytes} bytes")
-    entries = _Entries(origin, take(size, "its index"), num_bytes)
-    found = sorted(entries.read(count, is_versioned=bool(flags & _VERSIONED)), key=lambda entry: entry.offset)
+    reader, is_versioned = HeaderReader(origin, memoryview(take(size, "its index"))), bool(flags & _VERSIONED)
+    entries = (_read_entry(reader, num_bytes, is_versioned=is_versioned) for _ in range(count))
+    found = sorted(entries, key=lambda entry: entry.start)
     for first, second in pairwise(found):
-        if first.offset + first.num_bytes > second.offset:
+        if first.start + first.num_bytes > second.start:
             raise CheckpointError(f"{origin}: tensors {first.name!r} and {second.name!r} overlap")
     if len({entry.name for entry in found}) < len(found):
         raise CheckpointError(f"{origin}: two tensors have the same name")
     return found
 
 
-class _Entries:
-    """A position in the bytes of an index."""
-
-    def __init__(self, origin: str, data: bytes, file_bytes: int) -> None:
-        self._origin, self._data, self._file_bytes, self._position = origin, data, file_bytes, 0
-
-    def read(self, count: int, *, is_versioned: bool) -> Iterator[IndexEntry]:
-        try:
-            for _ in range(count):
-                is_long = is_versioned and self._number("I") >= _LONG_VERSION
-                yield self._one("Q" if is_long else "I")
-        except (struct.error, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{self._origin}: malformed index at byte {self._position}: {error}") from error
-
-    def _one(self, size_code: str) -> IndexEntry:
-        raw_name = self._bytes("H")
-        if raw_name[:1] == b"\x1e":  # begins a path in nested containers
-            raise UnsupportedModelError(f"{self._origin}: tensors in nested containers are not supported")
-        name = raw_name.decode()
-        self._number("B")  # parameter, buffer or entry of a state dict
-        dtype = self._dtype(name, self._bytes("B").decode())
-        num_dimensions = self._number("B")
-        shape = tuple(self._number(size_code) for _ in range(num_dimensions))
-        offset, num_bytes = _LOCATION.unpack_from(self._data, self._position)
-        self._position += _LOCATION.size
-        is_absurd = num_dimensions > 8 or any(size > self._file_bytes for size in shape) or not name
-        if is_absurd or num_bytes != math.prod(shape) * _SIZES[dtype] or offset + num_bytes > self._file_bytes:
-            raise CheckpointError(
-                f"{self._origin}: tensor {name!r} of shape {list(shape)} in {dtype} cannot be the {num_bytes} bytes "
-                f"from byte {offset} on of a file of {self._file_bytes}"
-            )
-        return IndexEntry(name, dtype, shape, offset, num_bytes)
-
-    def _dtype(self, name: str, written: str) -> str:
-        numpy_name, _, torch_name = written.partition("\0")
-        dtype = torch_name.removeprefix("torch.") if torch_name else _NUMPY.get(numpy_name, numpy_name)
-        if dtype not in _SIZES:
-            known = ", ".join(_SIZES)
-            raise UnsupportedModelError(f"{self._origin}: tensor {name!r} has dtype {dtype!r}; supported: {known}")
-        return dtype
-
-    def _number(self, code: str) -> int:
-        (number,) = struct.unpack_from("<" + code, self._data, self._position)
-        self._position += struct.calcsize("<" + code)
-        return int(number)
-
-    def _bytes(self, length_code: str) -> bytes:
-        length = self._number(length_code)
-        taken = self._data[self._position : self._position + length]
-        self._position += length
-        return taken
+def _read_entry(reader: HeaderReader, file_bytes: int, *, is_versioned: bool) -> HeaderEntry:
+    size_code = "Q" if is_versioned and reader.number("I") >= _LONG_VERSION else "I"
+    name = _text(reader, "H")
+    if name.startswith("\x1e"):  # begins a path in nested containers
+        raise UnsupportedModelError(f"{reader.origin}: tensors in nested containers are not supported")
+    reader.take(1)  # parameter, buffer or entry of a state dict
+    numpy_name, _, torch_name = _text(reader, "B").partition("\0")
+    dtype = torch_name.removeprefix("torch.") if torch_name else _NUMPY.get(numpy_name, numpy_name)
+    if dtype not in _SIZES:
+        known = ", ".join(_SIZES)
+        raise UnsupportedModelError(f"{reader.origin}: tensor {name!r} has dtype {dtype!r}; supported: {known}")
+    num_dimensions = reader.number("B")
+    shape = tuple(reader.number(size_code) for _ in range(num_dimensions))
+    offset, num_bytes = _LOCATION.unpack(reader.take(_LOCATION.size))
+    is_absurd = num_dimensions > 8 or any(size > file_bytes for size in shape) or not name
+    if is_absurd or num_bytes != math.prod(shape) * _SIZES[dtype] or offset + num_bytes > file_bytes:
+        raise CheckpointError(
+            f"{reader.origin}: tensor {name!r} of shape {list(shape)} in {dtype} cannot be the {num_bytes} bytes "
+            f"from byte {offset} on of a file of {file_bytes}"
+        )
+    return HeaderEntry(name, shape, dtype, offset, num_bytes)
 
 
-_SILENCE_S = 60.0  # of a server, until reading is given up
+def _text(reader: HeaderReader, length_code: str) -> str:
+    try:
+        return str(reader.take(reader.number(length_code)), "utf-8")
+    except UnicodeDecodeError as error:
+        raise reader.fail(f"malformed index: {error}") from error
 
 
 class TensorizerLoader(ModelLoader):
@@ -150,7 +115,7 @@ class TensorizerLoader(ModelLoader):
         with _opened(uri) as stream:
             for entry in read_index(stream.read, stream.num_bytes, uri):
                 if entry.name not in elsewhere:
-                    stream.skip_to(entry.offset)
+                    stream.skip_to(entry.start)
                     yield entry.name, stream.tensor(entry)
 
 
@@ -173,8 +138,8 @@ class _Stream:
             if not self.read(min(offset - self._position, 1 << 20)):
                 raise self._ended()
 
-    def tensor(self, entry: IndexEntry) -> torch.Tensor:
-        tensor = zeros_on_large_pages(entry.shape, getattr(torch, entry.dtype))
+    def tensor(self, entry: HeaderEntry) -> torch.Tensor:
+        tensor = zeros_on_large_pages(entry.shape, getattr(torch, entry.type))
         if not entry.num_bytes:
             return tensor
         rest = memoryview(tensor.view(-1).view(torch.uint8).numpy().data)
@@ -198,7 +163,7 @@ def _opened(uri: str) -> Iterator[_Stream]:
             with Path(uri).open("rb", buffering=0) as file:
                 yield _Stream(file, Path(uri).stat().st_size, uri)
             return
-        with urlopen(uri, timeout=_SILENCE_S) as response:
+        with urlopen(uri, timeout=60.0) as response:
             length = response.headers.get("Content-Length", "")
             if not length.isdecimal():
                 raise CheckpointError(f"{uri}: the server does not say how long the file is (Content-Length)")
