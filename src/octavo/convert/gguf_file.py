@@ -47,6 +47,7 @@ _ROUTERS = ("ffn_gate_inp", "ffn_gate_inp_shexp")
 def write_gguf(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
     """Write model.gguf: settings, tokenizer, chat template and tensors; matrices are of type `options.gguf_type`."""
     model, library = checkpoint.written_model, _library()
+    kind = options.gguf_type or _TYPES[model.dtype]
     if model.quantization is not None:
         why = f"weights are quantized (quant_method {model.quantization.method}); use the original"
         raise UnsupportedModelError(f"{checkpoint.path}: cannot be written as gguf: {why}")
@@ -54,6 +55,8 @@ def write_gguf(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> Non
     if architecture is None:
         why = f"{model.architecture}; known: {', '.join(ARCHITECTURES)}"
         raise UnsupportedModelError(f"{checkpoint.path}: cannot be written as gguf: {why}")
+    if kind not in _WRITTEN_TYPES:
+        raise InvalidParameterError("gguf_type", kind, "one of " + ", ".join(_WRITTEN_TYPES))
     writer = library.GGUFWriter(out / SINGLE_FILES["gguf"], architecture)
     write_settings(writer, library, model)
     has_tokenizer = checkpoint.path.is_file() or (checkpoint.path / "tokenizer.json").is_file()
@@ -63,7 +66,7 @@ def write_gguf(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> Non
         logger.warning("%s has no tokenizer.json: none is written", checkpoint.path)
     else:
         write_tokenizer(writer, files, model, str(checkpoint.path))
-    _Tensors(checkpoint, library, architecture, _matrix_type(library, checkpoint, options)).write(writer)
+    _Tensors(checkpoint, library, architecture, library.GGMLQuantizationType[kind]).write(writer)
     writer.close()
 
 
@@ -75,13 +78,6 @@ def _library() -> Any:
         limit = "needs the package gguf: python -m pip install 'octavo[gguf]'"
         raise InvalidParameterError("to", "gguf", limit) from error
     return gguf
-
-
-def _matrix_type(library: Any, checkpoint: Checkpoint, options: TargetOptions) -> Any:
-    name = options.gguf_type or _TYPES[checkpoint.model.dtype]
-    if name not in _WRITTEN_TYPES:
-        raise InvalidParameterError("gguf_type", name, "one of " + ", ".join(_WRITTEN_TYPES))
-    return library.GGMLQuantizationType[name]
 
 
 class _Tensors:
@@ -127,7 +123,8 @@ class _Tensors:
     def _renamed(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield ggml's names and tensors; on the meta device, without their values."""
         experts: dict[str, dict[int, torch.Tensor]] = {}
-        for name, tensor in spelt_as_in_table(self._model, self._tensors(device)):
+        tensors = ((name, tensor.to(device)) for name, tensor in self._checkpoint.tensors())
+        for name, tensor in spelt_as_in_table(self._model, tensors):
             if self._model.ignores_weight(name):
                 continue
             if found := _EXPERT.fullmatch(name):
@@ -146,14 +143,11 @@ class _Tensors:
 
     def _in_order(self, part: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor as files of this kind have it: rows in their order, norms with the whole factor."""
-        if part in self._heads:
-            return _pairs_together(tensor, self._heads[part])
+        if part in self._heads:  # of each head, halves become interleaved pairs
+            halves = tensor.reshape(self._heads[part], 2, -1, *tensor.shape[1:])
+            return halves.transpose(1, 2).reshape(tensor.shape)
         has_offset = self._norm_offset and part.endswith("norm")
         return tensor.float() + self._norm_offset if has_offset else tensor
-
-    def _tensors(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in self._checkpoint.tensors():
-            yield name, tensor.to(device) if device.type == "meta" else tensor
 
     def _factors(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the divisors of frequencies: of Llama 3.1's scaling, or those that another such file has."""
@@ -163,9 +157,3 @@ class _Tensors:
             scaled, _ = inverse_frequencies(rope, head_dim)
             plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
             yield "rope_freqs.weight", (plain / scaled).to(device)
-
-
-def _pairs_together(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Reorder the rows of each head from halves to interleaved pairs."""
-    halves = weight.reshape(num_heads, 2, -1, *weight.shape[1:])
-    return halves.transpose(1, 2).reshape(weight.shape)

@@ -4,6 +4,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -83,7 +84,7 @@ def staged(
     unreferenced and its copies are done; by default torch's pinned memory.
     """
     for name, tensor in tensors:
-        yield name, _send(tensor, device, host_bytes or _page_locked)
+        yield name, _send(tensor, device, host_bytes or partial(torch.empty, dtype=torch.uint8, pin_memory=True))
 
 
 def _send(tensor: torch.Tensor, device: torch.device, host_bytes: Callable[[int], torch.Tensor]) -> torch.Tensor:
@@ -96,7 +97,3 @@ def _send(tensor: torch.Tensor, device: torch.device, host_bytes: Callable[[int]
         host.copy_(part)
         place.copy_(host, non_blocking=True)
     return on_device
-
-
-def _page_locked(num_bytes: int) -> torch.Tensor:
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)

@@ -46,8 +46,11 @@ class GgufLoader(ModelLoader):
             values = torch.from_numpy(tensor.data) if has_blocks else self.numbers(tensor)
             if part.endswith("norm") and norm_offset:
                 values = values - norm_offset
-            if part in paired:
-                values = _halves_together(values, paired[part])
+            if (
+                part in paired
+            ):  # of each head, interleaved pairs become halves: all first elements, then all second ones
+                pairs = values.reshape(paired[part], -1, 2, *values.shape[1:])
+                values = pairs.transpose(1, 2).reshape(values.shape)
             yield from zip(wanted, values if len(wanted) > 1 else [values], strict=True)
             num_read += tensor.data.nbytes
             if num_read > _MAPPED_BYTES:
@@ -62,9 +65,3 @@ class GgufLoader(ModelLoader):
 def tensor_rows(tensor: GgufTensor) -> Tensor:
     """Return a tensor's bytes, [N, bytes of a row]."""
     return torch.from_numpy(tensor.data).view(-1, tensor.data.shape[-1])
-
-
-def _halves_together(weight: Tensor, num_heads: int) -> Tensor:
-    """Reorder the rows of each head from interleaved pairs to halves: all first elements, then all second ones."""
-    pairs = weight.reshape(num_heads, -1, 2, *weight.shape[1:])
-    return pairs.transpose(1, 2).reshape(weight.shape)

@@ -63,7 +63,12 @@ class VisionTransformer(VisionTower):
         if is_clip:
             self.class_token = PlainWeight(size, context=context, name="class_embedding")
             self.first_norm = self.build_norm()
-        self.blocks = nn.ModuleList(self._build_block(number) for number in range(_num_blocks(config)))
+        self.blocks = nn.ModuleList()
+        for number in range(_num_blocks(config)):
+            at = self.context.at(f"blocks.{number}")
+            attention = VisionAttention(config, at.at("attention"), in_windows=False)
+            norms = [self.build_norm(), self.build_norm()]
+            self.blocks.append(VisionBlock(norms, attention, PlainMLP(config, at.at("mlp"))))
 
     @classmethod
     def weight_names(cls, config: VisionConfig) -> dict[str, str]:
@@ -87,12 +92,6 @@ class VisionTransformer(VisionTower):
 
     def build_norm(self) -> LayerNorm:
         return LayerNorm(self.config.hidden_size, self.config.norm_eps, context=self.context)
-
-    def _build_block(self, number: int) -> VisionBlock:
-        config, context = self.config, self.context.at(f"blocks.{number}")
-        attention = VisionAttention(config, context.at("attention"), in_windows=False)
-        mlp = PlainMLP(config, context.at("mlp"))
-        return VisionBlock([self.build_norm(), self.build_norm()], attention, mlp)
 
     def forward(self, patches: torch.Tensor, grids: Sequence[Grid]) -> list[torch.Tensor]:
         x = self._embed(patches, len(grids))  # [I, L, V]

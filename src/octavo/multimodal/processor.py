@@ -34,7 +34,9 @@ class MultiModalProcessor:
             InvalidParameterError: a malformed request, or images that cannot be read or do not match the prompt.
             PromptTooLongError: a text that is much longer than the model's context.
         """
-        if not isinstance(request, Mapping) or not _is_known(set(request)):
+        keys = set(request) if isinstance(request, Mapping) else set()
+        is_known = keys == {"messages"} or ("prompt" in keys and keys <= _PROMPT_KEYS)
+        if not isinstance(request, Mapping) or not is_known:
             limit = '{"messages": [...]} or {"prompt": text, "images": [...], "videos": [...]} is expected'
             found = sorted(map(str, request)) if isinstance(request, Mapping) else type(request).__name__
             raise InvalidParameterError("requests", found, limit)
@@ -65,7 +67,8 @@ class MultiModalProcessor:
                 media += [(True, part) for part in videos[-1].parts]
             else:
                 media.append((False, self._reader.image(source)))
-        written = self._texts.write_out(text, [video.times_s for video in videos])
+        texts = PlaceholderTexts.of(self._vision, self._tokenizer.token_text)
+        written = texts.write_out(text, [video.times_s for video in videos])
         token_ids = self._tokenizer.encode(written, add_special_tokens=not is_rendered)
         return self._of_media(text, token_ids, media)
 
@@ -96,16 +99,8 @@ class MultiModalProcessor:
         return MultiModalPrompt.of(text, expanded, in_order, self._vision)
 
     @cached_property
-    def _texts(self) -> PlaceholderTexts:
-        return PlaceholderTexts.of(self._vision, self._tokenizer.token_text)
-
-    @cached_property
     def _reader(self) -> MediaReader:
         return MediaReader.of(self._path, self._vision, self._max_image_tokens)
-
-
-def _is_known(keys: set[object]) -> bool:
-    return keys == {"messages"} or ("prompt" in keys and keys <= _PROMPT_KEYS)
 
 
 def _listed(request: Mapping[str, object], kind: str) -> list[Source]:

@@ -71,7 +71,11 @@ class MultiModalPrompt:
         extra = ExtraInputs(
             rotary_positions=None if positions is None else positions.tobytes(),
             vision=[_input(place, medium) for place, medium in places if isinstance(medium, Patches)],
-            embedding_spans=[_span(place, medium) for place, medium in places if isinstance(medium, Embeddings)],
+            embedding_spans=[
+                EmbeddingSpan(start=place.start, num_tokens=place.num_tokens, embeddings=medium.values.tobytes())
+                for place, medium in places
+                if isinstance(medium, Embeddings)
+            ],
             whole_spans=spans if config.is_bidirectional else [],
         )
         return cls(text=text, token_ids=prompt.token_ids, extra_inputs=extra)
@@ -108,8 +112,3 @@ def _input(place: PlaceholderRange, image: Patches) -> VisionInput:
         patches=image.values,
         levels=image.levels,
     )
-
-
-def _span(place: PlaceholderRange, image: Embeddings) -> EmbeddingSpan:
-    values = np.ascontiguousarray(image.values, dtype="<f4")
-    return EmbeddingSpan(start=place.start, num_tokens=place.num_tokens, embeddings=values.tobytes())

@@ -179,21 +179,16 @@ class Detokenizer:
         return self._decoder.decode(b"", True)
 
     def _push_start(self, token_ids: Sequence[int]) -> str:
-        data = b"".join([self._opening_piece(id_) for id_ in token_ids if not self._table.is_silent(id_)])
-        text = self._drop_spaces(self._decoder.decode(data))
+        text = ""
+        for token_id in token_ids:
+            if not self._table.is_silent(token_id):
+                pieces = self._table.first_pieces if self._awaits_first else self._table.pieces
+                self._awaits_first = False
+                text += self._decoder.decode(pieces[token_id])
+        while self._num_spaces and text.startswith(" "):
+            text = text[1:]
+            self._num_spaces -= 1
+        if text:
+            self._num_spaces = 0
         self._starting = self._awaits_first or self._num_spaces > 0
         return text
-
-    def _opening_piece(self, token_id: int) -> bytes:
-        pieces = self._table.first_pieces if self._awaits_first else self._table.pieces
-        self._awaits_first = False
-        return pieces[token_id]
-
-    def _drop_spaces(self, text: str) -> str:
-        kept = text
-        while self._num_spaces and kept.startswith(" "):
-            kept = kept[1:]
-            self._num_spaces -= 1
-        if kept:
-            self._num_spaces = 0
-        return kept

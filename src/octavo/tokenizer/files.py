@@ -107,19 +107,14 @@ def _missing_message(path: Path) -> str:
 def _add_tokens(backend: Backend, config: Mapping[str, Any]) -> dict[str, str]:
     """Add tokens that only `tokenizer_config.json` declares; return named tokens such as `eos_token`."""
     for token_id, value in sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
-        _add_declared_token(backend, int(token_id), value)
+        if backend.token_to_id(text := value["content"]) is None:
+            backend.add_tokens([AddedToken(**{key: value[key] for key in value if key != "__type"})])
+        if (found := backend.token_to_id(text)) != int(token_id):
+            raise ValueError(f"token {text!r} should have id {int(token_id)}, tokenizer.json gives {found}")
     named = {name: text for name, value in config.items() if name.endswith("_token") and (text := _token_text(value))}
     special = [*named.values(), *_extra_special_tokens(config)]
     backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
     return named
-
-
-def _add_declared_token(backend: Backend, token_id: int, value: Mapping[str, Any]) -> None:
-    text = value["content"]
-    if backend.token_to_id(text) is None:
-        backend.add_tokens([AddedToken(**{key: value[key] for key in value if key != "__type"})])
-    if backend.token_to_id(text) != token_id:
-        raise ValueError(f"token {text!r} should have id {token_id}, tokenizer.json gives {backend.token_to_id(text)}")
 
 
 def _extra_special_tokens(config: Mapping[str, Any]) -> Iterator[str]:
