@@ -107,7 +107,8 @@ class Embedding(WeightOwner):
         self._has_tied_head = has_tied_head
         head, own = context.at("logits_head").scheme(("",), "logits"), context.at("embedding").scheme(("",), "logits")
         self._blocks = own if isinstance(own, BlockScheme) else None
-        self._head = head if isinstance(head, DenseScheme) else self._blocks or DENSE  # tied: built from this table
+        is_own = isinstance(head, DenseScheme) and head.stored is None
+        self._head = head if is_own else self._blocks or DENSE  # tied: built from this table
         is_dense = self._head == DENSE  # low-bit weights cannot serve as the table
         self.is_packed = has_tied_head and is_dense and context.kernels.reads_packed_rows  # no separate table
         self._is_copied = has_tied_head and (context.kernels.packing_copies or not is_dense)  # for the head

@@ -19,7 +19,14 @@ import torch
 from octavo.config.model import CheckpointQuantization
 from octavo.distributed.groups import Share
 from octavo.errors import InvalidParameterError
-from octavo.kernels.quantization import Float8Format, LowBitWeight, Quantization, WeightFormat, get_quantization
+from octavo.kernels.quantization import (
+    Float8Format,
+    LowBitWeight,
+    Quantization,
+    QuantizedWeight,
+    WeightFormat,
+    get_quantization,
+)
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import LinearRole
 
@@ -107,19 +114,27 @@ class WeightScheme(ABC):
 
 @dataclass(frozen=True, slots=True)
 class DenseScheme(WeightScheme):
-    """A dense weight; with a form, it is quantized when packed."""
+    """A dense weight; with a form, it is quantized when packed. It may be `stored` in another way, and is expanded."""
 
     form: WeightFormat | None = None
+    stored: WeightScheme | None = None
 
     @property
     def name(self) -> str:
+        if self.stored is not None:
+            return f"{self.stored.name}, quantized again at load"
         return "dense" if self.form is None else f"{self.form.bits} bits, quantized at load"
 
     def tensors(self, num_outputs: int, in_size: int) -> dict[str, TensorSpec]:
-        return {"weight": TensorSpec((num_outputs, in_size))}
+        dense = {"weight": TensorSpec((num_outputs, in_size))}
+        return dense if self.stored is None else self.stored.tensors(num_outputs, in_size)
 
     def weight(self, tensors: Mapping[str, torch.Tensor], outputs: Share, inputs: Share) -> torch.Tensor:
-        return tensors["weight"][outputs.start : outputs.stop, inputs.start : inputs.stop]
+        if self.stored is None:
+            return tensors["weight"][outputs.start : outputs.stop, inputs.start : inputs.stop]
+        weight = self.stored.weight(tensors, outputs, inputs)
+        assert isinstance(weight, QuantizedWeight)
+        return weight.dequantized()
 
 
 class Schemes(Protocol):
@@ -141,9 +156,14 @@ DENSE = DenseScheme()
 
 @dataclass(frozen=True, slots=True)
 class QuantizedAtLoad:
-    """Quantization at load time (`quantization=`) of a checkpoint with dense weights; None: they stay dense."""
+    """Quantization at load time (`quantization=`) of a checkpoint with dense weights; None: they stay dense.
+
+    Those that it has `stored` in 8-bit floats are quantized again: on CPUs, which have no kernels for such floats, that
+    is what makes them small and fast.
+    """
 
     quantization: Quantization | None = None
+    stored: Schemes | None = None
 
     @property
     def name(self) -> str:
@@ -156,7 +176,10 @@ class QuantizedAtLoad:
     def scheme_of(self, layer: str, role: LinearRole) -> WeightScheme:
         if self.quantization is None or role == "router":
             return DENSE
-        return DenseScheme(self.quantization.logits if role == "logits" else self.quantization.linear)
+        stored = None if self.stored is None else self.stored.scheme_of(layer, role)
+        is_again = stored is not None and isinstance(stored.form, Float8Format)
+        form = self.quantization.logits if role == "logits" else self.quantization.linear
+        return DenseScheme(form, stored if is_again else None)
 
 
 def make_schemes(checkpoint: CheckpointQuantization | None, quantization: str | None = None) -> Schemes:
@@ -167,9 +190,7 @@ def make_schemes(checkpoint: CheckpointQuantization | None, quantization: str | 
     schemes: Schemes = getattr(import_module(module), name)(checkpoint.fields)
     if quantization is None or quantization == checkpoint.method == "gguf":
         return schemes
-    from octavo.layers.quant.float8 import Requantized
-
-    return Requantized(get_quantization(quantization), schemes)
+    return QuantizedAtLoad(get_quantization(quantization), schemes)
 
 
 def resolve_schemes(

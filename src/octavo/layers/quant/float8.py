@@ -2,8 +2,7 @@
 
 w = scale * q, with one scale for the tensor, for each output, for groups of inputs, or for blocks of outputs and inputs
 (DeepSeek-AI 2024, arXiv:2412.19437, section 3.3). Activations are not quantized, whatever the checkpoint asks for: that
-is closer to what its weights stand for. With `quantization=`, weights are expanded and quantized again when a layer is
-packed: on CPUs, which have no kernels for such floats, that is what makes them small and fast.
+is closer to what its weights stand for.
 
 Legend: N = outputs, K = inputs, G = groups of inputs.
 """
@@ -17,8 +16,7 @@ from octavo.config.json_fields import JsonFields
 from octavo.distributed.groups import Share
 from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.kernels.quantization import Float8Format, QuantizedWeight, WeightFormat
-from octavo.kernels.types import LinearRole
-from octavo.layers.quant.base import QuantizedAtLoad, Schemes, TensorSpec, WeightScheme
+from octavo.layers.quant.base import TensorSpec, WeightScheme
 from octavo.layers.quant.names import LayerNames, UniformSchemes
 
 
@@ -85,35 +83,3 @@ def read_float8(fields: JsonFields) -> UniformSchemes:
     else:
         scheme = Float8Scheme(method=method, scale_names=("weight_scale", "weight_scale_inv"))
     return UniformSchemes(method, scheme, LayerNames.excluded(fields))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequantizedScheme(WeightScheme):
-    """Stored as 8-bit floats, computed in `form`."""
-
-    stored: Float8Scheme
-    form: WeightFormat | None
-
-    @property
-    def name(self) -> str:
-        return f"{self.stored.name}, quantized again at load"
-
-    def tensors(self, num_outputs: int, in_size: int) -> dict[str, TensorSpec]:
-        return self.stored.tensors(num_outputs, in_size)
-
-    def weight(self, tensors: Mapping[str, torch.Tensor], outputs: Share, inputs: Share) -> torch.Tensor:
-        weight = self.stored.weight(tensors, outputs, inputs)
-        assert isinstance(weight, QuantizedWeight)
-        return weight.dequantized()
-
-
-@dataclass(frozen=True, slots=True)
-class Requantized(QuantizedAtLoad):
-    """`quantization=` of a checkpoint in 8-bit floats; layers that it leaves dense are quantized, too."""
-
-    stored: Schemes | None = None
-
-    def scheme_of(self, layer: str, role: LinearRole) -> WeightScheme:
-        stored = None if self.stored is None else self.stored.scheme_of(layer, role)
-        made = QuantizedAtLoad.scheme_of(self, layer, role)
-        return RequantizedScheme(stored=stored, form=made.form) if isinstance(stored, Float8Scheme) else made

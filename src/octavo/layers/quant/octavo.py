@@ -33,6 +33,7 @@ from octavo.kernels.quantization import (
 )
 from octavo.kernels.types import LinearRole
 from octavo.layers.quant.base import DENSE, TensorSpec, WeightScheme
+from octavo.layers.quant.packing import paired, unpaired
 
 METHOD, VERSION = "octavo", 1
 # "blocks" with 8 bits, too: a rank that holds a shard of a layer's inputs cannot rotate over all of them.
@@ -69,28 +70,24 @@ class OctavoScheme(WeightScheme):
         rows = slice(outputs.start, outputs.stop)
         groups = slice(inputs.start // TWO_LEVEL_GROUP_SIZE, -(-inputs.stop // TWO_LEVEL_GROUP_SIZE))
         multipliers = tensors["multipliers"][rows, groups].to(torch.int8) if "multipliers" in tensors else None
+        if self.form.bits == 8:
+            values = tensors["qweight"][rows, inputs.start : inputs.stop].to(torch.int8)
+        else:
+            pairs = tensors["qweight"][rows, inputs.start // 2 : -(-inputs.stop // 2)].to(torch.uint8)
+            values = unpaired(pairs, inputs.size)
         return QuantizedWeight(
             format=self.form,
-            values=self._integers(tensors["qweight"][rows], inputs),
+            values=values,
             scales=tensors["scales"][rows].float()[:, None],
             multipliers=multipliers,
         )
-
-    def _integers(self, stored: torch.Tensor, inputs: Share) -> torch.Tensor:
-        """Return [N, K] int8 of a share of the inputs."""
-        if self.form.bits == 8:
-            return stored[:, inputs.start : inputs.stop].to(torch.int8)
-        pairs = stored[:, inputs.start // 2 : -(-inputs.stop // 2)].to(torch.uint8)
-        nibbles = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1)[:, : inputs.size]
-        return nibbles.view(torch.int8) - 8
 
 
 def stored_tensors(weight: QuantizedWeight) -> dict[str, torch.Tensor]:
     """Return the tensors of a weight [N, K] for a file, by name suffix: what `OctavoScheme` reads."""
     tensors = {"qweight": weight.values, "scales": weight.scales.flatten()}
     if weight.format.bits == 4:
-        shifted = torch.nn.functional.pad(weight.values + 8, (0, weight.values.shape[1] % 2)).view(torch.uint8)
-        tensors["qweight"] = shifted[:, 0::2] | shifted[:, 1::2] << 4
+        tensors["qweight"] = paired(weight.values)
     if weight.multipliers is not None:
         tensors["multipliers"] = weight.multipliers
     return tensors

@@ -36,11 +36,8 @@ class CompressedLinear:
 
     @classmethod
     def of(cls, weight: QuantizedWeight, bias: torch.Tensor | None) -> "CompressedLinear":
-        values, in_size = weight.values, weight.values.shape[1]
-        if weight.format.bits == 4:
-            nibbles = torch.nn.functional.pad(values + 8, (0, in_size % 2)).view(torch.uint8)
-            values = nibbles[:, 0::2] | nibbles[:, 1::2] << 4
-        return cls(weight=replace(weight, values=values.contiguous()), bias=bias, in_size=in_size)
+        values = paired(weight.values) if weight.format.bits == 4 else weight.values
+        return cls(weight=replace(weight, values=values.contiguous()), bias=bias, in_size=weight.values.shape[1])
 
     @classmethod
     def adopt(cls, tensors: Mapping[str, torch.Tensor], in_size: int, form: WeightFormat) -> "CompressedLinear":
@@ -57,9 +54,19 @@ class CompressedLinear:
     def unpacked(self) -> QuantizedWeight:
         if self.weight.format.bits != 4:
             return self.weight
-        pairs = self.weight.values
-        nibbles = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1)[:, : self.in_size]
-        return replace(self.weight, values=nibbles.view(torch.int8) - 8)
+        return replace(self.weight, values=unpaired(self.weight.values, self.in_size))
+
+
+def paired(values: torch.Tensor) -> torch.Tensor:
+    """Pack 4-bit integers [N, K] of -8 ... 7, plus 8: [N, ceil(K / 2)] uint8, the first of two in the low nibble."""
+    nibbles = torch.nn.functional.pad(values + 8, (0, values.shape[1] % 2)).view(torch.uint8)
+    return nibbles[:, 0::2] | nibbles[:, 1::2] << 4
+
+
+def unpaired(pairs: torch.Tensor, in_size: int) -> torch.Tensor:
+    """Return the integers [N, K] int8 of what `paired` returned."""
+    nibbles = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1)[:, :in_size]
+    return nibbles.view(torch.int8) - 8
 
 
 def stack(weights: Sequence[Weight], dtype: torch.dtype, device: torch.device) -> Weight:
