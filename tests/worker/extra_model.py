@@ -16,7 +16,6 @@ _NUM_ROWS = 16
 
 
 class LlamaForCausalLM(llama.LlamaForCausalLM):
-    takes_adapters = True
     has_state: ClassVar[bool] = True  # each token's embedding is a running mean over the request
 
     def __init__(self, *arguments: Any) -> None:

@@ -8,12 +8,12 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.kernels.dispatch import native_kernels
-from octavo.models.common import DecoderForCausalLM
+from octavo.models.interfaces import CausalLM
 from octavo.sampling.rows import SamplingRows
 from octavo.worker.graph import one_torch_thread
 
 # What a step calls: in the model, and after it.
-STEP_CALLS = [(DecoderForCausalLM, "embed"), (SamplingRows, "step")]
+STEP_CALLS = [(CausalLM, "embed"), (SamplingRows, "step")]
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from octavo.kernels.reference import Kernels
 from octavo.kernels.types import PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import MergedLinear
-from octavo.models.common import DecoderForCausalLM
+from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.models.weights import load_weights, process_weights_after_loading
 
@@ -42,7 +42,7 @@ class RecordedModel:
     """A model in float32, and the residual stream of a text before one of its blocks.
 
     Raises:
-        UnsupportedModelError: the model is not of the decoder family, or keeps a recurrent state.
+        UnsupportedModelError: the model keeps a recurrent state.
         CheckpointError: the tensors do not fit the model.
     """
 
@@ -55,7 +55,7 @@ class RecordedModel:
             kernels=self._kernels, attention=attention, dtype=torch.float32, device=torch.device("cpu")
         )
         model = initialize_model(config, context)
-        if config.recurrent is not None or not isinstance(model, DecoderForCausalLM):
+        if config.recurrent is not None:
             raise UnsupportedModelError(f"{config.model}: {config.architecture} cannot be calibrated yet")
         load_weights(model, tensors)
         process_weights_after_loading(model)
@@ -97,7 +97,7 @@ class RecordedModel:
         yield {self.model.logits_head: gram}
 
 
-def _batch(model: DecoderForCausalLM, passages: list[list[int]]) -> ForwardBatch:
+def _batch(model: CausalLM, passages: list[list[int]]) -> ForwardBatch:
     """Return one step of all passages, each a request with blocks of its own."""
     blocks_each = -(-max(map(len, passages)) // _BLOCK_SIZE)
     tables = [list(range(at * blocks_each, (at + 1) * blocks_each)) for at in range(len(passages))]

@@ -19,7 +19,6 @@ from octavo.convert.run import SINGLE_FILES, TargetOptions
 from octavo.convert.source import Checkpoint
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.layers.rotary import inverse_frequencies
-from octavo.models.common import DecoderForCausalLM
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import spelt_as_in_table
 from octavo.tokenizer.files import read_tokenizer_files
@@ -91,7 +90,6 @@ class _Tensors:
         is_paired = architecture == "llama"  # rows of queries and keys, for rotation of adjacent pairs
         self._heads = {"attn_q": model.num_heads, "attn_k": model.num_kv_heads} if is_paired else {}
         self._model: CausalLM = empty_model(model)
-        self._norm_offset = self._model.norm_offset if isinstance(self._model, DecoderForCausalLM) else 0.0
 
     def write(self, writer: Any) -> None:
         """Write all tensors: first their descriptions, then their values, one at a time."""
@@ -146,8 +144,8 @@ class _Tensors:
         if part in self._heads:  # of each head, halves become interleaved pairs
             halves = tensor.reshape(self._heads[part], 2, -1, *tensor.shape[1:])
             return halves.transpose(1, 2).reshape(tensor.shape)
-        has_offset = self._norm_offset and part.endswith("norm")
-        return tensor.float() + self._norm_offset if has_offset else tensor
+        offset = self._model.norm_offset if part.endswith("norm") else 0.0
+        return tensor.float() + offset if offset else tensor
 
     def _factors(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the divisors of frequencies: of Llama 3.1's scaling, or those that another such file has."""

@@ -15,7 +15,6 @@ from octavo.gguf.file import GgufFile, GgufTensor
 from octavo.gguf.names import IGNORED, TensorNames
 from octavo.kernels.blocks import dequantize
 from octavo.loader.base import ModelLoader
-from octavo.models.common import DecoderForCausalLM
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages, weight_slots
 
@@ -34,7 +33,6 @@ class GgufLoader(ModelLoader):
         # Only these files interleave the rows of queries and keys, for rotation of adjacent pairs.
         heads = {"attn_q": model.config.num_heads, "attn_k": model.config.num_kv_heads}
         file = GgufFile.read(path)
-        norm_offset = model.norm_offset if isinstance(model, DecoderForCausalLM) else 0.0  # files have whole factors
         paired, num_read = heads if file.architecture == "llama" else {}, 0
         for tensor in file.tensors.values():
             if tensor.name in IGNORED:
@@ -44,8 +42,8 @@ class GgufLoader(ModelLoader):
                 continue
             has_blocks = any(name in slots and slots[name].spec.is_integer for name in wanted)
             values = torch.from_numpy(tensor.data) if has_blocks else self.numbers(tensor)
-            if part.endswith("norm") and norm_offset:
-                values = values - norm_offset
+            if part.endswith("norm") and model.norm_offset:  # files have whole factors
+                values = values - model.norm_offset
             if (
                 part in paired
             ):  # of each head, interleaved pairs become halves: all first elements, then all second ones

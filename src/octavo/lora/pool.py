@@ -9,7 +9,7 @@ from pathlib import Path
 from octavo.config.engine import LoadConfig
 from octavo.contracts.engine import AdapterRef
 from octavo.contracts.schedule import SlotFill
-from octavo.errors import AdapterError, InsufficientMemoryError, UnsupportedModelError
+from octavo.errors import AdapterError, InsufficientMemoryError
 from octavo.kernels.types import LoraAdapters
 from octavo.layers.linear import MergedLinear
 from octavo.layers.vocabulary import Embedding, LogitsHead
@@ -19,13 +19,7 @@ from octavo.models.interfaces import CausalLM
 
 
 def slot_bytes(model: CausalLM, max_rank: int, *, experts: bool = False) -> int:
-    """Return the size of one slot on this rank: also the maximum size of an adapter of linears on the host.
-
-    Raises:
-        UnsupportedModelError: adapters cannot change this model.
-    """
-    if not model.takes_adapters:
-        raise UnsupportedModelError(f"{model.config.architecture} takes no adapters; leave enable_lora off")
+    """Return the size of one slot on this rank: also the maximum size of an adapter of linears on the host."""
     layers = _pooled(AdapterTargets(model, experts=experts)).values()
     sizes = (len(layer.parts) * layer.inputs.size + sum(of.size for of in layer.parts.values()) for layer in layers)
     return sum(sizes) * max_rank * model.context.dtype.itemsize

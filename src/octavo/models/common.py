@@ -1,10 +1,9 @@
-"""The decoder family: pre-norm blocks of attention and a gated MLP around one residual stream.
+"""Blocks of the decoder family: pre-norm attention and a gated MLP around one residual stream; names of weights.
 
-Legend: T = tokens, W = tokens kept after the last layer's attention (see `ForwardBatch`), L = rows that get logits,
-D = hidden size, H = query heads, G = kv heads, E = head size, V = vocabulary.
+Legend: T = tokens, W = tokens kept after the last layer's attention (see `ForwardBatch`), D = hidden size, H = query
+heads, G = kv heads, E = head size.
 """
 
-from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -12,18 +11,13 @@ import torch
 from torch import nn
 
 from octavo.attention.base import AttentionLayer
-from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache, LayerKVCache
+from octavo.attention.metadata import AttentionMetadata, LayerKVCache
 from octavo.config.model import ModelConfig
-from octavo.kernels.reference import hyperbolic_tangent
 from octavo.kernels.types import SILU, Activation
 from octavo.layers.attention import Attention, HeadNormWeights, SinkWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import GatedLinear, Linear, QKVLinear
-from octavo.layers.moe import ExpertParallelMoE, MixtureOfExperts
 from octavo.layers.norm import RMSNorm
-from octavo.layers.rotary import RotaryEmbedding
-from octavo.layers.vocabulary import Embedding, LogitsHead
-from octavo.models.interfaces import CausalLM, IntermediateTensors
 
 DECODER_WEIGHT_NAMES = MappingProxyType(
     {
@@ -171,145 +165,3 @@ class DecoderLayer(nn.Module):
             return out
         x, residual = self.mlp(self.mlp_norm, self.post_attention_norm(x), residual, adapter_ids)
         return self.post_mlp_norm(x), residual
-
-
-class DecoderForCausalLM(CausalLM):
-    """The whole family. A model overrides the table of names, or the method that builds the part where it differs.
-
-    With pipeline parallelism, only the stage of `context` is built; layers keep the model's numbers.
-    """
-
-    attention_class: ClassVar[type[DecoderAttention]] = DecoderAttention
-    weight_names = DECODER_WEIGHT_NAMES
-    renamed_prefixes: ClassVar[Mapping[str, str]] = MappingProxyType({**WITHOUT_HEAD, **OF_VISION_MODELS})
-    activation: ClassVar[Activation] = SILU  # of MLPs and experts
-    norm_offset: ClassVar[float] = 0.0  # 1 if checkpoints store norm weights minus one
-    embedding_scale: float | None = None
-    logits_soft_cap: float | None = None  # logits l become cap * tanh(l / cap)
-    takes_adapters = True
-    adapted_layers = frozenset(
-        {
-            *(f"layers.{{layer}}.{part}" for part in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")),
-            *("embedding", "logits_head"),
-        }
-    )
-    adapted_experts = frozenset(
-        f"layers.{{layer}}.mlp.{expert}.{part}"
-        for expert in ("experts.{expert}", "shared_expert")
-        for part in ("gate_up", "down")
-    )
-    ignored_weights: ClassVar[tuple[str, ...]] = (
-        "rotary_emb.inv_freq",
-        "rotary_emb.cos_cached",
-        "rotary_emb.sin_cached",
-    )
-
-    def __init__(self, config: ModelConfig, context: BuildContext) -> None:
-        super().__init__(config, context)
-        stage, context = self.stage, self.context
-        self.rotary = nn.ModuleList(self.build_rotary_tables())
-        if stage.is_first:
-            has_tied_head = config.tie_word_embeddings and stage.is_last
-            self.embedding = Embedding(
-                config.vocab_size, config.hidden_size, context=context, has_tied_head=has_tied_head
-            )
-        self.layers = nn.ModuleDict({str(layer): self.build_layer(layer) for layer in stage.layers})
-        if stage.is_last:
-            self.norm = self.build_norm()
-            tied_to = self.embedding if config.tie_word_embeddings and stage.is_first else None
-            head = context.at("logits_head")
-            self.logits_head = LogitsHead(config.hidden_size, config.vocab_size, tied_to=tied_to, context=head)
-
-    @property
-    def weight_targets(self) -> Mapping[str, str]:
-        """A tied head on another stage than the embedding loads the table itself."""
-        if not self.config.tie_word_embeddings:
-            return self.weight_names
-        others = {name: target for name, target in self.weight_names.items() if target != "logits_head"}
-        return others if self.stage.is_first else {**others, "model.embed_tokens": "logits_head"}
-
-    @property
-    def parts_on_other_ranks(self) -> frozenset[str]:
-        before = () if self.stage.is_first else ("embedding",)
-        return frozenset(before if self.stage.is_last else (*before, "norm", "logits_head"))
-
-    @property
-    def bytes_in_file(self) -> int:
-        return self.embedding.bytes_in_file if self.stage.is_first else 0
-
-    def build_layer(self, layer: int) -> nn.Module:
-        return DecoderLayer(self.build_norm(), self.build_attention(layer), self.build_norm(), self.build_mlp(layer))
-
-    def build_rotary_tables(self) -> list[RotaryEmbedding]:
-        """Make the tables by which layers rotate queries and keys; each names its own: `AttentionLayer.rotary`."""
-        config = self.config
-        return [RotaryEmbedding(config.rope, config.head_dim, config.max_model_len, device=self.context.device)]
-
-    def build_norm(self) -> RMSNorm:
-        size, eps = self.config.hidden_size, self.config.rms_norm_eps
-        return RMSNorm(size, eps, context=self.context, offset=self.norm_offset)
-
-    def build_attention(self, layer: int) -> nn.Module:
-        return self.attention_class(self.config, layer, self.context)
-
-    def build_mlp(self, layer: int) -> nn.Module:
-        config, size = self.config, self.config.hidden_size
-        if config.moe is not None and config.moe.is_sparse[layer]:
-            mixture = ExpertParallelMoE if self.context.groups.experts.size > 1 else MixtureOfExperts
-            return mixture(layer, size, config.moe, self.activation, context=self.context)
-        context, has_bias = self.context.at(f"layers.{layer}.mlp"), config.mlp_bias
-        return GatedMLP(size, config.intermediate_size, has_bias=has_bias, context=context, activation=self.activation)
-
-    def embed(self, batch: ForwardBatch) -> torch.Tensor:
-        x: torch.Tensor = self.embedding(batch.input_ids, batch.adapter_ids)
-        if self.embedding_scale is not None:
-            x = x * self.embedding_scale
-        return x if batch.inputs_embeds is None else batch.inputs_embeds.put_into(x)
-
-    def attention_step(self, batch: ForwardBatch) -> AttentionMetadata:
-        plan = self.context.attention.plan
-        plans = tuple(plan(seen) for seen in batch.groups if seen.state_slots is None)
-        rotary = tuple(table(batch.rotary_positions) for table in self.rotary)
-        adapters, kept_adapters = batch.adapter_ids, batch.kept_adapter_ids
-        return AttentionMetadata(
-            batch=batch, plans=plans, rotary=rotary, adapter_ids=adapters, kept_adapter_ids=kept_adapters
-        )
-
-    def run_layers(
-        self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: Sequence[LayerCache], step: AttentionMetadata
-    ) -> IntermediateTensors:
-        aux: list[torch.Tensor] = []
-        for number, layer, kv_cache in zip(self.stage.layers, self.layers.values(), kv_caches, strict=True):
-            if number in self.context.aux_layers:
-                aux.append(x if residual is None else self.norm.add(x, residual)[1])
-            x, residual = layer(x, residual, kv_cache, step)
-        assert residual is not None, "a stage has layers"
-        if self.stage.is_last:
-            x, residual = self.norm.add(x, residual)
-        return IntermediateTensors(x, residual, tuple(aux))
-
-    @property
-    def twins(self) -> Mapping[str, str]:
-        """Checkpoints contain the table of a tied model under either name, or under both."""
-        return {"lm_head.weight": "model.embed_tokens.weight"} if self.config.tie_word_embeddings else {}
-
-    def compute_logits(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
-        return self.finish_logits(self.logits_head(hidden, adapter_ids))
-
-    def finish_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Cap logits [L, V], if the model does."""
-        cap = self.logits_soft_cap
-        return logits if cap is None else hyperbolic_tangent(logits / cap) * cap
-
-    def logits_argmax(
-        self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `CausalLM.logits_argmax`. A cap can make distinct logits equal, so with one they are computed in full."""
-        if self.logits_soft_cap is not None:
-            return super().logits_argmax(hidden, adapter_ids)
-        values, ids = self.logits_head.argmax(hidden, adapter_ids)
-        return values, self.token_ids_of(ids)
-
-    def token_ids_of(self, ids: torch.Tensor) -> torch.Tensor:
-        """Hook for models whose logits head has a vocabulary of its own: the tokens [L] of its ids [L]."""
-        return ids

@@ -30,8 +30,8 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import TensorSpec
 from octavo.layers.vocabulary import Embedding
 from octavo.layers.weight_owner import PlainWeights
-from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderAttention, DecoderForCausalLM
-from octavo.models.interfaces import IntermediateTensors
+from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderAttention
+from octavo.models.interfaces import CausalLM, IntermediateTensors
 
 Lookup = Callable[[torch.Tensor], torch.Tensor]  # ids [T] to embeddings [T, D]
 
@@ -105,7 +105,7 @@ class DraftVocabulary(PlainWeights):
         return 0
 
 
-class Eagle3Head(DecoderForCausalLM):
+class Eagle3Head(CausalLM):
     """The head. Accepts the names of the original repository and those that converters use."""
 
     weight_names = MappingProxyType(
@@ -126,7 +126,7 @@ class Eagle3Head(DecoderForCausalLM):
             "model.": "",
         }
     )
-    ignored_weights = (*DecoderForCausalLM.ignored_weights, "t2d")  # the inverse of d2t
+    ignored_weights = (*CausalLM.ignored_weights, "t2d")  # the inverse of d2t
 
     def __init__(
         self, config: ModelConfig, eagle: EagleConfig, context: BuildContext, *, has_embedding: bool, has_map: bool

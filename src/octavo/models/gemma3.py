@@ -24,7 +24,8 @@ from octavo.layers.linear import MergedLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import TensorSpec
 from octavo.layers.rotary import RotaryEmbedding
-from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderAttention, DecoderForCausalLM, DecoderLayer
+from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderAttention, DecoderLayer
+from octavo.models.interfaces import CausalLM
 from octavo.models.llava import LlavaForConditionalGeneration, VisionTransformer
 from octavo.models.vision import VisionLanguageModel
 
@@ -42,7 +43,7 @@ class Gemma3Attention(DecoderAttention):
         return replace(super().describe(config, layer), scale=config.attention_scale, rotary=rotary)
 
 
-class Gemma3ForCausalLM(DecoderForCausalLM):
+class Gemma3ForCausalLM(CausalLM):
     """The text model."""
 
     attention_class = Gemma3Attention

@@ -1,10 +1,9 @@
-"""The model interface used by the worker and the loader.
+"""`CausalLM`: a model as the worker and the loader see it, and how the decoder family computes.
 
 Legend: T = tokens of the step, W = tokens kept after the last layer's attention (see `ForwardBatch`), L = rows that get
 logits, D = hidden size, V = vocabulary.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -17,7 +16,21 @@ from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCach
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
 from octavo.distributed.groups import HeadShare
+from octavo.kernels.reference import hyperbolic_tangent
+from octavo.kernels.types import SILU, Activation
 from octavo.layers.context import BuildContext
+from octavo.layers.moe import ExpertParallelMoE, MixtureOfExperts
+from octavo.layers.norm import RMSNorm
+from octavo.layers.rotary import RotaryEmbedding
+from octavo.layers.vocabulary import Embedding, LogitsHead
+from octavo.models.common import (
+    DECODER_WEIGHT_NAMES,
+    OF_VISION_MODELS,
+    WITHOUT_HEAD,
+    DecoderAttention,
+    DecoderLayer,
+    GatedMLP,
+)
 
 if TYPE_CHECKING:
     from octavo.models.vision import VisionTower
@@ -32,8 +45,11 @@ class IntermediateTensors:
     aux: tuple[torch.Tensor, ...] = ()  # [T, D] each: the residual stream before each of `BuildContext.aux_layers`
 
 
-class CausalLM(nn.Module, ABC):
+class CausalLM(nn.Module):
     """A decoder-only language model over a paged KV cache, or one stage of it. It holds no per-request state.
+
+    Models override the table of names, or the method that builds the part where they differ. With pipeline parallelism,
+    only the stage of `context` is built; layers keep the model's numbers.
 
     `weight_names` maps names in a checkpoint to layers of the model, with "{layer}" for each layer's number, "{expert}"
     for each expert's, and ":q" for one part of a merged layer. Both sides omit the suffix (".weight", ".bias"). An
@@ -43,13 +59,32 @@ class CausalLM(nn.Module, ABC):
     computed here instead.
     """
 
-    adapted_layers: ClassVar[frozenset[str]] = frozenset()  # paths as in `weight_names` of layers adapters can change
-    adapted_experts: ClassVar[frozenset[str]] = frozenset()  # those of experts, which only get slots on request
-    takes_adapters: ClassVar[bool] = False  # its layers read `ForwardBatch.adapter_ids`
-    weight_names: ClassVar[Mapping[str, str]]
+    attention_class: ClassVar[type[DecoderAttention]] = DecoderAttention
+    weight_names: ClassVar[Mapping[str, str]] = DECODER_WEIGHT_NAMES
     other_spellings: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
-    ignored_weights: ClassVar[tuple[str, ...]] = ()
-    renamed_prefixes: ClassVar[Mapping[str, str]] = MappingProxyType({})  # of checkpoint names: to those of the table
+    # Of checkpoint names: to those of the table.
+    renamed_prefixes: ClassVar[Mapping[str, str]] = MappingProxyType({**WITHOUT_HEAD, **OF_VISION_MODELS})
+    activation: ClassVar[Activation] = SILU  # of MLPs and experts
+    norm_offset: ClassVar[float] = 0.0  # 1 if checkpoints store norm weights minus one
+    embedding_scale: float | None = None
+    logits_soft_cap: float | None = None  # logits l become cap * tanh(l / cap)
+    # Layers that adapters can change, by their paths in `weight_names`; those of experts only get slots on request.
+    adapted_layers: ClassVar[frozenset[str]] = frozenset(
+        {
+            *(f"layers.{{layer}}.{part}" for part in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")),
+            *("embedding", "logits_head"),
+        }
+    )
+    adapted_experts: ClassVar[frozenset[str]] = frozenset(
+        f"layers.{{layer}}.mlp.{expert}.{part}"
+        for expert in ("experts.{expert}", "shared_expert")
+        for part in ("gate_up", "down")
+    )
+    ignored_weights: ClassVar[tuple[str, ...]] = (
+        "rotary_emb.inv_freq",
+        "rotary_emb.cos_cached",
+        "rotary_emb.sin_cached",
+    )
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__()
@@ -57,6 +92,19 @@ class CausalLM(nn.Module, ABC):
         self.config, self.context = config, replace(context, checkpoint_names=names)
         self.mapped_bytes = 0  # of weights in a mapped file: the OS counts this memory as free, but it is in use
         self.stage = context.stage or Stage.whole(config.num_layers)
+        stage, context = self.stage, self.context
+        self.rotary = nn.ModuleList(self.build_rotary_tables())
+        if stage.is_first:
+            has_tied_head = config.tie_word_embeddings and stage.is_last
+            self.embedding = Embedding(
+                config.vocab_size, config.hidden_size, context=context, has_tied_head=has_tied_head
+            )
+        self.layers = nn.ModuleDict({str(layer): self.build_layer(layer) for layer in stage.layers})
+        if stage.is_last:
+            self.norm = self.build_norm()
+            tied_to = self.embedding if config.tie_word_embeddings and stage.is_first else None
+            head = context.at("logits_head")
+            self.logits_head = LogitsHead(config.hidden_size, config.vocab_size, tied_to=tied_to, context=head)
 
     @property
     def num_layers(self) -> int:
@@ -69,34 +117,14 @@ class CausalLM(nn.Module, ABC):
         return self.config.hidden_size
 
     @property
-    def bytes_in_file(self) -> int:
-        """Size of weights that are read from their file on lookup and take no memory."""
-        return 0
-
-    @property
-    def weight_targets(self) -> Mapping[str, str]:
-        """The table as it applies to this stage; it may include entries of other stages."""
-        return self.weight_names
-
-    @property
     def split_tensors(self) -> Mapping[str, tuple[str, ...]]:
         """Like `other_spellings`, but full names without placeholders, in addition to them."""
-        return {}
-
-    @property
-    def twins(self) -> Mapping[str, str]:
-        """Tensors that equal another one, by name: a checkpoint has either or both, and the first one is used."""
         return {}
 
     @property
     def encoder(self) -> "VisionTower | None":
         """The vision tower; None: the model has none, or not on this stage."""
         return None
-
-    @property
-    def parts_on_other_ranks(self) -> frozenset[str]:
-        """Parts before and after the layers that are on another stage, by their names in the table."""
-        return frozenset()
 
     @property
     def num_experts(self) -> int:
@@ -145,34 +173,115 @@ class CausalLM(nn.Module, ABC):
             return self.run_layers(self.embed(batch), None, kv_caches, step)
         return self.run_layers(incoming.hidden, incoming.residual, kv_caches, step)
 
-    @abstractmethod
+    @property
+    def weight_targets(self) -> Mapping[str, str]:
+        """The table as it applies to this stage; it may include entries of other stages.
+
+        A tied head on another stage than the embedding loads the table itself.
+        """
+        if not self.config.tie_word_embeddings:
+            return self.weight_names
+        others = {name: target for name, target in self.weight_names.items() if target != "logits_head"}
+        return others if self.stage.is_first else {**others, "model.embed_tokens": "logits_head"}
+
+    @property
+    def parts_on_other_ranks(self) -> frozenset[str]:
+        """Parts before and after the layers that are on another stage, by their names in the table."""
+        before = () if self.stage.is_first else ("embedding",)
+        return frozenset(before if self.stage.is_last else (*before, "norm", "logits_head"))
+
+    @property
+    def bytes_in_file(self) -> int:
+        """Size of weights that are read from their file on lookup and take no memory."""
+        return self.embedding.bytes_in_file if self.stage.is_first else 0
+
+    def build_layer(self, layer: int) -> nn.Module:
+        return DecoderLayer(self.build_norm(), self.build_attention(layer), self.build_norm(), self.build_mlp(layer))
+
+    def build_rotary_tables(self) -> list[RotaryEmbedding]:
+        """Make the tables by which layers rotate queries and keys; each names its own: `AttentionLayer.rotary`."""
+        config = self.config
+        return [RotaryEmbedding(config.rope, config.head_dim, config.max_model_len, device=self.context.device)]
+
+    def build_norm(self) -> RMSNorm:
+        size, eps = self.config.hidden_size, self.config.rms_norm_eps
+        return RMSNorm(size, eps, context=self.context, offset=self.norm_offset)
+
+    def build_attention(self, layer: int) -> nn.Module:
+        return self.attention_class(self.config, layer, self.context)
+
+    def build_mlp(self, layer: int) -> nn.Module:
+        config, size = self.config, self.config.hidden_size
+        if config.moe is not None and config.moe.is_sparse[layer]:
+            mixture = ExpertParallelMoE if self.context.groups.experts.size > 1 else MixtureOfExperts
+            return mixture(layer, size, config.moe, self.activation, context=self.context)
+        context, has_bias = self.context.at(f"layers.{layer}.mlp"), config.mlp_bias
+        return GatedMLP(size, config.intermediate_size, has_bias=has_bias, context=context, activation=self.activation)
+
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
         """Embed the step's tokens: [T, D]. First stage only."""
+        x: torch.Tensor = self.embedding(batch.input_ids, batch.adapter_ids)
+        if self.embedding_scale is not None:
+            x = x * self.embedding_scale
+        return x if batch.inputs_embeds is None else batch.inputs_embeds.put_into(x)
 
-    @abstractmethod
     def attention_step(self, batch: ForwardBatch) -> AttentionMetadata:
         """Derive from the batch what all layers share."""
+        plan = self.context.attention.plan
+        plans = tuple(plan(seen) for seen in batch.groups if seen.state_slots is None)
+        rotary = tuple(table(batch.rotary_positions) for table in self.rotary)
+        adapters, kept_adapters = batch.adapter_ids, batch.kept_adapter_ids
+        return AttentionMetadata(
+            batch=batch, plans=plans, rotary=rotary, adapter_ids=adapters, kept_adapter_ids=kept_adapters
+        )
 
-    @abstractmethod
     def run_layers(
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: Sequence[LayerCache], step: AttentionMetadata
     ) -> IntermediateTensors:
-        """Run x [T, D] and the residual stream [T, D] through this stage's layers, and the final norm on the last
-        stage.
+        """Run x [T, D] and the residual stream [T, D] through this stage's layers, and the last stage's final norm.
 
         It depends only on tensors of the step, so it can be recorded. On the first stage there is no residual yet.
         """
+        aux: list[torch.Tensor] = []
+        for number, layer, kv_cache in zip(self.stage.layers, self.layers.values(), kv_caches, strict=True):
+            if number in self.context.aux_layers:
+                aux.append(x if residual is None else self.norm.add(x, residual)[1])
+            x, residual = layer(x, residual, kv_cache, step)
+        assert residual is not None, "a stage has layers"
+        if self.stage.is_last:
+            x, residual = self.norm.add(x, residual)
+        return IntermediateTensors(x, residual, tuple(aux))
 
-    @abstractmethod
+    @property
+    def twins(self) -> Mapping[str, str]:
+        """Tensors that equal another one, by name: a checkpoint has either or both, and the first one is used."""
+        return {"lm_head.weight": "model.embed_tokens.weight"} if self.config.tie_word_embeddings else {}
+
     def compute_logits(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the logits [L, V] float32 of hidden states [L, D]; in slices if L is large. Last stage only.
 
         adapter_ids [L] int64 are the slots of the rows' adapters, -1: none; None: no row has one.
         """
+        return self.finish_logits(self.logits_head(hidden, adapter_ids))
+
+    def finish_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Cap logits [L, V], if the model does."""
+        cap = self.logits_soft_cap
+        return logits if cap is None else hyperbolic_tangent(logits / cap) * cap
 
     def logits_argmax(
         self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return each row's largest logit [L] and the lowest id that has it [L], without writing out the logits."""
-        values, ids = self.compute_logits(hidden, adapter_ids).max(-1)
-        return values, ids
+        """Return each row's largest logit [L] and the lowest id that has it [L], without writing out the logits.
+
+        A cap can make distinct logits equal, so with one they are computed in full.
+        """
+        if self.logits_soft_cap is not None:
+            largest, found = self.compute_logits(hidden, adapter_ids).max(-1)
+            return largest, found
+        values, ids = self.logits_head.argmax(hidden, adapter_ids)
+        return values, self.token_ids_of(ids)
+
+    def token_ids_of(self, ids: torch.Tensor) -> torch.Tensor:
+        """Hook for models whose logits head has a vocabulary of its own: the tokens [L] of its ids [L]."""
+        return ids

@@ -5,18 +5,19 @@ from types import MappingProxyType
 from octavo.config.model import ModelConfig
 from octavo.layers.attention import HeadNormWeights
 from octavo.layers.context import BuildContext
-from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderAttention, DecoderForCausalLM
+from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderAttention
+from octavo.models.interfaces import CausalLM
 
 
-class LlamaForCausalLM(DecoderForCausalLM):
+class LlamaForCausalLM(CausalLM):
     """Llama 1 to 3.x (Touvron et al. 2023, arXiv:2302.13971): the family without changes."""
 
 
-class MistralForCausalLM(DecoderForCausalLM):
+class MistralForCausalLM(CausalLM):
     """Mistral (Jiang et al. 2023, arXiv:2310.06825): one sliding window for all layers, or none."""
 
 
-class Qwen2ForCausalLM(DecoderForCausalLM):
+class Qwen2ForCausalLM(CausalLM):
     """Qwen2 and Qwen2.5 (Yang et al. 2024, arXiv:2407.10671): biases on queries, keys and values only.
 
     With `use_sliding_window`, the layers from `max_window_layers` on have a window.
@@ -30,7 +31,7 @@ class Qwen3Attention(DecoderAttention):
         return HeadNormWeights(config.head_dim, config.rms_norm_eps, context=context)
 
 
-class Qwen3ForCausalLM(DecoderForCausalLM):
+class Qwen3ForCausalLM(CausalLM):
     """Qwen3, dense (Yang et al. 2025, arXiv:2505.09388): QK norm, and two more norms in the checkpoint."""
 
     attention_class = Qwen3Attention

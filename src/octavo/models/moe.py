@@ -6,7 +6,8 @@ K], gates first; downs [experts, N, K]. Which layers have experts is a setting (
 
 from types import MappingProxyType
 
-from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderForCausalLM
+from octavo.models.common import DECODER_WEIGHT_NAMES
+from octavo.models.interfaces import CausalLM
 from octavo.models.llama import Qwen3ForCausalLM
 
 _MLP = "model.layers.{layer}.mlp"
@@ -29,7 +30,7 @@ _QWEN_SPELLINGS = MappingProxyType(
 )
 
 
-class MixtralForCausalLM(DecoderForCausalLM):
+class MixtralForCausalLM(CausalLM):
     """Mixtral (Jiang et al. 2024, arXiv:2401.04088): Mistral with experts in every layer."""
 
     weight_names = MappingProxyType(
@@ -50,7 +51,7 @@ class MixtralForCausalLM(DecoderForCausalLM):
     )
 
 
-class Qwen2MoeForCausalLM(DecoderForCausalLM):
+class Qwen2MoeForCausalLM(CausalLM):
     """Qwen1.5 and Qwen2 MoE (Yang et al. 2024, arXiv:2407.10671), with a shared expert that has its own gate."""
 
     weight_names = MappingProxyType(

@@ -26,7 +26,7 @@ from octavo.errors import UnsupportedModelError
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear, MergedLinear, QKVLinear
 from octavo.layers.quant.base import QuantizedAtLoad, TensorSpec
-from octavo.models.common import DecoderForCausalLM
+from octavo.models.interfaces import CausalLM
 
 Grid = tuple[int, int, int]  # of an image: (pairs of) frames, rows and columns of patches
 
@@ -197,7 +197,7 @@ class VisionBlock(nn.Module):
         return x + mlp
 
 
-class VisionLanguageModel(DecoderForCausalLM):
+class VisionLanguageModel(CausalLM):
     """A mixin for a decoder."""
 
     tower: ClassVar[type[VisionTower]]

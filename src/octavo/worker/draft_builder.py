@@ -17,7 +17,6 @@ from octavo.layers.context import BuildContext
 from octavo.layers.quant.base import resolve_schemes
 from octavo.loader.index import stored_tensors
 from octavo.loader.registry import get_model_loader
-from octavo.models.common import DecoderForCausalLM
 from octavo.models.eagle3 import Eagle3Head
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
@@ -86,7 +85,6 @@ class DraftBuilder:
     def load(self, model: CausalLM, target: CausalLM) -> CausalLM:
         """Read its weights. `target` is the model that it drafts for, and perhaps shares its embedding."""
         if isinstance(model, Eagle3Head) and not model.has_embedding:
-            assert isinstance(target, DecoderForCausalLM), "all families are"
             model.share_embedding(target.embedding)
         own: LoadFormat = "dummy" if self._config.load.load_format == "dummy" else "auto"
         return get_model_loader(replace(self._config.load, load_format=own, tensorizer_uri=None)).load(model)

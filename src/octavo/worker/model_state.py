@@ -76,7 +76,7 @@ class ModelStates:
         if (lora := config.lora) is not None:
             limits = lora.max_loras, lora.max_lora_rank
             pool = AdapterPool(model, *limits, config.load, free_bytes, experts=lora.experts)
-        return cls((AdapterSlots(model, pool, send), RotaryOffsets(model, send), ReplacedEmbeddings(model, send)))
+        return cls((AdapterSlots(pool, send), RotaryOffsets(model, send), ReplacedEmbeddings(model, send)))
 
     @property
     def adapters(self) -> AdapterPool:
@@ -124,9 +124,9 @@ class ModelStates:
 class AdapterSlots(ModelState):
     """The slot of each row's adapter."""
 
-    def __init__(self, model: CausalLM, pool: AdapterPool | None, send: Send) -> None:
+    def __init__(self, pool: AdapterPool | None, send: Send) -> None:
         super().__init__(send)
-        self._takes_adapters, self.pool = model.takes_adapters, pool
+        self.pool = pool
 
     def prepare(self, step: SchedulerOutput) -> None:
         if step.adapter_fills:
@@ -134,8 +134,6 @@ class AdapterSlots(ModelState):
             self.pool.fill(step.adapter_fills)
         for new in step.scheduled_new_reqs:
             if new.adapter_slot != NO_SLOT:
-                if not self._takes_adapters:
-                    raise InvalidParameterError("adapter_slot", new.adapter_slot, "this model takes no adapters")
                 self.by_row[new.row] = new.adapter_slot
 
     def inputs(self, parts: list[RowTokens], positions: NDArray[Any]) -> dict[str, Any]:
