@@ -90,7 +90,7 @@ def test_buffers_serve_again_once_their_tensor_is_gone() -> None:
 
 
 def sneaky_worker(monkeypatch: pytest.MonkeyPatch, mlp: type[GatedMLP]) -> Worker:
-    monkeypatch.setattr("octavo.models.common.GatedMLP", mlp)
+    monkeypatch.setattr("octavo.models.interfaces.GatedMLP", mlp)
     worker = Worker(EngineArgs(model_name="demo", num_kv_blocks=64, dtype="bfloat16").resolve())
     worker.load_model()
     return worker
