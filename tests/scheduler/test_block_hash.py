@@ -8,12 +8,12 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from octavo.scheduler.block_hash import block_hash, chain_hashes, root_hash
+from octavo.scheduler.block_manager import block_hash, chain_hashes, root_hash
 
 PINNED = "5e612e9214355578cb59e69c33f7ade7c31a0598b83811deb9255d85b474b8be"
 PROGRAM = """
 import numpy as np
-from octavo.scheduler.block_hash import chain_hashes, root_hash
+from octavo.scheduler.block_manager import chain_hashes, root_hash
 print([name.hex() for name in chain_hashes(root_hash(["tenant"]), np.arange(8, dtype=np.int32), 4)][-1])
 """
 

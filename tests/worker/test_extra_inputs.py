@@ -26,6 +26,7 @@ from octavo.executor.base import Executor, make_executor
 from octavo.kernels.dispatch import native_kernels
 from octavo.scheduler.gate import Gate
 from octavo.scheduler.request import Request
+from octavo.scheduler.scheduler import Scheduler
 from octavo.testing import make_request
 from octavo.testing_device import RecordedQueue
 from octavo.worker.graph import StepGraph
@@ -128,7 +129,8 @@ class FixedSlots(Gate):
 
 def make_core(config: EngineConfig, executor: Executor) -> EngineCore:
     core = EngineCore(config, executor)
-    core.scheduler.gates += (FixedSlots(),)
+    num_batches = config.parallel.pipeline_parallel_size
+    core.scheduler = Scheduler(config.scheduler, core.scheduler.running, gates=[FixedSlots()], num_batches=num_batches)
     return core
 
 

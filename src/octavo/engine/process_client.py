@@ -35,7 +35,7 @@ from octavo.contracts.frames import encode_frames
 from octavo.device.cgroups import usable_cores
 from octavo.engine.child_core import ChildCore
 from octavo.errors import EngineDeadError, OctavoError, anew
-from octavo.scheduler.block_hash import chain_hashes, root_hash
+from octavo.scheduler.block_manager import chain_hashes, root_hash
 from octavo.working_folder import child_command
 
 logger = logging.getLogger(__name__)

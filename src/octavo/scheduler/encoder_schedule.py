@@ -20,7 +20,7 @@ import numpy as np
 
 from octavo.contracts.engine import VisionInput
 from octavo.contracts.schedule import Int32Array, SchedulerOutput
-from octavo.scheduler.block_hash import BlockKeys
+from octavo.scheduler.block_manager import BlockKeys
 from octavo.scheduler.gate import Gate
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows

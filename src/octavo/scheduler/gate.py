@@ -16,7 +16,7 @@ from octavo.scheduler.step_update import StepUpdate
 
 
 class Gate(ABC):
-    """Owned by the scheduler, on its thread. What a gate does not override does nothing."""
+    """Owned by the scheduler, on its thread. What a gate does not override does nothing, and costs nothing."""
 
     reason: str  # what the requests that it holds wait for, in a word or two
 
@@ -59,3 +59,12 @@ class Gate(ABC):
     def check_integrity(self) -> None:
         """Assert the gate's invariants. Slow: for tests and idle times."""
         assert self.reason, "statistics show it"
+
+
+class GateHooks:
+    """What gates do in every step, without those that do nothing there."""
+
+    def __init__(self, gates: Sequence[Gate]) -> None:
+        self.on_admit = [gate.on_admit for gate in gates if type(gate).on_admit is not Gate.on_admit]
+        self.add_to_step = [gate.add_to_step for gate in gates if type(gate).add_to_step is not Gate.add_to_step]
+        self.after_step = [gate.after_step for gate in gates if type(gate).after_step is not Gate.after_step]

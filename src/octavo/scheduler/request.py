@@ -8,7 +8,7 @@ import numpy as np
 from octavo.contracts.engine import EngineCoreRequest, FinishedRequest
 from octavo.contracts.schedule import BoolArray, Int32Array
 from octavo.sampling_params import SamplingParams
-from octavo.scheduler.block_hash import NO_KEYS, BlockKeys, root_hash
+from octavo.scheduler.block_manager import NO_KEYS, BlockKeys, root_hash
 
 
 class RequestStatus(Enum):

@@ -26,7 +26,7 @@ from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import OctavoError
 from octavo.scheduler.admission import Admission, RequestQueue
 from octavo.scheduler.encoder_schedule import EncoderSchedule
-from octavo.scheduler.gate import Gate
+from octavo.scheduler.gate import Gate, GateHooks
 from octavo.scheduler.pace import FEWEST_TOKENS, BusyTime, StepPace
 from octavo.scheduler.request import Request, RequestStatus, StopIdTable
 from octavo.scheduler.running import RunningRows
@@ -53,7 +53,8 @@ class Scheduler:
         self.waiting = RequestQueue(config.ageing_s)
         self._max_chunk = config.max_num_batched_tokens
         self._encoder = EncoderSchedule(running, self._max_chunk, config.encoder_cache_tokens)
-        self.gates: tuple[Gate, ...] = (self._encoder, *gates)
+        self._gates: tuple[Gate, ...] = (self._encoder, *gates)
+        self._hooks = GateHooks(self._gates)
         self._admission = Admission(self.waiting, running, self._encoder, self._max_chunk)
         self._running_scheduler = RunningScheduler(running, num_batches, is_speculative=speculation is not None)
         self._speculation = speculation
@@ -89,7 +90,7 @@ class Scheduler:
 
     def _pass_gates(self, request: Request, first: int = 0) -> None:
         """Queue a request, unless one of the gates from number `first` on holds it."""
-        for gate in self.gates[first:]:
+        for gate in self._gates[first:]:
             if gate.hold(request):
                 request.waits_for = gate.reason
                 self._num_held[gate.reason] += 1
@@ -99,7 +100,7 @@ class Scheduler:
     def _poll_gates(self) -> None:
         """Take requests that gates let go of to the next gate; end those that can never pass."""
         now_s = self._clock()
-        for number, gate in enumerate(self.gates, start=1):
+        for number, gate in enumerate(self._gates, start=1):
             for request in gate.take_ready(now_s):
                 self._count_released(request)
                 request.waits_for = None
@@ -133,7 +134,7 @@ class Scheduler:
 
     def wait_for_gates(self, timeout_s: float) -> None:
         """Wait briefly for what the requests that gates hold need: at most `timeout_s` for each gate."""
-        for gate in self.gates:
+        for gate in self._gates:
             if gate.reason in self._num_held:
                 gate.wait(timeout_s)
 
@@ -157,7 +158,7 @@ class Scheduler:
         if self._num_held:
             self._poll_gates()
         self._encoder.begin_step()
-        builder = StepBuilder(self.running, self.gates, sends_tokens=self._running_scheduler.sends_tokens)
+        builder = StepBuilder(self.running, self._hooks, sends_tokens=self._running_scheduler.sends_tokens)
         budget, num_preemptions = self._pace.budget(self.running), self._num_preemptions
         self._schedule_running(builder, budget)
         if self._num_preemptions == num_preemptions:
@@ -177,16 +178,16 @@ class Scheduler:
         """Schedule running rows and allocate their blocks, preempting the worst until the blocks suffice."""
         if self.blocks.windowed:
             builder.free_behind_windows(self._in_flight)
-        running_tokens = self._running_scheduler.next_tokens(budget)
-        while not self.blocks.have_room(running_tokens.short):
+        rows, counts, short = self._running_scheduler.next_tokens(budget)
+        while not self.blocks.have_room(short):
             worst = self.running.worst
             assert worst.row is not None
-            builder.table_changes.drop_row(worst.row)
+            builder.drop_row(worst.row)
             self._preempt(worst)
-            running_tokens = self._running_scheduler.next_tokens(budget)
-        for group, rows, num_missing in running_tokens.short:
-            builder.add_blocks(rows, num_missing, group)
-        builder.add_running(*self._encoder.limit_running(running_tokens.rows, running_tokens.counts))
+            rows, counts, short = self._running_scheduler.next_tokens(budget)
+        for group, short_rows, num_missing in short:
+            builder.add_blocks(short_rows, num_missing, group)
+        builder.add_running(*self._encoder.limit_running(rows, counts))
 
     def _preempt(self, request: Request, *, is_sound: bool = True) -> None:
         """Free a running request's blocks and row. Its sampled tokens stay known; their KV is recomputed."""
@@ -217,8 +218,8 @@ class Scheduler:
         if self._speculation is not None:
             self._speculation.record_step(output, model_output, update, took_s)
         update.commit(self.running)
-        for gate in self.gates:
-            for request_id, problem in gate.after_step(output, update).items():
+        for after_step in self._hooks.after_step:
+            for request_id, problem in after_step(output, update).items():
                 self._end_by_gate(self._requests[request_id], problem, update)
         at_limit = update.num_known >= self.running.limit[update.rows]
         may_end = at_limit | self._stop_ids.candidates(update.last_token_ids)
@@ -271,7 +272,7 @@ class Scheduler:
             for group, block_id in unsure.hashed_blocks:
                 self.blocks.forget_blocks([block_id], group)
         self._forgotten_req_ids += [req_id for req_id in output.finished_req_ids if not self._is_running(req_id)]
-        unsure_requests = [request for gate in self.gates for request in gate.after_failed_step(output)]
+        unsure_requests = [request for gate in self._gates for request in gate.after_failed_step(output)]
         for request in step.current_requests(self.running):
             self._fail(request, error)
         for request in [*self.running.holders(step.hashed_blocks), *unsure_requests]:
@@ -300,7 +301,7 @@ class Scheduler:
         else:
             request.status = status
             self.waiting.remove(request)
-        for gate in self.gates:
+        for gate in self._gates:
             gate.forget(request)
         if self._speculation is not None:
             report = self._speculation.forget(request.request_id, report)
@@ -350,7 +351,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that reference counts match owners and every row is consistent. Slow: call it while idle."""
         self.running.check_integrity()
-        for gate in self.gates:
+        for gate in self._gates:
             gate.check_integrity()
         waits = Counter(request.waits_for for request in self._requests.values() if request.waits_for is not None)
         assert waits == self._num_held

@@ -4,7 +4,7 @@ Legend: R = rows of the step, N = changes of block tables.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from octavo.contracts.schedule import (
     SchedulerOutput,
     SpecDecodeTokens,
 )
-from octavo.scheduler.gate import Gate
+from octavo.scheduler.gate import GateHooks
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows
 from octavo.scheduler.step_update import StepInFlight
@@ -26,15 +26,6 @@ _NO_DIFFS = CachedRequestData()
 
 # Rows whose blocks of a KV group cannot hold what they would compute: group, rows, missing blocks of each row.
 ShortRows = tuple[int, list[int], list[int]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunningTokens:
-    """The running rows' part of a step."""
-
-    rows: RowIndices  # [R]
-    counts: Int32Array  # [R] tokens, each at least 1
-    short: list[ShortRows]  # no entry for a group with enough blocks
 
 
 class RunningScheduler:
@@ -53,8 +44,8 @@ class RunningScheduler:
         """True if some ranks learn the sampled tokens only from the next scheduler output."""
         return self._num_batches > 1
 
-    def next_tokens(self, budget: int) -> RunningTokens:
-        """Return what running rows would compute in a step of at most `budget` tokens scheduled now."""
+    def next_tokens(self, budget: int) -> tuple[RowIndices, Int32Array, list[ShortRows]]:
+        """Return the rows [R] of a step of at most `budget` tokens, the tokens of each [R], and who lacks blocks."""
         running = self._running
         rows = running.active
         counts = split_budget(self._wanted(rows), budget)
@@ -68,7 +59,7 @@ class RunningScheduler:
                 size = running.blocks.block_sizes[group]
                 num_missing = [-(-num_tokens // size) for num_tokens in num_over[at].tolist()]
                 short.append((group, rows[at].tolist(), num_missing))
-        return RunningTokens(rows=rows, counts=counts, short=short)
+        return rows, counts, short
 
     def _wanted(self, rows: RowIndices) -> Int32Array:
         """Return how many tokens each of `rows` [R] would compute with an unlimited budget."""
@@ -108,43 +99,17 @@ def split_budget(wanted: Int32Array, budget: int) -> Int32Array:
     return granted
 
 
-class TableChanges:
-    """Changes of block tables in a step, N of them: allocated blocks, and null blocks in place of freed ones."""
-
-    def __init__(self) -> None:
-        self._rows, self._block_ids, self._groups, self._columns = list[int](), list[int](), list[int](), list[int]()
-
-    def record(self, row: int, group: int, first_column: int, block_ids: list[int]) -> None:
-        """A row's table of a KV group has these blocks from `first_column` on."""
-        count = len(block_ids)
-        self._rows += [row] * count
-        self._block_ids += block_ids
-        self._groups += [group] * count
-        self._columns += range(first_column, first_column + count)
-
-    def drop_row(self, row: int) -> None:
-        """Discard a row's changes: its request was preempted."""
-        kept = [index for index, changed in enumerate(self._rows) if changed != row]
-        for numbers in (self._rows, self._block_ids, self._groups, self._columns):
-            numbers[:] = [numbers[index] for index in kept]
-
-    def diffs(self) -> CachedRequestData:
-        if not self._rows:
-            return _NO_DIFFS
-        numbers = np.array((self._rows, self._block_ids, self._groups, self._columns), dtype=np.int32)
-        return CachedRequestData(rows=numbers[0], block_ids=numbers[1], groups=numbers[2], columns=numbers[3])
-
-
 class StepBuilder:
     """Created by the scheduler for every step; the scheduler decides, the builder does the bookkeeping.
 
     Blocks of a prompt are hashed as they are filled; those of an output when the request releases them.
     """
 
-    def __init__(self, running: RunningRows, gates: Sequence[Gate], *, sends_tokens: bool) -> None:
+    def __init__(self, running: RunningRows, hooks: GateHooks, *, sends_tokens: bool) -> None:
         self.num_tokens = 0
-        self.table_changes = TableChanges()
-        self._running, self._gates, self._sends_tokens = running, gates, sends_tokens
+        self._running, self._hooks, self._sends_tokens = running, hooks, sends_tokens
+        # Changes of block tables [N]: rows, blocks, groups, columns.
+        self._changes: tuple[list[int], list[int], list[int], list[int]] = [], [], [], []
         self._rows, self._counts = running.active, _NOTHING
         self._req_ids: tuple[str, ...] = ()
         self._hashed_blocks: list[tuple[int, int]] = []
@@ -162,7 +127,22 @@ class StepBuilder:
     def add_blocks(self, rows: Sequence[int], counts: Sequence[int], group: int) -> None:
         """Give running rows [R] so many more blocks [R]."""
         for row, first, block_ids in self._running.add_blocks(rows, counts, group):
-            self.table_changes.record(row, group, first, block_ids)
+            self._record_change(row, group, first, block_ids)
+
+    def _record_change(self, row: int, group: int, first_column: int, block_ids: list[int]) -> None:
+        """A row's table of a KV group has these blocks from `first_column` on."""
+        rows, blocks, groups, columns = self._changes
+        count = len(block_ids)
+        rows += [row] * count
+        blocks += block_ids
+        groups += [group] * count
+        columns += range(first_column, first_column + count)
+
+    def drop_row(self, row: int) -> None:
+        """Discard the changes of a row's tables: its request was preempted."""
+        kept = [index for index, changed in enumerate(self._changes[0]) if changed != row]
+        for numbers in self._changes:
+            numbers[:] = [numbers[index] for index in kept]
 
     def free_behind_windows(self, in_flight: Iterable[StepInFlight]) -> None:
         """Free the blocks that no row's next token can see, before new ones are allocated.
@@ -185,7 +165,7 @@ class StepBuilder:
                 for step in in_flight:
                     step.hashed_blocks.extend(hashed_blocks)
                 running.free_columns(row, group, end)
-                self.table_changes.record(row, group, first, [null_block] * (end - first))
+                self._record_change(row, group, first, [null_block] * (end - first))
 
     @property
     def unwritten_states(self) -> frozenset[tuple[int, int]]:
@@ -253,8 +233,8 @@ class StepBuilder:
             finished_req_ids=forgotten_req_ids,
             scheduled_spec_decode_tokens=extra,
         )
-        for gate in self._gates:
-            output = gate.add_to_step(output, rows)
+        for add_to_step in self._hooks.add_to_step:
+            output = add_to_step(output, rows)
         return StepInFlight(
             output=output,
             scheduled_s=now_s,
@@ -274,7 +254,10 @@ class StepBuilder:
 
     def _diffs(self, starts: Int32Array) -> CachedRequestData:
         """Return the changes of tables; and the tokens that rows computed from `starts` [R] on, for ranks without."""
-        diffs = self.table_changes.diffs()
+        diffs = _NO_DIFFS
+        if self._changes[0]:
+            numbers = np.array(self._changes, dtype=np.int32)
+            diffs = CachedRequestData(rows=numbers[0], block_ids=numbers[1], groups=numbers[2], columns=numbers[3])
         if not self._sends_tokens:
             return diffs
         is_single = self._counts == 1  # includes all decoding rows
@@ -301,8 +284,8 @@ class StepBuilder:
             num_computed_tokens=int(self._running.num_computed[row]),
             extra_inputs=request.extra_inputs,
         )
-        for gate in self._gates:
-            data = gate.on_admit(request, data)
+        for on_admit in self._hooks.on_admit:
+            data = on_admit(request, data)
         return data
 
     def _admissions(self, now_s: float) -> dict[str, AdmittedRequest]:
