@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Mapping, Sequence, Sized
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any, Self
 
@@ -12,42 +12,25 @@ from octavo.structured_output import StructuredOutput
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
-MAX_STOP_CHARACTERS = 4096  # of all together
 MAX_STOP_TOKEN_IDS = 4096
 MAX_BAD_WORDS = 4096
 MAX_BAD_WORD_CHARACTERS = 128  # of one: devices compare all words with as many tokens as the longest has
-MAX_BAD_WORDS_CHARACTERS = 65536  # of all together
 MAX_LOGIT_BIASES = 16384
 MAX_ALLOWED_TOKEN_IDS = 2**19  # beyond any vocabulary
 MAX_N = 16384
-MAX_TOP_K = 2**31 - 1  # beyond any vocabulary, and the largest integer that messages can carry
 SEED_BITS = 64
-_SEEDS_END = 1 << SEED_BITS
-# By field: the least and the greatest value; None: no limit.
-_INTEGERS: dict[str, tuple[int, int | None]] = {
-    "n": (1, MAX_N),
-    "top_k": (-1, MAX_TOP_K),
-    "min_tokens": (0, None),
-    "max_tokens": (1, None),
-    "seed": (0, _SEEDS_END - 1),
-    "logprobs": (0, MAX_LOGPROBS),
-    "prompt_logprobs": (0, MAX_LOGPROBS),
-}
-_OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "prompt_logprobs"})
-_FLOATS = {
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "repetition_penalty": (0.0, 100.0),
-}
+_MASK = (1 << SEED_BITS) - 1
 _LENGTHS = {
     "stop": (MAX_STOP_STRINGS, "strings"),
     "bad_words": (MAX_BAD_WORDS, "words"),
     "stop_token_ids": (MAX_STOP_TOKEN_IDS, "token ids"),
     "allowed_token_ids": (MAX_ALLOWED_TOKEN_IDS, "token ids"),
 }
+
+
+def _bounded(default: Any, low: float, high: float | None = None) -> Any:
+    """A field whose value must be a number from `low` up to `high`; None: without end."""
+    return field(default=default, metadata={"bounds": (low, high)})
 
 
 class RequestPriority(IntEnum):
@@ -75,14 +58,14 @@ class SamplingParams:
         InvalidParameterError: names the field, its value and the limit.
     """
 
-    n: int = 1  # number of samples; their seeds are derived from `seed`
-    temperature: float = 1.0  # 0 is greedy: argmax, ties go to the lowest id
-    top_p: float = 1.0
-    top_k: int = 0  # 0 or -1: off
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    n: int = _bounded(1, 1, MAX_N)  # number of samples; their seeds are derived from `seed`
+    temperature: float = _bounded(1.0, 0.0, 100.0)  # 0 is greedy: argmax, ties go to the lowest id
+    top_p: float = _bounded(1.0, 0.0, 1.0)
+    top_k: int = _bounded(0, -1, 2**31 - 1)  # 0 or -1: off; beyond any vocabulary: the largest integer of messages
+    min_p: float = _bounded(0.0, 0.0, 1.0)
+    presence_penalty: float = _bounded(0.0, -2.0, 2.0)
+    frequency_penalty: float = _bounded(0.0, -2.0, 2.0)
+    repetition_penalty: float = _bounded(1.0, 0.0, 100.0)
     logit_bias: Mapping[int, float] | None = None  # the number of entries of this and the lists below is limited
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()  # never generated; up to 4,096, of 128 characters each
@@ -90,11 +73,13 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    max_tokens: int | None = 16  # None: up to the end of the model's context
-    min_tokens: int = 0
-    seed: int | None = None  # None: a random one is generated and reported; see above for many prompts
-    logprobs: int | None = None  # number of top tokens, in addition to the sampled one
-    prompt_logprobs: int | None = None
+    max_tokens: int | None = _bounded(16, 1)  # None: up to the end of the model's context
+    min_tokens: int = _bounded(0, 0)
+    seed: int | None = _bounded(
+        None, 0, 2**SEED_BITS - 1
+    )  # None: a random one is generated and reported; see above for many prompts
+    logprobs: int | None = _bounded(None, 0, MAX_LOGPROBS)  # number of top tokens, in addition to the sampled one
+    prompt_logprobs: int | None = _bounded(None, 0, MAX_LOGPROBS)
     skip_special_tokens: bool = True
     structured_output: StructuredOutput | None = None  # constraint on the output
     speculative: bool = True  # speculate, if the engine can; the output is the same
@@ -111,7 +96,7 @@ class SamplingParams:
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
         """Build from keyword options; for an unknown name, the error suggests the closest known one."""
-        known = [field.name for field in fields(cls)]
+        known = [spec.name for spec in fields(cls)]
         for name in options:
             if name not in known:
                 raise UnknownOptionError("sampling parameter", name, known)
@@ -160,15 +145,13 @@ class SamplingParams:
             object.__setattr__(self, "logit_bias", _integer_keys(self.logit_bias))
 
     def _check_numbers(self) -> None:
-        for name, (low, high) in _INTEGERS.items():
+        for name, kind, bounds in _BOUNDS:
             value = getattr(self, name)
-            if value is not None or name not in _OPTIONAL:
-                _check_integer(name, value, low, high)
+            if value is not None or kind in (int, float):
+                (_check_float if kind is float else _check_integer)(name, value, *bounds)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "speculative"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameterError(name, getattr(self, name), "must be true or false")
-        for name, (least, greatest) in _FLOATS.items():
-            _check_float(name, getattr(self, name), least, greatest)
         if self.top_p == 0.0:
             raise InvalidParameterError("top_p", self.top_p, "greater than 0 and at most 1")
         if self.repetition_penalty == 0.0:
@@ -179,7 +162,7 @@ class SamplingParams:
     def _check_lists(self) -> None:
         for name, (limit, kind) in _LENGTHS.items():
             _check_length(name, getattr(self, name) or (), limit, kind)
-        for name, limit in (("stop", MAX_STOP_CHARACTERS), ("bad_words", MAX_BAD_WORDS_CHARACTERS)):
+        for name, limit in (("stop", 4096), ("bad_words", 65536)):
             for text in getattr(self, name):
                 if not isinstance(text, str) or not text:
                     raise InvalidParameterError(name, text, "every entry must be a non-empty string")
@@ -196,6 +179,9 @@ class SamplingParams:
                 _check_integer(name, token_id, 0, None)
 
 
+_BOUNDS = [(spec.name, spec.type, spec.metadata["bounds"]) for spec in fields(SamplingParams) if spec.metadata]
+
+
 def draw_seed() -> int:
     """Draw the seed of a request that has none."""
     return secrets.randbits(SEED_BITS)
@@ -209,9 +195,9 @@ def derive_seed(seed: int, index: int) -> int:
     """
     if index == 0:
         return seed
-    mixed = (seed + index * 0x9E3779B97F4A7C15) % _SEEDS_END
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % _SEEDS_END
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) % _SEEDS_END
+    mixed = (seed + index * 0x9E3779B97F4A7C15) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
     return mixed ^ (mixed >> 31)
 
 

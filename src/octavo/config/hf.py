@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 
 from octavo.config.architectures import ARCHITECTURES, ArchitectureFacts
 from octavo.config.checkpoint_files import has_own_head
-from octavo.config.hf_images import TOWER_READERS, text_part
+from octavo.config.hf_images import takes_images, text_part, with_tower
 from octavo.config.hf_layers import read_attention_scale, read_biases, read_heads, read_moe, read_sliding_windows
 from octavo.config.hf_quantization import GGUF_SAMPLING, read_quantization, with_separate_quantization
 from octavo.config.hf_rope import max_supported_len, read_local_rope, read_rope
@@ -63,8 +63,8 @@ def model_config_of(
     """Do so with the keys of `config.json` in `fields`."""
     architecture = _architecture(fields)
     facts = ARCHITECTURES[architecture]
-    whole, takes_images = fields, architecture in TOWER_READERS
-    if takes_images:
+    whole = fields
+    if takes_images(architecture):
         fields, facts = text_part(whole, facts)
     fields = fields.with_defaults(facts.defaults)
     _refuse_unsupported(fields, facts)
@@ -72,6 +72,7 @@ def model_config_of(
     num_heads, num_kv_heads, head_dim = read_heads(fields, facts)
     rope = read_rope(fields, facts, head_dim, max_position_embeddings)
     has_bias, has_out_bias = read_biases(fields, facts)
+    soft_cap_key = "final_logit_softcapping"
     file = path / "generation_config.json"
     generation = JsonFields.read(file) if file.exists() else JsonFields(str(file), {})
     config = ModelConfig(
@@ -97,7 +98,7 @@ def model_config_of(
         mlp_bias=facts.has_mlp_bias_key and fields.flag("mlp_bias", False),
         qk_norm=facts.qk_norm,
         attention_scale=read_attention_scale(fields, facts),
-        logits_soft_cap=_soft_cap(fields, takes_images=takes_images),
+        logits_soft_cap=fields.number(soft_cap_key) if soft_cap_key in fields else None,
         sliding_windows=read_sliding_windows(fields, facts),
         moe=read_moe(fields, facts),
         quantization=read_quantization(fields, _dtype(fields, dtype)),
@@ -105,7 +106,7 @@ def model_config_of(
         eos_token_ids=generation.token_ids("eos_token_id") or fields.token_ids("eos_token_id"),
         generation=_sampling_defaults(fields.nested(GGUF_SAMPLING) if GGUF_SAMPLING in fields else generation),
     )
-    return replace(config, vision=TOWER_READERS[architecture](whole, config.hidden_size)) if takes_images else config
+    return with_tower(config, whole) if takes_images(architecture) else config
 
 
 def read_config_fields(path: Path) -> JsonFields:
@@ -174,13 +175,6 @@ def _refuse_unsupported(fields: JsonFields, facts: ArchitectureFacts) -> None:
     key, *known = _ACTIVATIONS[facts.activation]
     if fields.text(key, known[0]) not in known:
         raise fields.unsupported(key, f"; known: {known[0]}")
-
-
-def _soft_cap(fields: JsonFields, *, takes_images: bool) -> float | None:
-    key = "final_logit_softcapping"
-    if key in fields and takes_images:  # it would have no effect in transformers
-        raise fields.unsupported(key, " with a vision tower")
-    return fields.number(key) if key in fields else None
 
 
 def _dtype(fields: JsonFields, asked: str) -> DType:

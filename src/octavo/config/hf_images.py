@@ -12,6 +12,7 @@ from typing import Any
 
 from octavo.config.architectures import ARCHITECTURES, ArchitectureFacts
 from octavo.config.json_fields import JsonFields
+from octavo.config.model import ModelConfig
 from octavo.config.vision import ClassToken, VisionActivation, VisionConfig
 from octavo.errors import CheckpointError, UnsupportedModelError
 
@@ -44,13 +45,24 @@ def text_part(fields: JsonFields, facts: ArchitectureFacts) -> tuple[JsonFields,
     is_default = facts.defaults.get("tie_word_embeddings", False)
     ties = (fields,) if is_default else (fields, text)
     values["tie_word_embeddings"] = any(of.flag("tie_word_embeddings", is_default) for of in ties)
+    if "final_logit_softcapping" in (part := JsonFields(fields.origin, values)):  # without effect in transformers
+        raise part.unsupported("final_logit_softcapping", " with a vision tower")
     if facts.text:
         known = {ARCHITECTURES[name].model_type: name for name in facts.text}
         kind = text.text("model_type", next(iter(known)))
         if kind not in known:
             raise text.unsupported("model_type", f"; known: {', '.join(known)}")
         facts = replace(ARCHITECTURES[known[kind]], defaults=facts.defaults.get(kind, {}))
-    return JsonFields(fields.origin, values), facts
+    return part, facts
+
+
+def takes_images(architecture: str) -> bool:
+    return architecture in TOWER_READERS
+
+
+def with_tower(config: ModelConfig, fields: JsonFields) -> ModelConfig:
+    """Return the model with its vision tower, from the keys of `config.json`."""
+    return replace(config, vision=TOWER_READERS[config.architecture](fields, config.hidden_size))
 
 
 def _read_gemma3(fields: JsonFields, out_hidden_size: int) -> VisionConfig:
