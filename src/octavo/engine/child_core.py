@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any, Self
 
 import msgspec
@@ -59,9 +58,13 @@ class CoreSockets:
         has_short_paths = len(os.fsencode(tempfile.gettempdir())) <= _MAX_FOLDER_CHARACTERS
         return cls(tempfile.mkdtemp(prefix="octavo-", dir=None if has_short_paths else "/tmp") + os.sep)
 
+    @property
+    def _is_abstract(self) -> bool:
+        return self.prefix.startswith("@")
+
     def bind(self, socket: "zmq.Socket[bytes]", name: str) -> None:
         """Bind the client's side."""
-        if self._folder is None:
+        if self._is_abstract:
             socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
         socket.bind(f"ipc://{self.prefix}{name}")
 
@@ -71,13 +74,9 @@ class CoreSockets:
 
     def delete(self) -> None:
         """Leave nothing behind. Idempotent."""
-        if self._folder is not None:
+        if not self._is_abstract:
             with contextlib.suppress(FileNotFoundError):  # the other process was faster
-                shutil.rmtree(self._folder)
-
-    @property
-    def _folder(self) -> Path | None:
-        return None if self.prefix.startswith("@") else Path(self.prefix)
+                shutil.rmtree(self.prefix)
 
 
 class ChildCore:
@@ -91,8 +90,10 @@ class ChildCore:
         deliver: Callable[[EngineCoreOutputs | None], None],
     ) -> None:
         self._addresses = CoreSockets.make()
-        self._to_core = self._bind(sockets.socket(zmq.PUSH), "to-core")
-        self.from_core = self._bind(sockets.socket(zmq.PULL), "from-core")
+        self._to_core, self.from_core = sockets.socket(zmq.PUSH), sockets.socket(zmq.PULL)
+        for socket, name in ((self._to_core, "to-core"), (self.from_core, "from-core")):
+            socket.set_hwm(0)  # never drop; admission limits what is outstanding
+            self._addresses.bind(socket, name)
         self._decode = msgspec.msgpack.Decoder(FromCore).decode
         self._deliver = deliver
         self._send_lock = threading.Lock()
@@ -117,11 +118,6 @@ class ChildCore:
         with contextlib.suppress(BrokenPipeError):  # it has exited; `notice_exit` reports why
             self.child.stdin.write(msgspec.json.encode(config, enc_hook=plain) + b"\n")
             self.child.stdin.flush()
-
-    def _bind(self, socket: "zmq.Socket[bytes]", name: str) -> "zmq.Socket[bytes]":
-        socket.set_hwm(0)  # never drop; admission limits what is outstanding
-        self._addresses.bind(socket, name)
-        return socket
 
     @property
     def loaded(self) -> CoreReady:
@@ -166,7 +162,7 @@ class ChildCore:
     def notice_exit(self) -> None:
         """If the child has exited without a message that is still to be received, it is dead."""
         if self.death is None and self.child.poll() is not None and not self.from_core.poll(_LAST_WORDS_MS):
-            self._die(self._exit_error())
+            self._die()
 
     def begin_close(self) -> None:
         """Tell the child to exit, without waiting for it."""
@@ -189,16 +185,15 @@ class ChildCore:
             self.child.kill()
             self.child.wait()
         self._relay.join()
-        self._die(self._exit_error())
+        self._die()
         self._addresses.delete()
 
-    def _exit_error(self) -> EngineDeadError:
-        code = self.child.returncode
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        return EngineDeadError(f"the engine process ended ({how})")
-
-    def _die(self, death: OctavoError) -> None:
-        """Fail all waiting calls, with the first cause of death."""
+    def _die(self, death: OctavoError | None = None) -> None:
+        """Fail all waiting calls, with the first cause of death; by default the child's exit."""
+        if death is None:
+            code = self.child.returncode
+            how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            death = EngineDeadError(f"the engine process ended ({how})")
         with self._send_lock:
             if self.death is not None:
                 return

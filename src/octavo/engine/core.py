@@ -7,7 +7,6 @@ wait for the host: the core submits steps while there is something to compute, a
 import logging
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,14 +36,6 @@ if TYPE_CHECKING:  # the library loads with the first request
 logger = logging.getLogger(__name__)
 
 _READY_WAIT_S = 0.01  # per wait for what a gate needs, when idle; messages are read in between
-
-
-@dataclass(frozen=True, slots=True)
-class PendingStep:
-    """A step in flight through the ranks."""
-
-    scheduler_output: SchedulerOutput
-    future: Future[ModelRunnerOutput]
 
 
 class EngineCore:
@@ -80,7 +71,7 @@ class EngineCore:
             num_batches=config.parallel.pipeline_parallel_size,
         )
         self._max_steps_in_flight = executor.max_steps_in_flight
-        self._pending_steps: deque[PendingStep] = deque()  # oldest first
+        self._pending_steps: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()  # oldest first
         self._finished_outputs: deque[EngineCoreOutputs] = deque()  # of steps that a call waited for
         self._prepared_blocks: list[int] | None = None  # blocks in use when the ranks last had enough memory prefaulted
 
@@ -114,7 +105,7 @@ class EngineCore:
             self._schedule_next() if self._pending_steps else self.scheduler.schedule()
         )
         while scheduler_output is not None:
-            self._pending_steps.append(PendingStep(scheduler_output, self._execute(scheduler_output)))
+            self._pending_steps.append((scheduler_output, self._execute(scheduler_output)))
             scheduler_output = self._schedule_next()
 
     def _schedule_next(self) -> SchedulerOutput | None:
@@ -130,28 +121,21 @@ class EngineCore:
 
     def _finish_oldest(self) -> EngineCoreOutputs:
         """Wait for the oldest step in flight and update the scheduler from its output."""
-        pending = self._pending_steps[0]
+        scheduler_output, future = self._pending_steps[0]
         try:
-            model_output = pending.future.result()
+            model_output = future.result()
         except EngineDeadError:
             raise
-        except Exception as error:  # noqa: BLE001 - logged, and reported to the step's requests
-            self._fail(self._pending_steps.popleft(), error)
+        except Exception as error:  # reported to the step's requests
+            self._pending_steps.popleft()
+            self.scheduler.fail_step(scheduler_output, f"{type(error).__name__}: {error}")
+            num_requests = len(scheduler_output.req_ids)
+            logger.exception("step %d failed; its %d requests end with an error", scheduler_output.step, num_requests)
             return self.scheduler.take_finished()
         self._pending_steps.popleft()
-        outputs = self.scheduler.update_from_output(pending.scheduler_output, model_output)
+        outputs = self.scheduler.update_from_output(scheduler_output, model_output)
         events = None if self._adapters is None else self._adapters.take_events()
         return outputs if events is None else msgspec.structs.replace(outputs, adapter_events=events)
-
-    def _fail(self, pending: PendingStep, error: Exception) -> None:
-        self.scheduler.fail_step(pending.scheduler_output, f"{type(error).__name__}: {error}")
-        scheduler_output = pending.scheduler_output
-        logger.error(
-            "step %d failed; its %d requests end with an error",
-            scheduler_output.step,
-            len(scheduler_output.req_ids),
-            exc_info=error,
-        )
 
     def warmup_model(self) -> None:
         """Run a prefill and a decode step without side effects, timed and logged."""
@@ -167,16 +151,13 @@ class EngineCore:
         """Assert that no block is lost or owned twice. For tests and when idle."""
         self.scheduler.check_integrity()
 
-    def check_health(self) -> None:
-        """Raise EngineDeadError if a rank has died. For idle times: steps detect it themselves."""
-        self._executor.check_health()
-
     def prepare(self) -> bool:
         """Do some work that makes later steps faster, when idle; return False when there is none left.
 
         Raises:
-            EngineDeadError: a rank has died.
+            EngineDeadError: a rank has died, which steps detect themselves.
         """
+        self._executor.check_health()
         num_reached = self.scheduler.blocks.num_reached
         if num_reached == self._prepared_blocks:  # let the ranks of an idle engine sleep
             return False

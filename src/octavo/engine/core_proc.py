@@ -75,27 +75,21 @@ class CoreProc:
                 self._send(core.step())
                 self._is_preparing = False
             else:
-                core.check_health()
                 self._is_preparing = core.prepare()
 
     def _handle_messages(self, core: EngineCore) -> bool:
         """Handle all pending messages; without work, wait briefly for one. Returns False when told to stop."""
         while self._inbox.poll(0 if core.has_work() or self._is_preparing else _QUIET_MS):
-            if not self._handle(core, self._decode(self._inbox.recv_multipart())):
-                return False
-        return True
-
-    def _handle(self, core: EngineCore, message: ToCore) -> bool:
-        match message:
-            case AddRequests():
-                for request in message.requests:
-                    core.add_request(request)
-            case CallMethod(call_id=None):
-                getattr(core, message.method)(*message.arguments)
-            case CallMethod(call_id=int() as call_id):
-                self._call(core, call_id, message)
-            case Shutdown():
-                return False
+            match self._decode(self._inbox.recv_multipart()):
+                case AddRequests(requests=requests):
+                    for request in requests:
+                        core.add_request(request)
+                case CallMethod(call_id=None, method=method, arguments=arguments):
+                    getattr(core, method)(*arguments)
+                case CallMethod(call_id=int() as call_id) as call:
+                    self._call(core, call_id, call)
+                case Shutdown():
+                    return False
         return True
 
     def _call(self, core: EngineCore, call_id: int, call: CallMethod) -> None:

@@ -87,12 +87,7 @@ class EngineFront:
         return self.inputs.process(prompt, params, request_id=request_id, **options)
 
     def start(self, processed: ProcessedRequest) -> RequestState:
-        """Hand a request to the core. If that fails, whatever the reason, nothing of it is left.
-
-        Raises:
-            InvalidParameterError: its name was taken after it had been processed.
-            EngineDeadError: the engine is dead.
-        """
+        """Hand a request to the core. If that fails, whatever the reason, nothing of it is left."""
         state = self.outputs.add(processed)
         try:
             self.client.add(processed.samples)
@@ -136,11 +131,7 @@ def check_draft_tokenizer(draft: DraftModelConfig, model: ModelConfig, tokenizer
 
 
 def read_tokenizer(path: str, chat_template: str | None) -> Tokenizer:
-    """Return a model's tokenizer; `chat_template` names a file that overrides its template.
-
-    Raises:
-        UserError: either file cannot be read.
-    """
+    """Return a model's tokenizer; `chat_template` names a file that overrides its template. Raises UserError."""
     tokenizer = Tokenizer.from_path(path)
     if chat_template is None:
         return tokenizer

@@ -51,14 +51,17 @@ class InputProcessor:
         self.default_params = _default_params(config)
         self._tokenizer = tokenizer
         self._vocab_size, self._hidden_size = config.model.vocab_size, config.model.hidden_size
-        self._limit = ContextLimit(tokenizer, config.model.max_model_len)
+        self.limit = ContextLimit(tokenizer, config.model.max_model_len)
         self._eos_token_ids = list(tokenizer.end_token_ids(config.model.eos_token_ids, config.model.vocab_size))
         self._engine_seed = config.seed
         self._core_ids = itertools.count()  # never used twice, so a late message about a sample meets no other
         self._seed_numbers = itertools.count(1)  # counts correctly in several threads
         self._last_bad_words: tuple[Sequence[str], list[list[int]]] = (), []
         self._constraints = StructuredOutputChecker()
-        self._multimodal = _multimodal(config, self._limit)
+        self._multimodal: MultiModalProcessor | None = None
+        if (vision := config.model.vision) is not None:
+            num_encoded = config.scheduler.encoder_cache_tokens
+            self._multimodal = MultiModalProcessor(config.model.path, vision, self.limit, num_encoded)
         self._adapters = None if config.lora is None else AdapterFiles(config.lora)
 
     def process(
@@ -83,7 +86,9 @@ class InputProcessor:
             raise InvalidParameterError("lora_request", lora_request, "a LoRARequest, or None for the base model")
         pooling = params if isinstance(params, PoolingParams) else None
         if pooling is not None:
-            _check_dimensions(pooling.dimensions, self._hidden_size)
+            if pooling.dimensions is not None and pooling.dimensions > self._hidden_size:
+                limit = f"at most {self._hidden_size}, the model's hidden size"
+                raise InvalidParameterError("dimensions", pooling.dimensions, limit)
             params = NO_SAMPLING
         params = self.default_params if params is None else params
         if not isinstance(params, SamplingParams):
@@ -92,7 +97,7 @@ class InputProcessor:
         extra_inputs = prompt.extra_inputs if isinstance(prompt, MultiModalPrompt) else None
         if not token_ids:
             raise InvalidParameterError("prompt", "", "at least one token")
-        self._limit.check(len(token_ids), params.min_tokens)
+        self.limit.check(len(token_ids), params.min_tokens)
         self._check_prompt_ids(token_ids, "prompt_token_ids" if text is None else "prompt")
         for field in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             for token_id in getattr(params, field) or ():
@@ -126,12 +131,7 @@ class InputProcessor:
         )
 
     def read_lora(self, request: LoRARequest) -> AdapterRef:
-        """Return the adapter that a request names. Reads its files; callable from any thread.
-
-        Raises:
-            InvalidParameterError: adapters are not enabled, or its rank exceeds `max_lora_rank`.
-            AdapterError, CheckpointError: no adapter that is supported.
-        """
+        """Return the adapter that a request names. Reads its files; callable from any thread. Raises as `process`."""
         if self._adapters is None:
             raise InvalidParameterError("lora_request", request.name, "requires an engine with enable_lora")
         return self._adapters.read(request)
@@ -149,7 +149,7 @@ class InputProcessor:
             return self.multimodal.of_chat(messages, **template_options)
         text = self._tokenizer.render_chat(messages, **template_options)
         if has_to_fit:
-            self.check_text_length(text)
+            self.limit.check_text(text)
         return {"prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)}  # the template writes them
 
     @property
@@ -157,17 +157,9 @@ class InputProcessor:
         """Whether the model takes images, and videos if it says so."""
         return self._multimodal is not None
 
-    def check_text_length(self, text: str) -> None:
-        """See `ContextLimit.check_text`; for text that is tokenized elsewhere."""
-        self._limit.check_text(text)
-
     @property
     def multimodal(self) -> MultiModalProcessor:
-        """The processor of requests with images.
-
-        Raises:
-            InvalidParameterError: the model takes text only.
-        """
+        """The processor of requests with images. Raises InvalidParameterError if the model takes text only."""
         if self._multimodal is None:
             raise InvalidParameterError("images", "an image", "this model takes text only")
         return self._multimodal
@@ -175,9 +167,7 @@ class InputProcessor:
     def check_structured_output(self, constraint: StructuredOutput) -> None:
         """Validate a constraint. May take seconds; callable from any thread. `process` reuses the result.
 
-        Raises:
-            InvalidParameterError: with the location of the error.
-            UserError: validation takes too long.
+        Raises UserError: with the location of the error, or if it takes too long.
         """
         self._constraints.check(constraint)
 
@@ -190,7 +180,7 @@ class InputProcessor:
             return prompt.text, prompt.token_ids
         parsed = parse_prompt(prompt)
         if isinstance(parsed, str):
-            self.check_text_length(parsed)
+            self.limit.check_text(parsed)
             return parsed, self._tokenizer.encode(parsed)
         return None, parsed
 
@@ -213,7 +203,7 @@ class InputProcessor:
 
     def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> tuple[SamplingParams, int]:
         """Fill in what the user left unset: the context length as the limit, and a seed, which is also returned."""
-        room = self._limit.max_model_len - num_prompt_tokens
+        room = self.limit.max_model_len - num_prompt_tokens
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         if (seed := params.seed) is None:
             of_engine = self._engine_seed
@@ -240,18 +230,6 @@ def _default_params(config: EngineConfig) -> SamplingParams:
     defaults = config.model.generation
     given = {name: getattr(defaults, name) for name in defaults.__dataclass_fields__}
     return SamplingParams.from_options({name: value for name, value in given.items() if value is not None})
-
-
-def _multimodal(config: EngineConfig, limit: ContextLimit) -> MultiModalProcessor | None:
-    model = config.model
-    if model.vision is None:
-        return None
-    return MultiModalProcessor(model.path, model.vision, limit, config.scheduler.encoder_cache_tokens)
-
-
-def _check_dimensions(dimensions: int | None, hidden_size: int) -> None:
-    if dimensions is not None and dimensions > hidden_size:
-        raise InvalidParameterError("dimensions", dimensions, f"at most {hidden_size}, the model's hidden size")
 
 
 def _check_priority(priority: object) -> int:

@@ -140,10 +140,7 @@ class CompletionState:
         )
 
     def take(self, index: int) -> CompletionDelta | None:
-        """Return new output since the last call, None if there is none; `index` is passed through.
-
-        Taken text is not kept for `snapshot`.
-        """
+        """Return new output since the last call, None if there is none. Taken text is not kept for `snapshot`."""
         start, self._num_taken = self._num_taken, len(self.token_ids)
         if (start == self._num_taken and self.finish_reason is None) or self._is_taken:
             return None
@@ -316,11 +313,7 @@ class OutputProcessor:
             raise InvalidParameterError("request_id", request_id, "already in use by an unfinished request")
 
     def add(self, processed: ProcessedRequest) -> RequestState:
-        """Register a request, to process its outputs.
-
-        Raises:
-            InvalidParameterError: its name was taken after it had been processed.
-        """
+        """Register a request. Raises InvalidParameterError if its name was taken after it had been processed."""
         self.check_free(processed.request_id)
         state = RequestState(processed, self._tokenizer)
         self._requests.add(state)
@@ -330,11 +323,7 @@ class OutputProcessor:
         return state
 
     def find(self, request_id: str) -> RequestState | None:
-        """Return the request of this name, unless it has ended for the caller.
-
-        Raises:
-            InvalidParameterError: this is no name.
-        """
+        """Return the request of this name, unless it has ended for the caller."""
         if not isinstance(request_id, str):
             raise InvalidParameterError("request_id", request_id, "a string")
         return self._by_name.get(request_id)

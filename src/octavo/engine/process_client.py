@@ -56,11 +56,7 @@ class ProcessClient:
     command: Sequence[str] = child_command("octavo.engine.core_proc")
 
     def __init__(self, config: EngineConfig) -> None:
-        """Start the children.
-
-        Raises:
-            EngineDeadError: a process cannot be started; the others have been closed.
-        """
+        """Start the children. Raises EngineDeadError if one cannot be started; the others have been closed then."""
         num_replicas = config.parallel.data_parallel_size
         self._sockets = zmq.Context()
         self._poller = zmq.Poller()
@@ -105,11 +101,7 @@ class ProcessClient:
         return [replica.child.pid for replica in self._replicas]
 
     def load(self) -> None:
-        """See `EngineCoreClient.load`: all replicas.
-
-        Raises:
-            UserError: from the first replica that failed to load.
-        """
+        """See `EngineCoreClient.load`: all replicas. Raises what the first one raised that failed."""
         while any(replica.ready is None for replica in self._replicas):
             for replica in self._replicas:
                 if replica.death is not None:
@@ -117,11 +109,7 @@ class ProcessClient:
             self._receive(_POLL_S)
 
     def add(self, requests: list[EngineCoreRequest]) -> None:
-        """See `EngineCoreClient.add`. Samples of one request stay together.
-
-        Raises:
-            EngineDeadError: no replica is left.
-        """
+        """See `EngineCoreClient.add`. Samples of one request stay together."""
         while True:
             with self._lock:
                 alive = [number for number in self._router.replicas if self._replicas[number].death is None]
@@ -203,23 +191,15 @@ class ProcessClient:
                     replica.notice_exit()
 
     def _end_replica(self, number: int) -> EngineCoreOutputs:
-        """Return outputs that end a dead replica's unfinished requests.
-
-        Raises:
-            EngineDeadError: it was the last one.
-        """
+        """Return outputs that end a dead replica's unfinished requests. Raises if it was the last one."""
         with self._lock:
             lost = self._router.drop(number)
             num_left = len(self._router.replicas)
         if not num_left:
             raise self._last_death()
-        death = self._replicas[number].death
-        logger.error(
-            "replica %d died: %s; %d of its requests end, %d replicas remain", number, death, len(lost), num_left
-        )
-        end = FinishedRequest(
-            finish_reason="error", error=f"replica {number}: {death}", error_type=EngineDeadError.__name__
-        )
+        error = f"replica {number}: {self._replicas[number].death}"
+        logger.error("%s; %d of its requests end, %d replicas remain", error, len(lost), num_left)
+        end = FinishedRequest(finish_reason="error", error=error, error_type=EngineDeadError.__name__)
         return EngineCoreOutputs(
             epoch=0,
             req_ids=[],
@@ -253,14 +233,6 @@ class ReplicaLoad:
     def count_cached(self, names: Sequence[bytes]) -> int:
         """Return how many of these blocks, from the first on, the replica has cached, as far as known."""
         return next((at for at, name in enumerate(names) if name not in self.prefixes), len(names))
-
-    def remember(self, names: Sequence[bytes]) -> None:
-        """Record that these blocks will be cached; the first of a chain outlives those after it."""
-        for name in reversed(names):
-            self.prefixes[name] = None
-            self.prefixes.move_to_end(name)
-        while len(self.prefixes) > self.num_blocks:
-            self.prefixes.popitem(last=False)
 
 
 class Router:
@@ -297,10 +269,21 @@ class Router:
         names = self._block_hashes(prompt)
         cached = {replica: self._loads[replica].count_cached(names) * self._block_size for replica in among}
         num_tokens = len(prompt.prompt_token_ids)
-        chosen = min(among, key=lambda replica: self._cost(replica, num_tokens - cached[replica]))
+
+        def cost(replica: int) -> tuple[int, int]:
+            load = self._loads[replica]
+            own_tokens = num_tokens - cached[replica]
+            total = load.num_waiting_tokens + own_tokens + _TOKENS_PER_REQUEST * len(load.unfinished)
+            return total, load.num_routed  # ties go to the one with the fewest requests so far
+
+        chosen = min(among, key=cost)
         load = self._loads[chosen]
         load.num_routed += len(samples)
-        load.remember(names)
+        for name in reversed(names):  # the first of a chain outlives those after it
+            load.prefixes[name] = None
+            load.prefixes.move_to_end(name)
+        while len(load.prefixes) > load.num_blocks:
+            load.prefixes.popitem(last=False)
         for number, sample in enumerate(samples):
             waiting = num_tokens - cached[chosen] if number == 0 else 0  # the others hit the first one's blocks
             load.unfinished[sample.request_id] = waiting
@@ -330,11 +313,6 @@ class Router:
         """Remove a dead replica; return its unfinished requests."""
         load = self._loads.pop(replica, None)
         return list(load.unfinished) if load is not None else []
-
-    def _cost(self, replica: int, num_own_tokens: int) -> tuple[int, int]:
-        load = self._loads[replica]
-        cost = load.num_waiting_tokens + num_own_tokens + _TOKENS_PER_REQUEST * len(load.unfinished)
-        return cost, load.num_routed  # ties go to the one with the fewest requests so far
 
     def _block_hashes(self, request: EngineCoreRequest) -> list[bytes]:
         if not self._caches_prefixes:

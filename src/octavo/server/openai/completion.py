@@ -52,7 +52,7 @@ def _with_ids(prompt: Prompt, front: EngineFront, request: CompletionRequest) ->
     adds_special_tokens = request.add_special_tokens is not False
     if isinstance(prompt, str) and (request.truncate_prompt_tokens is not None or not adds_special_tokens):
         if request.truncate_prompt_tokens is None:
-            front.inputs.check_text_length(prompt)
+            front.inputs.limit.check_text(prompt)
         prompt = {"prompt_token_ids": front.tokenizer.encode(prompt, adds_special_tokens)}
     return prompt if isinstance(prompt, str) else truncated(prompt, request.truncate_prompt_tokens)
 
