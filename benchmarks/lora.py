@@ -23,7 +23,7 @@ from benchmarks.geometry import QWEN3_0_6B, write_checkpoint
 from benchmarks.kernels.roofline import read_bandwidth
 from octavo.attention.metadata import ForwardBatch
 from octavo.config.args import EngineArgs
-from octavo.kernels.types import LoraAdapters
+from octavo.kernels.reference import LoraAdapters
 from octavo.layers.linear import MergedLinear
 from octavo.worker.graph import StepGraph
 from octavo.worker.worker import Worker

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.kernels.reference import Kernels
-from octavo.kernels.types import LoraAdapters
+from octavo.kernels.reference import Kernels, LoraAdapters
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ from tests.kernels.conftest import NATIVE_DTYPES, native
 from tests.kernels.levels import LEVELS
 from tests.kernels.lora import Shape, adapters_of, random
 
-from octavo.kernels.reference import Kernels
-from octavo.kernels.types import SILU, ExpertAdapters, Fused, PackedExperts, Routing
+from octavo.kernels.reference import ExpertAdapters, Kernels
+from octavo.kernels.types import SILU, Fused, PackedExperts, Routing
 
 SIZE, INNER, NUM_EXPERTS, ROWS = 40, 24, 3, 33
 ROUTING = Routing(num_experts=NUM_EXPERTS, top_k=2, renormalizes=True, has_shared=False)

@@ -37,24 +37,13 @@ from octavo.kernels.native_weights import (
     WeightKind,
     address,
 )
-from octavo.kernels.quantization import LowBitWeight, WeightFormat
-from octavo.kernels.reference import Kernels
-from octavo.kernels.types import (
-    Activation,
-    ExpertAdapters,
-    Fused,
-    LinearRole,
-    LoraAdapters,
-    PackedExperts,
-    PackedLinear,
-    Routes,
-    Routing,
-)
+from octavo.kernels.quantization import GROUP_SIZES, Weight, WeightFormat
+from octavo.kernels.reference import ExpertAdapters, Kernels, LoraAdapters
+from octavo.kernels.types import Activation, Fused, LinearRole, PackedExperts, PackedLinear, Routes, Routing
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
 
-_GROUP_SIZES = (None, 32, 64, 128)
 # Sampling parameters of a row: `DrawRow` of kernels/cpu/draw.h.
 DRAW_ROW = np.dtype(
     [
@@ -131,7 +120,6 @@ class NativeKernels(Kernels):
     """
 
     is_batch_invariant = True
-    packing_copies = False
     reads_packed_rows = True
     records_calls = True
 
@@ -184,29 +172,18 @@ class NativeKernels(Kernels):
         return f"{self.name}-{self.dtype}-{_library_digest(self._cpu.__file__)}"
 
     def computes(self, form: WeightFormat) -> bool:
-        return type(form) in self.weight_kinds and (isinstance(form, BlockFormat) or form.group_size in _GROUP_SIZES)
+        return type(form) in self.weight_kinds and (isinstance(form, BlockFormat) or form.group_size in GROUP_SIZES)
 
     def pack_linear(
-        self,
-        weight: Tensor | LowBitWeight,
-        bias: Tensor | None,
-        role: LinearRole = "plain",
-        form: WeightFormat | None = None,
+        self, weight: Weight, bias: Tensor | None, role: LinearRole = "plain", form: WeightFormat | None = None
     ) -> PackedLinear:
         num_outputs, in_size = weight.shape
-        spec = LinearSpec(num_outputs=num_outputs, in_size=in_size, role=role, form=form)
-        return self._kind_of(form).pack(weight, bias, spec)
+        return self._kind_of(form).pack(weight, bias, LinearSpec(num_outputs, in_size, role, form))
 
     def adopt_linear(
-        self,
-        tensors: Mapping[str, Tensor],
-        num_outputs: int,
-        in_size: int,
-        role: LinearRole,
-        form: WeightFormat | None = None,
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], role: LinearRole, form: WeightFormat | None = None
     ) -> PackedLinear:
-        spec = LinearSpec(num_outputs=num_outputs, in_size=in_size, role=role, form=form)
-        return self._kind_of(form).bind(tensors, spec)
+        return self._kind_of(form).bind(tensors, LinearSpec(*shape, role, form))
 
     def _kind_of(self, form: WeightFormat | None) -> WeightKind:
         if type(form) not in self.weight_kinds:
@@ -303,7 +280,7 @@ class NativeKernels(Kernels):
         x, shape = x.contiguous(), (len(x), routing.num_choices)
         routes = Routes(expert_ids=torch.empty(shape, dtype=torch.int64), weights=torch.empty(shape))
         addresses = routes.expert_ids.data_ptr(), routes.weights.data_ptr()
-        self.native.route(self._rows(x), _handle(router), self._routing(routing), *addresses)
+        self.native.route(self._rows(x), _handle(router), _native_routing(routing), *addresses)
         return routes
 
     def expert_rows(
@@ -311,18 +288,16 @@ class NativeKernels(Kernels):
     ) -> Tensor:
         x, token_ids, expert_ids = x.contiguous(), token_ids.contiguous(), expert_ids.contiguous()
         out = torch.empty(len(expert_ids), x.shape[1], dtype=self.dtype)
-        addresses = token_ids.data_ptr(), expert_ids.data_ptr(), out.data_ptr()
-        self.native.expert_rows(
-            self._activated_rows(x, activation), _experts_handle(experts), len(expert_ids), *addresses
-        )
+        rows, addresses = self._activated_rows(x, activation), (token_ids.data_ptr(), expert_ids.data_ptr())
+        self.native.expert_rows(rows, _experts_handle(experts), len(expert_ids), *addresses, out.data_ptr())
         return out
 
     def combine_experts(self, rows: Tensor, weights: Tensor) -> Tensor:
         rows, weights = rows.contiguous(), weights.contiguous()
         num_tokens, num_choices, size = rows.shape
         out = torch.empty(num_tokens, size, dtype=self.dtype)
-        sizes = num_tokens, num_choices, size
-        self.native.combine_experts(rows.data_ptr(), weights.data_ptr(), *sizes, out.data_ptr())
+        addresses = rows.data_ptr(), weights.data_ptr()
+        self.native.combine_experts(*addresses, num_tokens, num_choices, size, out.data_ptr())
         return out
 
     def moe(
@@ -341,7 +316,7 @@ class NativeKernels(Kernels):
             return super().moe(x, fused, router, routing, experts, load, None, adapters)
         out = self.empty(*x.shape)
         rows, total = self._fused_rows(x, fused)
-        choice, handle = self._routing(routing), _experts_handle(experts)
+        choice, handle = _native_routing(routing), _experts_handle(experts)
         self.native.moe(rows, _handle(router), choice, handle, load.data_ptr(), out.data_ptr())
         return out, total
 
@@ -351,11 +326,8 @@ class NativeKernels(Kernels):
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-        x, weight = x.contiguous(), weight.to(self.dtype)
-        out = self.empty(*x.shape)
-        fused = Fused(residual=None, norm_weight=weight, eps=eps, norm_offset=offset)
-        self.native.rms_norm(self._fused_rows(x, fused)[0], out.data_ptr())
-        return out
+        fused = Fused(residual=None, norm_weight=weight.to(self.dtype), eps=eps, norm_offset=offset)
+        return self.add_rms_norm(x, fused)[0]
 
     def add_rms_norm(self, x: Tensor, fused: Fused) -> tuple[Tensor, Tensor]:
         out = self.empty(*x.shape)
@@ -367,12 +339,6 @@ class NativeKernels(Kernels):
         out = self.empty(len(x), _handle(packed).out_size, dtype=dtype)
         self.timed(self.native.linear, self._rows(x), _handle(packed), output, out.data_ptr())
         return out
-
-    def _routing(self, routing: Routing) -> "_cpu.Routing":
-        made: _cpu.Routing = self._cpu.Routing(
-            routing.num_experts, routing.top_k, routing.renormalizes, routing.has_shared
-        )
-        return made
 
     def _rows(self, x: Tensor) -> "_cpu.Rows":
         num_rows, size = x.shape
@@ -392,6 +358,13 @@ class NativeKernels(Kernels):
         weight, activation = fused.norm_weight.data_ptr(), _native_activation(fused.activation)
         native = self._cpu.Fused(address(residual), weight, fused.eps, fused.norm_offset, activation)
         return self._cpu.Rows.fused(x.data_ptr(), x.numel() // size, size, native, total.data_ptr()), total
+
+
+@cache
+def _native_routing(routing: Routing) -> "_cpu.Routing":
+    from octavo.kernels.cpu import _cpu
+
+    return _cpu.Routing(routing.num_experts, routing.top_k, routing.renormalizes, routing.has_shared)
 
 
 @cache

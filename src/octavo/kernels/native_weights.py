@@ -19,7 +19,7 @@ from torch import Tensor
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.blocks import BlockFormat, BlockWeight
 from octavo.kernels.large_pages import zeros_on_large_pages
-from octavo.kernels.quantization import IntegerFormat, LowBitWeight, QuantizedWeight, WeightFormat
+from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, Weight, WeightFormat
 from octavo.kernels.types import LinearRole, PackedLinear
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class NativeLinear(PackedLinear):
     scales: Tensor | None = None  # [1 or 2, ...] float32, of integers: scales, and offsets if there are any
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class LinearSpec:
     """A weight [N, K] to be packed."""
 
@@ -67,7 +67,7 @@ class WeightKind(ABC):
 
         self.cpu, self.native, self.dtype = _cpu, native, dtype
 
-    def pack(self, weight: Tensor | LowBitWeight, bias: Tensor | None, spec: LinearSpec) -> NativeLinear:
+    def pack(self, weight: Weight, bias: Tensor | None, spec: LinearSpec) -> NativeLinear:
         """Convert weight [N, K] and bias [N] to the layout that all linear ops read."""
         tensors = self.fill(weight, spec)
         return self.bind(tensors if bias is None else {**tensors, "bias": _pack_bias(bias, spec)}, spec)
@@ -84,7 +84,7 @@ class WeightKind(ABC):
         )
 
     @abstractmethod
-    def fill(self, weight: Tensor | LowBitWeight, spec: LinearSpec) -> dict[str, Tensor]:
+    def fill(self, weight: Weight, spec: LinearSpec) -> dict[str, Tensor]:
         """Convert a weight [N, K]; return the packed tensors."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class DenseWeights(WeightKind):
 
     form = NoneType
 
-    def fill(self, weight: Tensor | LowBitWeight, spec: LinearSpec) -> dict[str, Tensor]:
+    def fill(self, weight: Weight, spec: LinearSpec) -> dict[str, Tensor]:
         assert isinstance(weight, Tensor), "low-bit weights have a form"
         weight, sizes = weight.contiguous(), (spec.in_size, spec.out_size, spec.is_gated)
         packed = zeros_on_large_pages((self.cpu.packed_size(*sizes),), self.dtype)
@@ -116,7 +116,7 @@ class IntegerWeights(WeightKind):
 
     form = IntegerFormat
 
-    def fill(self, weight: Tensor | LowBitWeight, spec: LinearSpec) -> dict[str, Tensor]:
+    def fill(self, weight: Weight, spec: LinearSpec) -> dict[str, Tensor]:
         assert not isinstance(weight, BlockWeight), "blocks are never converted to another form"
         integers = self._describe(spec)
         packed = zeros_on_large_pages((integers.packed_size,), torch.uint8)
@@ -147,7 +147,7 @@ class IntegerWeights(WeightKind):
         scales = torch.empty(num_outputs, form.num_groups(in_size), dtype=torch.float32)
         num_multipliers = form.num_multipliers(in_size)
         multipliers = torch.empty(num_outputs, num_multipliers, dtype=torch.int8) if num_multipliers else None
-        integers = self._describe(LinearSpec(num_outputs=num_outputs, in_size=in_size, role="plain", form=form))
+        integers = self._describe(LinearSpec(num_outputs, in_size, "plain", form))
         self.native.quantize(integers, *map(address, (weight, values, scales, multipliers)))
         return QuantizedWeight(format=form, values=values, scales=scales, multipliers=multipliers)
 
@@ -172,7 +172,7 @@ class BlockWeights(WeightKind):
 
     form = BlockFormat
 
-    def fill(self, weight: Tensor | LowBitWeight, spec: LinearSpec) -> dict[str, Tensor]:
+    def fill(self, weight: Weight, spec: LinearSpec) -> dict[str, Tensor]:
         assert isinstance(weight, BlockWeight), "nothing is quantized to blocks"
         blocks = self._describe(spec)
         packed = zeros_on_large_pages((blocks.packed_size,), torch.uint8)

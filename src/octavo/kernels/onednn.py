@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels.quantization import LowBitWeight, WeightFormat
+from octavo.kernels.quantization import Weight, WeightFormat
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import Activation, LinearRole, PackedLinear
 
@@ -33,11 +33,7 @@ class OnednnKernels(Kernels):
     packing_copies = True
 
     def pack_linear(
-        self,
-        weight: Tensor | LowBitWeight,
-        bias: Tensor | None,
-        role: LinearRole = "plain",
-        form: WeightFormat | None = None,
+        self, weight: Weight, bias: Tensor | None, role: LinearRole = "plain", form: WeightFormat | None = None
     ) -> PackedLinear:
         """Copies the weight into oneDNN's blocked layout; the plain one can be freed afterwards."""
         plain = super().pack_linear(weight, bias, role, form)

@@ -25,6 +25,7 @@ from octavo.errors import InvalidParameterError
 from octavo.kernels.blocks import BlockFormat, BlockWeight
 
 _SCALE_BYTES = 4
+GROUP_SIZES = (None, 32, 64, 128)  # that kernels compute with
 TWO_LEVEL_GROUP_SIZE = 32
 ROTATION_BLOCK = 64  # inputs
 Rotation = Literal["blocks", "row"]
@@ -35,7 +36,7 @@ class GroupedFormat:
     """How one weight [N, K] is quantized, with a scale for each output and group of inputs."""
 
     bits: int  # 8 or 4
-    group_size: int | None  # inputs that share a scale: 32, 64 or 128; None: all of them
+    group_size: int | None  # inputs that share a scale; None: all of them
     is_two_level: bool = False  # only with 4 bits and one scale for all inputs
     rotation: Rotation | None = None  # of the inputs of weights and activations, before they become integers
 
@@ -146,6 +147,7 @@ class QuantizedWeight:
 
 
 LowBitWeight = QuantizedWeight | BlockWeight
+Weight = Tensor | LowBitWeight  # [N, K], dense or low-bit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,31 +4,49 @@ This is the specification: signature, shapes, meaning. Runs on any device. Arith
 the end, to the dtype of the input.
 
 Legend: T = tokens, K = input size, N = output size, V = vocabulary, D = hidden or head size, H = heads,
-I = intermediate size, X = experts, C = experts per token, R = pairs of a token and an expert.
+I = intermediate size, X = experts, C = experts per token, R = pairs of a token and an expert; of adapters: S = slots,
+P = parts of a merged linear, R = the largest rank.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels.quantization import LowBitWeight, WeightFormat
-from octavo.kernels.types import (
-    Activation,
-    ExpertAdapters,
-    Fused,
-    GeluKind,
-    LinearRole,
-    LoraAdapters,
-    PackedExperts,
-    PackedLinear,
-    Routes,
-    Routing,
-)
+from octavo.kernels.quantization import Weight, WeightFormat
+from octavo.kernels.types import Activation, Fused, GeluKind, LinearRole, PackedExperts, PackedLinear, Routes, Routing
 
 _GELU_FACTOR, _GELU_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraAdapters:
+    """Low-rank additions to one merged linear, by slot. Part p has rows p * R to (p + 1) * R - 1 of a slot's `down`.
+
+    Allocated once (`Kernels.empty_lora`) and refilled in place. Rows beyond an adapter's own rank are never read.
+    """
+
+    down: Tensor  # [S, P * R, K]
+    up: Tensor  # [S, R, N]: of output n, the ranks of its part; scaled by alpha / rank
+    parts: tuple[int, ...]  # [P] outputs of each part, in order; their sum is N
+    ranks: Tensor  # [S] int32, of each slot: the largest rank of the parts; 0: this linear is unchanged
+
+    @property
+    def max_rank(self) -> int:
+        """Return R."""
+        return self.up.shape[1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertAdapters:
+    """Adapters of a layer's experts, by number as in `PackedExperts`, and the tokens that use them."""
+
+    gate_up: tuple[LoraAdapters, ...]
+    down: tuple[LoraAdapters, ...]
+    adapter_ids: Tensor  # [T] int64, the slot of each token; -1: none
 
 
 class Kernels:
@@ -50,11 +68,7 @@ class Kernels:
         return None
 
     def pack_linear(
-        self,
-        weight: Tensor | LowBitWeight,
-        bias: Tensor | None,
-        role: LinearRole = "plain",
-        form: WeightFormat | None = None,
+        self, weight: Weight, bias: Tensor | None, role: LinearRole = "plain", form: WeightFormat | None = None
     ) -> PackedLinear:
         """Convert weight [N, K] and bias [N] to the layout that ops of this role read: `LinearRole`. Once, at load.
 
@@ -66,14 +80,9 @@ class Kernels:
         return PackedLinear(weight=weight, bias=bias, num_outputs=len(weight))
 
     def adopt_linear(
-        self,
-        tensors: Mapping[str, Tensor],
-        num_outputs: int,
-        in_size: int,
-        role: LinearRole,
-        form: WeightFormat | None = None,
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], role: LinearRole, form: WeightFormat | None = None
     ) -> PackedLinear:
-        """Return a linear made of saved `packed_tensors`, used in place; kernels of the same `layout` packed them."""
+        """Return a linear [N, K] made of saved `packed_tensors`, in place; kernels of the same `layout` packed them."""
         raise TypeError(f"{self.name} has no packed weights to restore")
 
     def computes(self, form: WeightFormat) -> bool:

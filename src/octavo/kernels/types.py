@@ -1,7 +1,6 @@
-"""Types shared by kernels and layers: packed weights, routing, adapters. A leaf: it imports no kernels.
+"""Types shared by kernels and layers: packed weights, routing. A leaf: it imports no kernels.
 
-Legend: T = tokens, K = input size, N = output size, X = experts, C = experts per token; of adapters:
-S = slots, P = parts of a merged linear, R = the largest rank.
+Legend: T = tokens, K = input size, N = output size, X = experts, C = experts per token.
 """
 
 from dataclasses import dataclass, fields
@@ -9,11 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from octavo.errors import UnsupportedModelError
-
 ActivationKind = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"]
 GeluKind = Literal["gelu_tanh", "quick_gelu"]  # by a tanh, or by a sigmoid
-NormKind = Literal["rms", "layer"]
 # Which ops read a linear. Gated ones are [2 * I, K], gates first; a router is [X, D], or [X + 1, D] with a shared
 # expert, and computed in float32.
 LinearRole = Literal["plain", "gated", "logits", "router"]
@@ -38,22 +34,13 @@ SILU = Activation()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fused:
-    """Prologue and epilogue of fused ops: residual, norm, activation. `Fused` of `kernels/cpu/ops.h`.
-
-    Raises:
-        UnsupportedModelError: a kind of norm that the kernels do not support.
-    """
+    """Prologue and epilogue of fused ops: residual, RMS norm, activation. `Fused` of `kernels/cpu/ops.h`."""
 
     residual: Tensor | None  # [T, K], added to the rows first
     norm_weight: Tensor  # [K]
     eps: float
-    norm_kind: NormKind = "rms"
     norm_offset: float = 0.0  # added to the norm's weight: 1 where checkpoints hold the weight less one
     activation: Activation = SILU  # between the linears of an MLP
-
-    def __post_init__(self) -> None:
-        if self.norm_kind != "rms":
-            raise UnsupportedModelError(f"norm_kind={self.norm_kind!r} is not supported; known: rms")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,30 +86,3 @@ class Routes:
 
     expert_ids: Tensor  # [T, C] int64
     weights: Tensor  # [T, C] float32
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoraAdapters:
-    """Low-rank additions to one merged linear, by slot. Part p has rows p * R to (p + 1) * R - 1 of a slot's `down`.
-
-    Allocated once (`Kernels.empty_lora`) and refilled in place. Rows beyond an adapter's own rank are never read.
-    """
-
-    down: Tensor  # [S, P * R, K]
-    up: Tensor  # [S, R, N]: of output n, the ranks of its part; scaled by alpha / rank
-    parts: tuple[int, ...]  # [P] outputs of each part, in order; their sum is N
-    ranks: Tensor  # [S] int32, of each slot: the largest rank of the parts; 0: this linear is unchanged
-
-    @property
-    def max_rank(self) -> int:
-        """Return R."""
-        return self.up.shape[1]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExpertAdapters:
-    """Adapters of a layer's experts, by number as in `PackedExperts`, and the tokens that use them."""
-
-    gate_up: tuple[LoraAdapters, ...]
-    down: tuple[LoraAdapters, ...]
-    adapter_ids: Tensor  # [T] int64, the slot of each token; -1: none

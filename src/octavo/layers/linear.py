@@ -18,11 +18,12 @@ import torch
 from octavo.distributed.groups import Group, HeadShare, Share, SingleRank
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.blocks import BlockWeight
-from octavo.kernels.quantization import WeightFormat
-from octavo.kernels.types import SILU, Activation, LinearRole, LoraAdapters, PackedLinear
+from octavo.kernels.quantization import Weight, WeightFormat
+from octavo.kernels.reference import LoraAdapters
+from octavo.kernels.types import SILU, Activation, LinearRole, PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
-from octavo.layers.quant.base import DENSE, TensorSpec, Weight
+from octavo.layers.quant.base import DENSE, TensorSpec
 from octavo.layers.quant.packing import CompressedLinear, becomes_dense, columns_to_select, pack, stack
 from octavo.layers.weight_owner import WeightOwner
 
@@ -148,7 +149,7 @@ class MergedLinear(WeightOwner):
         else:
             self._columns = tensors.get("columns")
             in_size = self.inputs.size if self._columns is None else len(self._columns)
-            self._packed = kernels.adopt_linear(tensors, sum(self._sizes), in_size, self.role, form)
+            self._packed = kernels.adopt_linear(tensors, (sum(self._sizes), in_size), self.role, form)
 
     def forward(self, x: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Apply to x [T, K]: [T, N], the parts concatenated in order."""

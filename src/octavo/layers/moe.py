@@ -22,7 +22,8 @@ from torch import nn
 from octavo.config.model import MoEConfig
 from octavo.distributed.groups import ParallelGroups, Share
 from octavo.errors import UnsupportedModelError
-from octavo.kernels.types import Activation, ExpertAdapters, PackedExperts, Routes, Routing
+from octavo.kernels.reference import ExpertAdapters
+from octavo.kernels.types import Activation, PackedExperts, Routes, Routing
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import GatedLinear, Linear, MergedLinear
 from octavo.layers.norm import RMSNorm

@@ -14,8 +14,8 @@ import torch
 
 from octavo.distributed.groups import Share
 from octavo.kernels.blocks import dequantize
-from octavo.kernels.reference import Kernels
-from octavo.kernels.types import LoraAdapters, PackedLinear
+from octavo.kernels.reference import Kernels, LoraAdapters
+from octavo.kernels.types import PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.base import DENSE, DenseScheme, TensorSpec
@@ -178,7 +178,7 @@ class Embedding(WeightOwner):
     def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
         kernels = self._context.kernels
         if self.is_packed and kernels.layout is not None:
-            self.packed = kernels.adopt_linear(tensors, *self._shape, "logits")
+            self.packed = kernels.adopt_linear(tensors, self._shape, "logits")
         else:  # in place: only the rows looked up are read from a mapped file
             self._table = self._in_file(tensors["weight"]) or tensors["weight"]
 

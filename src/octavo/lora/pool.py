@@ -10,7 +10,7 @@ from octavo.config.engine import LoadConfig
 from octavo.contracts.engine import AdapterRef
 from octavo.contracts.schedule import SlotFill
 from octavo.errors import AdapterError, InsufficientMemoryError
-from octavo.kernels.types import LoraAdapters
+from octavo.kernels.reference import LoraAdapters
 from octavo.layers.linear import MergedLinear
 from octavo.layers.vocabulary import Embedding, LogitsHead
 from octavo.lora.files import content_hash

@@ -10,9 +10,8 @@ import torch
 from tests.kernels.lora import Shape, adapters_of, formula, random
 from tests.kernels.triton.device import DEVICE
 
-from octavo.kernels.reference import Kernels
+from octavo.kernels.reference import Kernels, LoraAdapters
 from octavo.kernels.triton.lora import add_lora
-from octavo.kernels.types import LoraAdapters
 
 IDS = [2, -1, 0, 2, 2, -1, 0] + [2] * 20 + [3]  # slot 1 of 4 has no rows, 2 has more than a block, 3 leaves them alone
 SHAPE = Shape(in_size=600, parts=(150, 33), max_rank=50, ranks=(7, 50, 40, 0))

@@ -9,7 +9,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from octavo.kernels.quantization import Float8Format, IntegerFormat, LowBitWeight, QuantizedWeight, WeightFormat
+from octavo.kernels.quantization import GROUP_SIZES, Float8Format, IntegerFormat, QuantizedWeight, Weight, WeightFormat
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference import Kernels
 from octavo.kernels.triton import experts, lora, row_ops
@@ -47,14 +47,10 @@ class TritonKernels(Kernels):
         return self.add_rms_norm(x, Fused(residual=None, norm_weight=weight, eps=eps, norm_offset=offset))[0]
 
     def computes(self, form: WeightFormat) -> bool:
-        return isinstance(form, IntegerFormat | Float8Format) and form.group_size in (None, 32, 64, 128)
+        return isinstance(form, IntegerFormat | Float8Format) and form.group_size in GROUP_SIZES
 
     def pack_linear(
-        self,
-        weight: Tensor | LowBitWeight,
-        bias: Tensor | None,
-        role: LinearRole = "plain",
-        form: WeightFormat | None = None,
+        self, weight: Weight, bias: Tensor | None, role: LinearRole = "plain", form: WeightFormat | None = None
     ) -> PackedLinear:
         if isinstance(weight, QuantizedWeight):
             return pack_low_bit(weight, bias)

@@ -11,9 +11,9 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
+from octavo.kernels.reference import LoraAdapters
 from octavo.kernels.triton.experts import max_blocks, rows_of_block, sort_by_group
 from octavo.kernels.triton.row_ops import aligned
-from octavo.kernels.types import LoraAdapters
 
 _ROWS, _INPUTS, _OUTPUTS, _RANKS = 16, 64, 128, 16
 _SPLIT = 512  # inputs

@@ -19,14 +19,7 @@ import torch
 from octavo.config.model import CheckpointQuantization
 from octavo.distributed.groups import Share
 from octavo.errors import InvalidParameterError
-from octavo.kernels.quantization import (
-    Float8Format,
-    LowBitWeight,
-    Quantization,
-    QuantizedWeight,
-    WeightFormat,
-    get_quantization,
-)
+from octavo.kernels.quantization import Float8Format, Quantization, QuantizedWeight, Weight, WeightFormat, get_quantization
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import LinearRole
 
@@ -45,7 +38,6 @@ CHECKPOINT_SCHEMES = MappingProxyType(
     }
 )
 _GGUF = ("octavo.layers.quant.gguf", "GgufSchemes")
-Weight = torch.Tensor | LowBitWeight  # [N, K], dense or low-bit
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ import torch
 
 from octavo.errors import CheckpointError
 from octavo.kernels.blocks import BlockFormat, BlockWeight, stack_blocks
-from octavo.kernels.quantization import Float8Format, QuantizedWeight, WeightFormat
+from octavo.kernels.quantization import Float8Format, QuantizedWeight, Weight, WeightFormat
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import LinearRole, PackedLinear
-from octavo.layers.quant.base import Weight, WeightScheme
+from octavo.layers.quant.base import WeightScheme
 
 logger = logging.getLogger(__name__)
 
