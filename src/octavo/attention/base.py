@@ -52,11 +52,6 @@ class AttentionLayer:
     index: int = 0  # in the model
 
     def __post_init__(self) -> None:
-        """Validate the fields.
-
-        Raises:
-            UnsupportedModelError: a soft cap that is not positive, or sinks of another dtype or number of heads.
-        """
         if self.soft_cap is not None and not self.soft_cap > 0:
             raise UnsupportedModelError(f"layer {self.index}: soft_cap={self.soft_cap}: must be above 0")
         if self.sinks is not None and (self.sinks.dtype, *self.sinks.shape) != (torch.float32, self.num_heads):
@@ -102,7 +97,7 @@ class EncoderSegments:
         """Rotate queries and keys of qkv [P, 3 * H * E], then attend within each segment: [P, H * E]."""
         query, key, value = qkv.view(len(qkv), 3, heads.count, heads.size).unbind(1)  # [P, H, E] each
         if self._rotary is not None:
-            query, key = _rotated(query, *self._rotary), _rotated(key, *self._rotary)
+            query, key = (Kernels().rotary(x, *self._rotary) for x in (query, key))
         return torch.cat([*self._parts(query, key, value)]).reshape(len(qkv), -1)
 
     def _parts(self, query: Tensor, key: Tensor, value: Tensor) -> Iterator[Tensor]:
@@ -114,13 +109,6 @@ class EncoderSegments:
             q, k, v = (of[start:end].view(count, length, *of.shape[1:]).transpose(1, 2) for of in (query, key, value))
             yield scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
             start = end
-
-
-def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the halves of each head, [P, H, E], in float32."""
-    first, second = heads.float().chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(heads.dtype)
 
 
 class AttentionBackend(ABC, Generic[PlanT]):
@@ -146,16 +134,11 @@ class AttentionBackend(ABC, Generic[PlanT]):
         """Compute from the batch what all layers of its KV group share."""
 
     def check(self, layer: AttentionLayer) -> None:
-        """Check that the backend supports the layer's features.
-
-        Raises:
-            UnsupportedModelError: it lacks one.
-        """
+        """Raise an `UnsupportedModelError` if the backend lacks a feature of the layer."""
         asked: dict[AttentionFeature, bool] = {"soft_cap": layer.soft_cap is not None, "sinks": layer.sinks is not None}
         if lacking := [name for name, is_asked in asked.items() if is_asked and name not in self.features]:
-            raise UnsupportedModelError(
-                f"layer {layer.index}: attention_backend={self.name} does not compute {' and '.join(lacking)}"
-            )
+            what = f"attention_backend={self.name} does not compute {' and '.join(lacking)}"
+            raise UnsupportedModelError(f"layer {layer.index}: {what}")
 
     def forward(
         self,

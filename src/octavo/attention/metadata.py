@@ -156,7 +156,7 @@ class ForwardBatch:
 
     @property
     def has_inputs_inside(self) -> bool:
-        """Whether layers read more of it than x and adapters: what vision towers add between layers."""
+        """Whether layers read more of it than x and adapters: what towers add between layers."""
         return self.inputs_embeds is not None and self.inputs_embeds.num_outputs > 1
 
     def of_group(self, kv_group: int) -> Self:
@@ -191,9 +191,7 @@ class ForwardBatch:
             return hidden[self.logits_indices]
         return hidden[: len(self.logits_indices)]
 
-    def head_inputs(
-        self, hidden: torch.Tensor, tokens: slice | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def head_inputs(self, hidden: Tensor, tokens: slice | None = None) -> tuple[Tensor, Tensor | None]:
         """Return hidden states and adapters, for the logits head: of the rows that get logits, or of some of T."""
         ids = self.adapter_ids
         if tokens is None:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -88,8 +88,8 @@ class WeightKind(ABC):
         """Convert a weight [N, K]; return the packed tensors."""
 
     @abstractmethod
-    def handle(self, tensors: Mapping[str, Tensor], spec: LinearSpec) -> "_cpu.PackedWeight":
-        """Return the C++ handle of packed tensors."""
+    def handle(self, tensors: Mapping[str, Tensor], spec: LinearSpec) -> Any:
+        """Return the C++ handle of packed tensors, a `_cpu.PackedWeight`."""
 
 
 class DenseWeights(WeightKind):
@@ -104,11 +104,8 @@ class DenseWeights(WeightKind):
         self.native.pack_linear(weight.data_ptr(), *sizes, packed.data_ptr())
         return {"weight": packed}
 
-    def handle(self, tensors: Mapping[str, Tensor], spec: LinearSpec) -> "_cpu.PackedWeight":
-        made: _cpu.PackedWeight = self.cpu.PackedWeight(
-            spec.out_size, tensors["weight"].data_ptr(), address(tensors.get("bias"))
-        )
-        return made
+    def handle(self, tensors: Mapping[str, Tensor], spec: LinearSpec) -> Any:
+        return self.cpu.PackedWeight(spec.out_size, tensors["weight"].data_ptr(), address(tensors.get("bias")))
 
 
 class IntegerWeights(WeightKind):
@@ -133,12 +130,11 @@ class IntegerWeights(WeightKind):
             self.native.pack_integers(integers, *every_address)
         return {"weight": packed, "scales": scales}
 
-    def handle(self, tensors: Mapping[str, Tensor], spec: LinearSpec) -> "_cpu.PackedWeight":
+    def handle(self, tensors: Mapping[str, Tensor], spec: LinearSpec) -> Any:
         weight, scales = tensors["weight"], tensors["scales"]
         offsets = scales[1].data_ptr() if len(scales) > 1 else NO_ADDRESS
         addresses = weight.data_ptr(), scales[0].data_ptr(), offsets, address(tensors.get("bias"))
-        made: _cpu.PackedWeight = self.cpu.PackedWeight.of_integers(self._describe(spec), *addresses)
-        return made
+        return self.cpu.PackedWeight.of_integers(self._describe(spec), *addresses)
 
     def quantize(self, weight: Tensor, form: IntegerFormat) -> QuantizedWeight:
         """Quantize weight [N, K] bfloat16 to the integers that packing it would choose, in the plain layout."""
@@ -151,10 +147,10 @@ class IntegerWeights(WeightKind):
         self.native.quantize(integers, *map(address, (weight, values, scales, multipliers)))
         return QuantizedWeight(format=form, values=values, scales=scales, multipliers=multipliers)
 
-    def _describe(self, spec: LinearSpec) -> "_cpu.Integers":
+    def _describe(self, spec: LinearSpec) -> Any:
         form = spec.form
         assert isinstance(form, IntegerFormat)
-        described: _cpu.Integers = self.cpu.Integers(
+        return self.cpu.Integers(
             bits=form.bits,
             group_size=form.group_size or 0,
             is_two_level=form.is_two_level,
@@ -164,7 +160,6 @@ class IntegerWeights(WeightKind):
             out_size=spec.out_size,
             is_gated=spec.is_gated,
         )
-        return described
 
 
 class BlockWeights(WeightKind):
@@ -180,12 +175,11 @@ class BlockWeights(WeightKind):
         self.native.pack_blocks(blocks, [rows.data_ptr() for rows in parts], packed.data_ptr())
         return {"weight": packed}
 
-    def handle(self, tensors: Mapping[str, Tensor], spec: LinearSpec) -> "_cpu.PackedWeight":
+    def handle(self, tensors: Mapping[str, Tensor], spec: LinearSpec) -> Any:
         addresses = tensors["weight"].data_ptr(), address(tensors.get("bias"))
-        made: _cpu.PackedWeight = self.cpu.PackedWeight.of_blocks(self._describe(spec), *addresses)
-        return made
+        return self.cpu.PackedWeight.of_blocks(self._describe(spec), *addresses)
 
-    def _describe(self, spec: LinearSpec) -> "_cpu.Blocks":
+    def _describe(self, spec: LinearSpec) -> Any:
         form = spec.form
         assert isinstance(form, BlockFormat)
         form = form if spec.is_gated else form.joined()
@@ -193,7 +187,7 @@ class BlockWeights(WeightKind):
             found = ", ".join(f"{name} [{size}]" for name, size in zip(form.types, form.sizes, strict=True))
             limit = f"with a multiple of {_STRIP} outputs each; quantization='dequantize' has no such limit"
             raise UnsupportedModelError(f"parts of a layer have different types ({found}); supported: {limit}")
-        described: _cpu.Blocks = self.cpu.Blocks(
+        return self.cpu.Blocks(
             types=form.numbers,
             sizes=list(form.sizes),
             is_gated=spec.is_gated,
@@ -202,7 +196,6 @@ class BlockWeights(WeightKind):
             in_size=spec.in_size,
             span=form.span(spec.in_size),
         )
-        return described
 
 
 def address(tensor: Tensor | None) -> int:

@@ -5,7 +5,7 @@ The C++ kernels choose the same integers.
 Legend: T = tokens, N = outputs, K = inputs, G = groups of inputs, E = inputs of a group.
 """
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -25,17 +25,14 @@ _Parts = tuple[Tensor, Tensor, Tensor | None]  # values, scales, multipliers
 
 def quantize(weight: Tensor, form: PlainFormat) -> QuantizedWeight:
     """Quantize weight [N, K] to a form."""
-    parts_of = _choose(form)
+    if isinstance(form, Float8Format):
+        parts_of = _to_floats
+    else:
+        parts_of = _to_two_level if form.is_two_level else partial(_to_groups, form=form)
     rows = torch.split(weight, max(1, _MAX_AT_ONCE // weight.shape[1]))
     values, scales, multipliers = zip(*(parts_of(form.rotated(part)) for part in rows), strict=True)
     joined = torch.cat(multipliers) if form.is_two_level else None
     return QuantizedWeight(format=form, values=torch.cat(values), scales=torch.cat(scales), multipliers=joined)
-
-
-def _choose(form: PlainFormat) -> Callable[[Tensor], _Parts]:
-    if isinstance(form, Float8Format):
-        return _to_floats
-    return _to_two_level if form.is_two_level else lambda weight: _to_groups(weight, form)
 
 
 def _to_floats(weight: Tensor) -> _Parts:
@@ -74,7 +71,8 @@ def _to_two_level(weight: Tensor) -> _Parts:
     in_steps = torch.where(vanishes, 0.0, weight * (torch.full_like(largest, 127.0) / largest))
     groups = _grouped(in_steps, TWO_LEVEL_GROUP_SIZE)  # [N, G, E]
     wanted = _farthest_from_zero(groups) * -8.0  # [N, G, 1]
-    rough = [_half_away_from_zero(_over(wanted, reach)).clamp(-127.0, 127.0) for reach in _REACHES]
+    rough = [_over(wanted, reach) for reach in _REACHES]
+    rough = [torch.trunc(m + torch.where(m < 0.0, -0.5, 0.5)).clamp(-127.0, 127.0) for m in rough]  # half away from 0
     multipliers, values = _best_multipliers(groups, rough)
     scales = torch.where(vanishes, 0.0, _over(largest, 127.0))
     return values.to(torch.int8).flatten(1)[:, :in_size], scales, multipliers.squeeze(-1).to(torch.int8)
@@ -110,10 +108,6 @@ def _first_least(errors: list[Tensor], choices: list[Tensor]) -> Tensor:
     for error, choice in zip(errors[1:], choices[1:], strict=True):
         best, least = torch.where(error < least, choice, best), torch.minimum(error, least)
     return best
-
-
-def _half_away_from_zero(x: Tensor) -> Tensor:
-    return torch.trunc(x + torch.where(x < 0.0, -0.5, 0.5))
 
 
 def _over(x: Tensor, divisor: float) -> Tensor:

@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from octavo.kernels.triton.row_ops import aligned, constants, gated, squared
+from octavo.kernels.triton.row_ops import aligned, gated, squared
 from octavo.kernels.types import Activation, PackedExperts, PackedLinear, Routes, Routing
 
 _ROWS, _COLUMNS, _DEPTH = 64, 64, 64  # tile: rows, outputs, inputs
@@ -135,9 +135,7 @@ def _experts_kernel(
     X: tl.constexpr,
     D: tl.constexpr,
     IS_INTO: tl.constexpr,
-    KIND: tl.constexpr,
-    LIMIT: tl.constexpr,
-    ALPHA: tl.constexpr,
+    ACTIVATION: tl.constexpr,  # Activation
     DIVISOR: tl.constexpr,
     X_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -145,7 +143,7 @@ def _experts_kernel(
     DEPTH: tl.constexpr,
 ) -> None:
     """A program computes one tile of one expert's output, or nothing: the grid is an upper bound."""
-    IS_GATED: tl.constexpr = IS_INTO and KIND != "relu2"
+    IS_GATED: tl.constexpr = IS_INTO and ACTIVATION.kind != "relu2"
     expert, rows, is_row = rows_of_block(tl.program_id(0), bounds, X, X_BLOCK, ROWS)
     if expert >= X:
         return
@@ -180,10 +178,10 @@ def _experts_kernel(
     if IS_INTO:
         # Rounded to the dtype first, as with a separate activation op.
         result = result.to(dtype).to(tl.float32)
-        if KIND == "relu2":
+        if ACTIVATION.kind == "relu2":
             result = squared(result)
         if IS_GATED:
-            result = gated(result, up.to(dtype).to(tl.float32), KIND, LIMIT, ALPHA)
+            result = gated(result, up.to(dtype).to(tl.float32), ACTIVATION)
         targets = rows.to(tl.int64) * row_size
     else:
         targets = pairs * D
@@ -213,7 +211,7 @@ class TritonExperts(PackedExperts):
                 X=num_experts,
                 D=x.shape[1],
                 IS_INTO=is_into,
-                **constants(activation),
+                ACTIVATION=activation,
                 DIVISOR=self.size_divisor,
                 X_BLOCK=triton.next_power_of_2(num_experts),
                 ROWS=_ROWS,

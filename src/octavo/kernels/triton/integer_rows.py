@@ -13,7 +13,7 @@ from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.quantization import ROTATION_BLOCK, Rotation, mixing_scale
-from octavo.kernels.triton.row_ops import aligned, constants, gated, squared
+from octavo.kernels.triton.row_ops import aligned, gated, squared
 from octavo.kernels.types import SILU, Activation, Fused
 
 
@@ -99,9 +99,7 @@ def _integer_rows_kernel(
     eps: tl.tensor,
     OFFSET: tl.constexpr,
     IS_ACTIVATED: tl.constexpr,
-    KIND: tl.constexpr,
-    LIMIT: tl.constexpr,
-    ALPHA: tl.constexpr,
+    ACTIVATION: tl.constexpr,  # Activation
     IS_ROTATED: tl.constexpr,
     SPANS_ROW: tl.constexpr,
     SIZE: tl.constexpr,  # K
@@ -114,10 +112,10 @@ def _integer_rows_kernel(
     columns = tl.arange(0, BLOCK)
     is_inside = columns < SIZE
     places = number * SIZE + columns
-    if IS_ACTIVATED and KIND != "relu2":
+    if IS_ACTIVATED and ACTIVATION.kind != "relu2":
         gate = tl.load(x + number * SIZE + places, mask=is_inside, other=0.0)
         up = tl.load(x + number * SIZE + SIZE + places, mask=is_inside, other=0.0)
-        row = gated(gate.to(tl.float32), up.to(tl.float32), KIND, LIMIT, ALPHA).to(gate.dtype)
+        row = gated(gate.to(tl.float32), up.to(tl.float32), ACTIVATION).to(gate.dtype)
     else:
         row = tl.load(x + places, mask=is_inside, other=0.0)
         if IS_ACTIVATED:
@@ -171,7 +169,7 @@ def integer_rows(
             *(mixing_scale(size), eps),
             OFFSET=offset,
             IS_ACTIVATED=activation is not None,
-            **constants(activation or SILU),
+            ACTIVATION=activation or SILU,
             IS_ROTATED=rotation is not None,
             SPANS_ROW=rotation == "row",
             SIZE=size,

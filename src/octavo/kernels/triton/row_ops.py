@@ -31,15 +31,16 @@ def _swish(x: tl.tensor, logits: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def gated(gate: tl.tensor, up: tl.tensor, KIND: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr) -> tl.tensor:
+def gated(gate: tl.tensor, up: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
     """Apply a gated activation in float32."""
-    if KIND == "gelu_tanh":
+    if ACTIVATION.kind == "gelu_tanh":
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
         result = _swish(gate, 2.0 * inner) * up
-    elif KIND == "clamped_swiglu":
-        gate = tl.where(gate > LIMIT, LIMIT, gate)  # NaN stays
-        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
-        result = _swish(gate, ALPHA * gate) * (up + 1.0)
+    elif ACTIVATION.kind == "clamped_swiglu":
+        limit: tl.constexpr = ACTIVATION.limit
+        gate = tl.where(gate > limit, limit, gate)  # NaN stays
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+        result = _swish(gate, ACTIVATION.alpha * gate) * (up + 1.0)
     else:
         result = gate / (1.0 + tl.exp(-gate)) * up
     return result
@@ -57,21 +58,19 @@ def _activate_kernel(
     x: tl.tensor,  # [T, 2 * I] with a gate, else [T, I]
     out: tl.tensor,  # [T, I]
     size: tl.tensor,  # I
-    KIND: tl.constexpr,
-    LIMIT: tl.constexpr,
-    ALPHA: tl.constexpr,
+    ACTIVATION: tl.constexpr,  # Activation
     BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = columns < size
-    if KIND == "relu2":
+    if ACTIVATION.kind == "relu2":
         result = squared(tl.load(x + row * size + columns, mask=is_inside, other=0.0).to(tl.float32))
     else:
         places = x + row * 2 * size + columns
         gate = tl.load(places, mask=is_inside, other=0.0).to(tl.float32)
         up = tl.load(places + size, mask=is_inside, other=0.0).to(tl.float32)
-        result = gated(gate, up, KIND, LIMIT, ALPHA)
+        result = gated(gate, up, ACTIVATION)
     tl.store(out + row * size + columns, result.to(out.dtype.element_ty), mask=is_inside)
 
 
@@ -80,13 +79,8 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     x, size = aligned(x), x.shape[1] // (1 + activation.is_gated)
     out = x.new_empty(len(x), size)
     grid = len(x), triton.cdiv(size, _BLOCK)
-    _activate_kernel[grid](x, out, size, **constants(activation), BLOCK=_BLOCK, enable_fp_fusion=False)
+    _activate_kernel[grid](x, out, size, ACTIVATION=activation, BLOCK=_BLOCK, enable_fp_fusion=False)
     return out
-
-
-def constants(activation: Activation) -> dict[str, str | float]:
-    """Return an activation as the kernels' compile-time arguments."""
-    return {"KIND": activation.kind, "LIMIT": activation.limit, "ALPHA": activation.alpha}
 
 
 @triton.jit
