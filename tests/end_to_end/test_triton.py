@@ -15,7 +15,7 @@ from tests.kernels.levels import LEVELS
 from tests.kernels.triton.device import DEVICE
 
 from octavo import LLM
-from octavo.attention import triton_paged
+from octavo.attention.triton_paged import TritonAttention
 from octavo.device.cpu import CpuKind
 from octavo.kernels.quantization import Float8Format
 from octavo.kernels.quantize import quantize
@@ -59,7 +59,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
 
     def wrap(name: str) -> Any:
-        launch = getattr(triton_paged, name)
+        launch = getattr(TritonAttention, name)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             seen.append(name)
@@ -67,8 +67,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return watched
 
-    for name in ("rotate_and_write", "attend"):
-        monkeypatch.setattr(triton_paged, name, wrap(name))
+    for name in ("write_kv", "attend"):
+        monkeypatch.setattr(TritonAttention, name, wrap(name))
     return seen
 
 
@@ -123,7 +123,7 @@ def test_greedy_tokens_are_those_of_the_cpu(
     kernels = watch(monkeypatch)
     assert tokens_of(triton, PROMPTS) == expected
     assert tokens_of(triton, PROMPTS[1:]) == expected[1:]
-    assert set(kernels) == {"rotate_and_write", "attend"}
+    assert set(kernels) == {"write_kv", "attend"}
 
 
 @pytest.mark.full

@@ -97,8 +97,8 @@ FAULTS = [
     ),
     Fault(
         name="a Triton kernel leaves out the last column",
-        right="    is_inside = columns < size\n    if KIND",
-        wrong="    is_inside = columns < size - 1\n    if KIND",
+        right="    is_inside = columns < size\n    if ACTIVATION",
+        wrong="    is_inside = columns < size - 1\n    if ACTIVATION",
         tests="kernels/triton/test_ops.py -k activ",
     ),
     # -- sampling

@@ -1,31 +1,58 @@
 """Attention by Octavo's own Triton kernels: norms, rotation and KV memory in one launch, attention in one or two.
 
 Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, N = items of work,
-M = tokens of requests with few rows.
+S = splits, M = tokens of requests with few rows.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import triton
 from torch import Tensor
 
 from octavo.attention.base import AttentionBackend, AttentionLayer, KVLayout
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
-from octavo.kernels.triton.attention import (
-    SPLIT_SIZE,
-    TILING,
-    TILING_FLOAT32,
-    FewRows,
-    PagedContext,
-    Softmax,
-    Work,
-    attend,
-)
-from octavo.kernels.triton.heads import rotate_and_write
+from octavo.kernels.triton.attention import SPLIT_SIZE, attention_kernel, heads_kernel, join_kernel
+from octavo.kernels.triton.row_ops import aligned
 
 _Items = npt.NDArray[np.int32]
+_HEADS = 16  # rows of a program that normalizes, rotates and writes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tiling:
+    """Rows per program, a power of two from 16 on, and positions per tile: the same for all steps."""
+
+    num_rows: int
+    tile_size: int
+
+
+# 64 rows fill an instruction of Hopper's tensor cores. Decoding wastes most of them: 64 operations per byte, of the 184
+# that an H200 can do for each byte it reads.
+TILING = Tiling(num_rows=64, tile_size=64)
+TILING_FLOAT32 = Tiling(num_rows=32, tile_size=32)  # three TF32 products need more registers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FewRows:
+    """Work that is split: requests with few rows, at most one tile or one token."""
+
+    items: Tensor | None  # [N, 3] int32: request, first row, number of its first token among M; None: see below
+    tokens: Tensor | None  # [M, 2] int32: token, its request; None: every request has one token
+    num_tokens: int  # M
+    num_items: int  # N
+    num_splits: int  # S, at least what the longest context needs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """A step's work, assigned to programs."""
+
+    few: FewRows | None
+    many: Tensor | None  # [N, 3] int32: request, first row, unused
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,12 +60,11 @@ class TritonPlan:
     """One step; the first layer with a given ratio of heads assigns the work."""
 
     batch: ForwardBatch
-    context: PagedContext
     work: dict[int, Work] = field(default_factory=dict)  # by query heads per kv head
 
 
 class TritonAttention(AttentionBackend[TritonPlan]):
-    """Keys and values in the model's dtype, or in e4m3, widened when read.
+    """Keys and values in the model's dtype, or in e4m3, widened when read; arranged as `kv_place` says.
 
     A step of one token per request reads from the host only the number of requests and splits: a captured launch is
     valid for any such step whose contexts need no more splits.
@@ -57,38 +83,99 @@ class TritonAttention(AttentionBackend[TritonPlan]):
         return KVLayout(head_size=head_dim, dtype=self._kv_dtype)
 
     def plan(self, batch: ForwardBatch) -> TritonPlan:
-        context = PagedContext(
-            query_start_loc=batch.query_start_loc,
-            seq_lens=batch.seq_lens,
-            block_table=batch.block_table,
-            block_size=batch.block_size,
-            visible_ends=batch.visible_ends,
-        )
-        return TritonPlan(batch=batch, context=context)
+        return TritonPlan(batch=batch)
 
     def write_kv(self, qkv: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
-        batch = step.batch.of_group(layer.kv_group)
-        return rotate_and_write(
-            qkv,
-            None if layer.rotary is None else step.rotary[layer.rotary],
-            None if layer.norms is None else (layer.norms.query, layer.norms.key, layer.norms.eps),
-            batch.slot_mapping,
-            kv_cache.key,
-            kv_cache.value,
-            num_heads=layer.num_heads,
-            block_size=batch.block_size,
+        batch, head_dim = step.batch.of_group(layer.kv_group), layer.head_dim
+        qkv, query = aligned(qkv), qkv.new_empty(len(qkv), layer.num_heads, head_dim)
+        cos, sin = (None, None) if layer.rotary is None else map(aligned, step.rotary[layer.rotary])
+        half = head_dim // 2 if cos is None else cos.shape[1]
+        num_rows = len(qkv) * (layer.num_heads + 2 * layer.num_kv_heads)
+        query_norm, key_norm, eps = None, None, 0.0
+        if layer.norms is not None:
+            query_norm, key_norm, eps = layer.norms.query, layer.norms.key, layer.norms.eps
+        heads_kernel[(triton.cdiv(num_rows, _HEADS),)](
+            *(qkv, cos, sin, query_norm, key_norm, batch.slot_mapping, query, kv_cache.key, kv_cache.value),
+            *(num_rows, eps),
+            H=layer.num_heads,
+            G=layer.num_kv_heads,
+            E=head_dim,
+            B=batch.block_size,
+            ROWS=_HEADS,
+            HALF=half,
+            HALF_BLOCK=triton.next_power_of_2(half),
+            REST_BLOCK=triton.next_power_of_2(head_dim - 2 * half) if head_dim > 2 * half else 0,
+            num_warps=4,
+            enable_fp_fusion=False,
         )
+        return query
 
     def attend(self, query: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
         plan: TritonPlan = step.plans[layer.kv_group]
-        group_size = layer.num_heads // layer.num_kv_heads
+        batch, group_size = plan.batch, layer.num_heads // layer.num_kv_heads
         if group_size not in plan.work:
-            plan.work[group_size] = assign_programs(plan.batch, group_size, self._tiling.num_rows)
-        softmax = Softmax(
-            scale=layer.softmax_scale, sliding_window=layer.sliding_window, soft_cap=layer.soft_cap, sinks=layer.sinks
+            plan.work[group_size] = assign_programs(batch, group_size, self._tiling.num_rows)
+        few, many = plan.work[group_size].few, plan.work[group_size].many
+        out = torch.empty_like(query)
+        if few is not None:
+            shape = few.num_tokens, layer.num_heads, few.num_splits
+            mixed = torch.empty(*shape, layer.head_dim, dtype=torch.float32, device=query.device)
+            largest, total = torch.empty(2, *shape, dtype=torch.float32, device=query.device)
+            grid, results = (few.num_items, layer.num_kv_heads, few.num_splits), (None, mixed, largest, total)
+            self._launch(grid, query, kv_cache, batch, layer, few.items, results)
+            join_kernel[few.num_tokens, layer.num_heads](
+                *(mixed, largest, total, batch.query_start_loc, batch.seq_lens, few.tokens),
+                *(layer.sinks, batch.visible_ends, out, few.num_splits),
+                WINDOW=layer.sliding_window or 0,
+                H=layer.num_heads,
+                E=layer.head_dim,
+                E_BLOCK=_e_block(layer.head_dim),
+                SPLIT=SPLIT_SIZE,
+                num_warps=1,
+                enable_fp_fusion=False,
+            )
+        if many is not None:
+            grid = len(many), layer.num_kv_heads, 1
+            self._launch(grid, query, kv_cache, batch, layer, many, (out, None, None, None))
+        return out.flatten(1)
+
+    def _launch(
+        self,
+        grid: tuple[int, int, int],  # items, kv heads, splits
+        query: Tensor,  # [T, H, E]
+        kv_cache: LayerKVCache,
+        batch: ForwardBatch,
+        layer: AttentionLayer,
+        items: Tensor | None,  # [N, 3]; None: see `FewRows.items`
+        results: tuple[Tensor | None, ...],  # the output; or per split: weighted values, largest scores, sums
+    ) -> None:
+        num_rows, e_block = self._tiling.num_rows, _e_block(layer.head_dim)
+        # From the kernel's scores to fractions of the soft cap, the argument of tanh, and to exponents of 2.
+        score_scale = None if layer.soft_cap is None else layer.softmax_scale / layer.soft_cap
+        exponent_scale = (layer.softmax_scale if layer.soft_cap is None else layer.soft_cap) * math.log2(math.e)
+        attention_kernel[grid](
+            *(query, kv_cache.key, kv_cache.value, batch.query_start_loc, batch.seq_lens, batch.block_table, items),
+            *(*results, layer.sinks, batch.visible_ends, batch.block_table.stride(0), grid[2]),
+            *(exponent_scale, score_scale),
+            WINDOW=layer.sliding_window or 0,
+            H=layer.num_heads,
+            G=layer.num_kv_heads,
+            E=layer.head_dim,
+            B=batch.block_size,
+            ROWS=num_rows,
+            E_BLOCK=e_block,
+            TILE=self._tiling.tile_size,
+            SPLIT=SPLIT_SIZE,
+            # 8 if a program's sums, with those of previous splits, would not fit into registers
+            num_warps=8 if num_rows * e_block > 64 * 128 else 4,
+            num_stages=2,
+            enable_fp_fusion=False,
         )
-        pools = kv_cache.key, kv_cache.value
-        return attend(query, pools, plan.context, plan.work[group_size], softmax, self._tiling).flatten(1)
+
+
+def _e_block(head_dim: int) -> int:
+    size: int = triton.next_power_of_2(head_dim)
+    return max(16, size)  # the minimum for `tl.dot`
 
 
 def assign_programs(batch: ForwardBatch, group_size: int, rows: int) -> Work:

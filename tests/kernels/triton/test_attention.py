@@ -13,11 +13,10 @@ from tests.breadth import each, pick
 from tests.kernels.triton.device import DEVICE
 
 from octavo.attention.base import AttentionLayer, HeadNorms, split_heads
-from octavo.attention.metadata import ForwardBatch
-from octavo.attention.triton_paged import assign_programs
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.attention.triton_paged import TILING, TritonAttention, assign_programs
 from octavo.kernels.reference import Kernels
-from octavo.kernels.triton.attention import SPLIT_SIZE, TILING, PagedContext, Softmax, attend
-from octavo.kernels.triton.heads import rotate_and_write
+from octavo.kernels.triton.attention import SPLIT_SIZE
 
 # Means of values of size 1: bfloat16 rounds weights and result to 1 in 256; of e4m3, keys and values to 1 in 16.
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float8_e4m3fn: 0.12}
@@ -58,9 +57,9 @@ class Memory:
 
     def attend(self, parts: list[Part], *, window: int | None = None) -> list[torch.Tensor]:
         """Compute each part's queries in one step; return each one's [., H, E]."""
-        shape, batch = self.shape, on_device(make_batch(self.shape.block_size, parts))
+        batch = on_device(make_batch(self.shape.block_size, parts))
         query = torch.cat([sequence.query[start:stop] for sequence, start, stop in parts])
-        out = attend_batch(self, batch, query, Softmax(scale=shape.head_dim**-0.5, sliding_window=window))
+        out = attend_batch(self, batch, query, window=window)
         return list(torch.split(out, [stop - start for _, start, stop in parts]))
 
 
@@ -144,22 +143,48 @@ def test_a_request_without_context_gets_zeros_and_reads_nothing() -> None:
     empty = replace(sequence, query=sequence.query[:1] * torch.nan)
     batch = make_batch(16, [(sequence, 19, 20), (empty, 0, 1)])
     batch.seq_lens[1] = 0
-    out = attend_batch(memory, batch, torch.cat((sequence.query[19:20], empty.query)), Softmax(scale=0.25))
+    out = attend_batch(memory, batch, torch.cat((sequence.query[19:20], empty.query)))
     assert torch.equal(out[:1], expected)
     assert torch.equal(out[1:], torch.zeros_like(expected))
 
 
-def attend_batch(memory: Memory, batch: ForwardBatch, query: torch.Tensor, softmax: Softmax) -> torch.Tensor:
-    batch = on_device(batch)
-    context = PagedContext(
-        query_start_loc=batch.query_start_loc,
-        seq_lens=batch.seq_lens,
-        block_table=batch.block_table,
-        block_size=batch.block_size,
+def attend_batch(
+    memory: Memory, batch: ForwardBatch, query: torch.Tensor, *, window: int | None = None
+) -> torch.Tensor:
+    shape, batch = memory.shape, on_device(batch)
+    layer = AttentionLayer(
+        num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, sliding_window=window
     )
+    backend = TritonAttention(shape.dtype, memory.key.dtype)
     key, value = (pool.view(-1, *pool.shape[1::2]) for pool in (memory.key, memory.value))
-    work = assign_programs(batch, query.shape[1] // key.shape[1], TILING.num_rows)
-    return attend(query, (key, value), context, work, softmax, TILING)
+    step = AttentionMetadata(batch=batch, plans=(backend.plan(batch),), rotary=())
+    return backend.attend(query, LayerKVCache(key=key, value=value), step, layer).view(query.shape)
+
+
+def write(
+    qkv: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+    slots: torch.Tensor,
+    kv_cache: LayerKVCache,
+    layer: AttentionLayer,
+    block_size: int,
+) -> torch.Tensor:
+    """Return the queries of tokens in blocks of some size, once keys and values are written."""
+    nothing = torch.zeros(0, dtype=torch.int32, device=DEVICE)
+    batch = ForwardBatch(
+        input_ids=nothing,
+        positions=nothing,
+        query_start_loc=nothing,
+        seq_lens=nothing,
+        slot_mapping=slots,
+        block_table=nothing,
+        logits_indices=nothing,
+        block_size=block_size,
+        query_start_loc_list=[],
+        seq_lens_list=[],
+    )
+    step = AttentionMetadata(batch=batch, plans=(), rotary=(rotary,))
+    return TritonAttention(qkv.dtype, kv_cache.key.dtype).write_kv(qkv, kv_cache, step, layer)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -171,21 +196,10 @@ def test_heads_are_those_of_separate_ops(
     qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, generator=generator).to(DEVICE, dtype)
     angles = torch.randn(num_tokens, head_dim // 2, generator=generator).to(DEVICE)
     weights = torch.rand(2, head_dim, generator=generator).to(DEVICE) + 0.5
-    norms = (weights[0], weights[1], 1e-6) if has_norms else None
     slots = torch.tensor([7, 0, -1, 11, 4], device=DEVICE)
     key_pool = torch.full((12, num_kv_heads, head_dim), torch.nan, dtype=dtype, device=DEVICE)
     value_pool = key_pool.clone()
     rotary = angles.cos(), angles.sin()
-    query = rotate_and_write(
-        qkv,
-        rotary,
-        norms,
-        slots,
-        key_pool,
-        value_pool,
-        num_heads=num_heads,
-        block_size=block_size,
-    )
     layer = AttentionLayer(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -193,6 +207,7 @@ def test_heads_are_those_of_separate_ops(
         sliding_window=None,
         norms=HeadNorms(query=weights[0], key=weights[1], eps=1e-6) if has_norms else None,
     )
+    query = write(qkv, rotary, slots, LayerKVCache(key=key_pool, value=value_pool), layer, block_size)
     expected = split_heads(qkv, (rotary,), layer, Kernels())
     tolerance = 2 * torch.finfo(dtype).eps
     torch.testing.assert_close(query, expected[0], atol=tolerance, rtol=tolerance)
@@ -209,7 +224,8 @@ def test_8_bits_saturate_and_keep_what_is_no_number() -> None:
     qkv = torch.tensor([[1.0, 1.0, 500.0, 1e9, -1e9, torch.nan]], device=DEVICE)  # one head of 2 elements each
     key, value = (torch.zeros(1, 1, 2, dtype=torch.float8_e4m3fn, device=DEVICE) for _ in range(2))
     angles, slots = torch.zeros(1, 1, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    rotate_and_write(qkv, (angles + 1, angles), None, slots, key, value, num_heads=1, block_size=1)
+    layer = AttentionLayer(num_heads=1, num_kv_heads=1, head_dim=2, sliding_window=None)
+    write(qkv, (angles + 1, angles), slots, LayerKVCache(key=key, value=value), layer, 1)
     assert key.float().flatten().tolist() == [448.0, 448.0]
     assert value.float().flatten()[0] == -448.0
     assert value.float().flatten()[1].isnan()

@@ -1,4 +1,7 @@
-"""Causal attention over paged KV memory: one way of computing a row, and two ways of assigning rows to programs.
+"""The kernels of `attention/triton_paged.py`, which launches them: causal attention over paged KV memory.
+
+First, from a layer's QKV projection to rotated queries and the KV cache: head norms, rotation, write. Then attention:
+one way of computing a row, and two ways of assigning rows to programs.
 
 A row is one query head of one token. The context is divided at absolute positions into splits of `SPLIT_SIZE`
 positions, and splits into tiles. A split's part is a weighted sum of values, the largest exponent, to which weights are
@@ -8,34 +11,127 @@ and a second launch that joins; many rows get one program that does everything. 
 tiles have one height, so both ways are the same operations on the same numbers.
 
 Legend: T = tokens, R = requests, H = query heads, G = kv heads, E = head size, B = slots in a block, N = items of
-work, S = splits, M = tokens whose splits are joined by the second launch.
+work, S = splits, M = tokens whose splits are joined by the second launch, HALF = pairs of rotated elements of a head.
 """
 
-import math
-from dataclasses import dataclass
-
-import torch
 import triton
-from torch import Tensor
 from triton import language as tl
 
-from octavo.kernels.triton.heads import kv_place
-
 SPLIT_SIZE = 256  # positions; a row's partial result is at most 1 % of the bytes read for a split
+_LARGEST_E4M3 = tl.constexpr(448.0)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tiling:
-    """Rows per program, a power of two from 16 on, and positions per tile: the same for all steps."""
+@triton.jit
+def kv_place(slot: tl.tensor, head: tl.tensor, G: tl.constexpr, E: tl.constexpr, B: tl.constexpr) -> tl.tensor:
+    """Return the offset of a slot's key or value of a head in its pool, whose layout is [blocks, G, B, E].
 
-    num_rows: int
-    tile_size: int
+    The keys of a block and head, which one program reads, are thus contiguous.
+    """
+    return ((slot // B * G + head) * B + slot % B) * E
 
 
-# 64 rows fill an instruction of Hopper's tensor cores. Decoding wastes most of them: 64 operations per byte, of the 184
-# that an H200 can do for each byte it reads.
-TILING = Tiling(num_rows=64, tile_size=64)
-TILING_FLOAT32 = Tiling(num_rows=32, tile_size=32)  # three TF32 products need more registers
+@triton.jit
+def _stored(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """Round float32 to the pool's dtype. fp8 saturates at 448; only NaN becomes NaN."""
+    if dtype == tl.float8e4nv:
+        x = tl.clamp(x, -_LARGEST_E4M3, _LARGEST_E4M3, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(dtype)
+
+
+@triton.jit
+def _normed(
+    x: tl.tensor,  # [ROWS, some] float32
+    scale: tl.tensor,  # [ROWS, 1]
+    factors: tl.tensor,  # where those of x are
+    is_inside: tl.tensor,
+    dtype: tl.constexpr,
+) -> tl.tensor:
+    """Rounded to the dtype between norm and rotation, as where they are two ops."""
+    return (x * scale * tl.load(factors, mask=is_inside, other=0.0)).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def heads_kernel(
+    qkv: tl.tensor,  # [T, H + 2 * G, E]
+    cos: tl.tensor | None,  # [T, HALF] float32; None: nothing is rotated
+    sin: tl.tensor | None,  # [T, HALF] float32
+    query_norm: tl.tensor | None,  # [E] float32; None: no norms
+    key_norm: tl.tensor | None,  # [E] float32
+    slots: tl.tensor,  # [T] int64; below 0: the token is not written
+    query: tl.tensor,  # [T, H, E]
+    key_pool: tl.tensor,
+    value_pool: tl.tensor,
+    num_rows: tl.tensor,  # T * (H + 2 * G)
+    eps: tl.tensor,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+    B: tl.constexpr,
+    ROWS: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+) -> None:
+    """A row is one head of a token: query, key or value.
+
+    A program loads the two rotated parts of its rows separately, HALF elements each, and the rest.
+    """
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
+    token, heads = rows.to(tl.int64) // (H + 2 * G), rows % (H + 2 * G)
+    columns = tl.arange(0, HALF_BLOCK)[None, :]
+    is_inside = (rows < num_rows) & (columns < HALF)
+    is_query, is_value = heads < H, heads >= H + G
+
+    places = qkv + rows.to(tl.int64) * E
+    first = tl.load(places + columns, mask=is_inside, other=0.0)
+    second = tl.load(places + HALF + columns, mask=is_inside, other=0.0)
+    dtype = first.dtype
+    plain_first, plain_second = first.to(tl.float32), second.to(tl.float32)
+    wide_first, wide_second = plain_first, plain_second
+    if REST_BLOCK > 0:
+        rest_columns = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
+        is_rest = (rows < num_rows) & (rest_columns < E)
+        plain_rest = tl.load(places + rest_columns, mask=is_rest, other=0.0).to(tl.float32)
+        rest = plain_rest
+    if query_norm is not None:
+        squares = tl.sum(wide_first * wide_first + wide_second * wide_second, axis=1)
+        if REST_BLOCK > 0:
+            squares += tl.sum(rest * rest, axis=1)
+        scale = tl.rsqrt(squares / E + eps)[:, None]
+        factors = tl.where(is_query, query_norm, key_norm)
+        wide_first = _normed(wide_first, scale, factors + columns, is_inside, dtype)
+        wide_second = _normed(wide_second, scale, factors + HALF + columns, is_inside, dtype)
+        if REST_BLOCK > 0:
+            rest = tl.where(is_value, plain_rest, _normed(rest, scale, factors + rest_columns, is_rest, dtype))
+    turned_first, turned_second = wide_first, wide_second
+    if cos is not None:
+        angles = token * HALF + columns
+        c = tl.load(cos + angles, mask=is_inside, other=0.0)
+        s = tl.load(sin + angles, mask=is_inside, other=0.0)
+        turned_first = wide_first * c - wide_second * s
+        turned_second = wide_second * c + wide_first * s
+    turned_first, turned_second = (
+        tl.where(is_value, plain_first, turned_first),
+        tl.where(is_value, plain_second, turned_second),
+    )
+
+    query_place = (token * H + heads) * E
+    out = query + query_place + columns
+    tl.store(out, turned_first.to(dtype), mask=is_query & is_inside)
+    tl.store(out + HALF, turned_second.to(dtype), mask=is_query & is_inside)
+
+    slot = tl.load(slots + token, mask=rows < num_rows, other=-1)
+    kv_head = tl.where(is_value, heads - H - G, heads - H)
+    place = kv_place(slot, kv_head, G, E, B)
+    out = tl.where(is_value, value_pool + place, key_pool + place)
+    is_kept = (heads >= H) & (slot >= 0)
+    stored: tl.constexpr = key_pool.dtype.element_ty
+    # Through the dtype first: an 8-bit key is the quantized form of the key in full precision.
+    tl.store(out + columns, _stored(turned_first.to(dtype).to(tl.float32), stored), mask=is_kept & is_inside)
+    tl.store(out + HALF + columns, _stored(turned_second.to(dtype).to(tl.float32), stored), mask=is_kept & is_inside)
+    if REST_BLOCK > 0:
+        tl.store(query + query_place + rest_columns, rest.to(dtype), mask=is_query & is_rest)
+        tl.store(out + rest_columns, _stored(rest, stored), mask=is_kept & is_rest)
 
 
 @triton.jit
@@ -164,7 +260,7 @@ def last_seen(
 
 
 @triton.jit
-def _attention_kernel(
+def attention_kernel(
     query: tl.tensor,  # [T, H, E]
     key_pool: tl.tensor,
     value_pool: tl.tensor,
@@ -255,7 +351,7 @@ def _attention_kernel(
 
 
 @triton.jit
-def _join_kernel(
+def join_kernel(
     part_mixed: tl.tensor,  # [M, H, S, E] float32
     part_largest: tl.tensor,  # [M, H, S] float32
     part_total: tl.tensor,  # [M, H, S] float32
@@ -293,125 +389,3 @@ def _join_kernel(
         mixed, total = join_sink(mixed, largest, total, tl.load(sinks + head))
     place = (token.to(tl.int64) * H + head) * E + columns
     tl.store(out + place, mean(mixed, total).to(out.dtype.element_ty), mask=columns < E)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PagedContext:
-    """Locations of a step's contexts, and which of their positions are new."""
-
-    query_start_loc: Tensor  # [R + 1] int32
-    seq_lens: Tensor  # [R] int32; 0: padding, which gets zeros
-    block_table: Tensor  # [R, row_size] int32
-    block_size: int
-    visible_ends: Tensor | None = None  # [T] int32, see `ForwardBatch.visible_ends`
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FewRows:
-    """Work that is split: requests with few rows, at most one tile or one token."""
-
-    items: Tensor | None  # [N, 3] int32: request, first row, number of its first token among M; None: see below
-    tokens: Tensor | None  # [M, 2] int32: token, its request; None: every request has one token
-    num_tokens: int  # M
-    num_items: int  # N
-    num_splits: int  # S, at least what the longest context needs
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Softmax:
-    """How products of queries and keys become weights: see `AttentionLayer`."""
-
-    scale: float
-    sliding_window: int | None = None
-    soft_cap: float | None = None
-    sinks: Tensor | None = None  # [H] float32
-
-    @property
-    def exponent_scale(self) -> float:
-        """The factor from the kernel's scores to exponents of 2."""
-        return (self.scale if self.soft_cap is None else self.soft_cap) * math.log2(math.e)
-
-    @property
-    def score_scale(self) -> float | None:
-        """The factor from scores to fractions of the soft cap, the argument of tanh."""
-        return None if self.soft_cap is None else self.scale / self.soft_cap
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
-    """A step's work, assigned to programs."""
-
-    few: FewRows | None
-    many: Tensor | None  # [N, 3] int32: request, first row, unused
-
-
-def attend(
-    query: Tensor,  # [T, H, E]
-    pools: tuple[Tensor, Tensor],  # keys, values: [num_slots, G, E], arranged as `kv_place` says; any float dtype
-    context: PagedContext,
-    work: Work,
-    softmax: Softmax,
-    tiling: Tiling,
-) -> Tensor:  # [T, H, E]
-    """Attend to the context: requests with few rows in two launches, those with many in one."""
-    out, kv_heads = torch.empty_like(query), pools[0].shape[1]
-    if work.few is not None:
-        few, (_, num_heads, head_dim) = work.few, query.shape
-        shape = few.num_tokens, num_heads, few.num_splits
-        mixed = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
-        largest, total = torch.empty(2, *shape, dtype=torch.float32, device=query.device)
-        grid = few.num_items, kv_heads, few.num_splits
-        _launch(grid, query, pools, context, few.items, (None, mixed, largest, total), softmax, tiling, few.num_splits)
-        _join_kernel[few.num_tokens, num_heads](
-            *(mixed, largest, total, context.query_start_loc, context.seq_lens, few.tokens),
-            *(softmax.sinks, context.visible_ends, out, few.num_splits),
-            WINDOW=softmax.sliding_window or 0,
-            H=num_heads,
-            E=head_dim,
-            E_BLOCK=_e_block(head_dim),
-            SPLIT=SPLIT_SIZE,
-            num_warps=1,
-            enable_fp_fusion=False,
-        )
-    if work.many is not None:
-        grid = len(work.many), kv_heads, 1
-        _launch(grid, query, pools, context, work.many, (out, None, None, None), softmax, tiling, 1)
-    return out
-
-
-def _launch(
-    grid: tuple[int, int, int],
-    query: Tensor,  # [T, H, E]
-    pools: tuple[Tensor, Tensor],  # [num_slots, G, E]
-    context: PagedContext,
-    items: Tensor | None,  # [N, 3]; None: see `FewRows.items`
-    results: tuple[Tensor | None, ...],  # the output; or per split: weighted values, largest scores, sums
-    softmax: Softmax,
-    tiling: Tiling,
-    num_splits: int,
-) -> None:
-    _, num_heads, head_dim = query.shape
-    e_block = _e_block(head_dim)
-    _attention_kernel[grid](
-        *(query, *pools, context.query_start_loc, context.seq_lens, context.block_table, items, *results),
-        *(softmax.sinks, context.visible_ends, context.block_table.stride(0), num_splits),
-        *(softmax.exponent_scale, softmax.score_scale),
-        WINDOW=softmax.sliding_window or 0,
-        H=num_heads,
-        G=pools[0].shape[1],
-        E=head_dim,
-        B=context.block_size,
-        ROWS=tiling.num_rows,
-        E_BLOCK=e_block,
-        TILE=tiling.tile_size,
-        SPLIT=SPLIT_SIZE,
-        # 8 if a program's sums, with those of previous splits, would not fit into registers
-        num_warps=8 if tiling.num_rows * e_block > 64 * 128 else 4,
-        num_stages=2,
-        enable_fp_fusion=False,
-    )
-
-
-def _e_block(head_dim: int) -> int:
-    size: int = triton.next_power_of_2(head_dim)
-    return max(16, size)  # the minimum for `tl.dot`
