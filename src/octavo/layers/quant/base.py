@@ -19,7 +19,14 @@ import torch
 from octavo.config.model import CheckpointQuantization
 from octavo.distributed.groups import Share
 from octavo.errors import InvalidParameterError
-from octavo.kernels.quantization import Float8Format, Quantization, QuantizedWeight, Weight, WeightFormat, get_quantization
+from octavo.kernels.quantization import (
+    Float8Format,
+    Quantization,
+    QuantizedWeight,
+    Weight,
+    WeightFormat,
+    get_quantization,
+)
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import LinearRole
 
