@@ -118,5 +118,5 @@ def test_mixed_requests_with_aborts_leave_nothing_behind(open_llm: OpenLLM) -> N
     assert 10 < len(whole) < len(finished)
     assert all(told(output) == expected[started[each]] for each, output in whole.items())
     scheduler = engine.front.client._core.scheduler  # type: ignore[attr-defined]
-    assert scheduler._encoder.num_held == 0
+    assert not scheduler._encoder.held_contents
     assert scheduler.blocks.num_free == [80]

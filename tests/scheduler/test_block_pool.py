@@ -102,9 +102,9 @@ def test_a_shared_block_is_free_when_its_last_owner_leaves() -> None:
     (block_id,) = pool.allocate(1)
     pool.acquire(block_id)
     pool.release([block_id])
-    assert (pool.ref_count(block_id), pool.num_free) == (1, 1)
+    assert (pool.ref_counts[block_id], pool.num_free) == (1, 1)
     pool.release([block_id])
-    assert (pool.ref_count(block_id), pool.num_free) == (0, 2)
+    assert (pool.ref_counts[block_id], pool.num_free) == (0, 2)
 
 
 def test_a_free_block_can_be_found_until_it_is_handed_out() -> None:
@@ -135,7 +135,7 @@ def test_forgotten_names_are_not_found() -> None:
     pool.set_hash(1, hash_of(1))
     pool.forget_hashes([0])
     assert (pool.find(hash_of(0)), pool.find(hash_of(1))) == (None, 1)
-    pool.forget_all_hashes()
+    pool.forget_hashes(range(pool.num_blocks))
     assert pool.find(hash_of(1)) is None
     pool.check_integrity()
 
@@ -177,13 +177,13 @@ def test_a_block_has_one_name() -> None:
         pool.set_hash(0, hash_of(1))
 
 
-@pytest.mark.parametrize("damage", ["_ref_count", "_hash", "num_free", "num_reached"])
+@pytest.mark.parametrize("damage", ["ref_counts", "_hash", "num_free", "num_reached"])
 def test_check_integrity_sees_damage(damage: str) -> None:
     pool = BlockPool(4)
     pool.allocate(2)
     pool.check_integrity()
-    if damage == "_ref_count":
-        pool._ref_count[3] = 1
+    if damage == "ref_counts":
+        pool.ref_counts[3] = 1
     elif damage == "_hash":
         pool._hash[0] = hash_of(0)
     elif damage == "num_reached":
@@ -261,7 +261,7 @@ def test_the_pool_equals_a_naive_one(num_blocks: int, actions: list[tuple[str, i
                 naive.owners[found] += 1
                 held.append([found])
         pool.check_integrity()
-        assert [pool.ref_count(block_id) for block_id in range(num_blocks)] == naive.owners
+        assert pool.ref_counts == naive.owners
     for block_ids in held:
         pool.release(block_ids)
     assert pool.num_free == num_blocks

@@ -98,9 +98,9 @@ def test_an_ended_request_lets_go_and_a_failed_step_keeps_nothing() -> None:
     scheduler = scheduler_of(8, max_num_batched_tokens=4)
     scheduler.add_request(request("a", 10, image("x", 0, 8)))
     scheduler.schedule()
-    assert scheduler._encoder.num_held == 1
+    assert len(scheduler._encoder.held_contents) == 1
     scheduler.abort(["a"])
-    assert scheduler._encoder.num_held == 0
+    assert not scheduler._encoder.held_contents
     other = scheduler_of(8)
     other.add_request(request("a", 10, image("x", 0, 8)))
     failed = other.schedule()

@@ -34,9 +34,9 @@ FAULTS = [
     ),
     Fault(
         name="an abort leaks a block",
-        right="            self.blocks.free_blocks(block_ids, group)",
+        right="            self.blocks.pools[group].release(block_ids)",
         wrong="            kept = int(status is RequestStatus.ABORTED)\n"
-        "            self.blocks.free_blocks(block_ids[: len(block_ids) - kept], group)",
+        "            self.blocks.pools[group].release(block_ids[: len(block_ids) - kept])",
         tests="scheduler/test_ends.py scheduler/test_random_schedules.py",
     ),
     Fault(

@@ -34,6 +34,11 @@ class VisionInput(msgspec.Struct, frozen=True, kw_only=True):
     patches: NDArray[Any] | None = None  # [frames * rows * columns, values of a patch]; None: sent separately
     levels: NDArray[np.float32] | None = None  # [channels, 256], of patches of uint8; None: patches are float32
 
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.start + self.num_tokens
+
 
 class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs of a request in addition to its tokens; each is absent unless used. Part of its block hashes.

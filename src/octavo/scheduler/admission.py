@@ -108,16 +108,20 @@ class Admission:
 
         In a group with a sliding window, only for its first chunk: later chunks free as many blocks as they take.
         """
-        if request.may_use_cached_prefix:
-            root, keys = request.block_root, request.block_keys
-            prefix = self._blocks.find_prefix(request.token_ids, root, builder.unwritten_states, keys)
-        else:
-            prefix = self._blocks.no_prefix(request.block_root)
+        blocks, num_tokens = self._blocks, len(request.token_ids)
+        # Prompt logprobs need the logits of every prompt position, so no part of the prompt may be skipped.
+        may_use_prefix = request.params.prompt_logprobs is None
+        prefix = blocks.find_prefix(
+            request.token_ids[: None if may_use_prefix else 0],
+            request.block_root,
+            builder.unwritten_states,
+            request.block_keys,
+        )
         if request.limits_chunks and not self._encoder.can_begin(request, prefix.num_tokens, budget):
             return False
-        num_needed = num_new_blocks = self._num_new_blocks(len(request.token_ids), prefix.num_tokens)
+        num_needed = num_new_blocks = self._num_new_blocks(num_tokens, prefix.num_tokens)
         if prefix.num_tokens:
-            num_needed = list(map(add, num_new_blocks, self._blocks.num_unowned(prefix)))
+            num_needed = list(map(add, num_new_blocks, blocks.num_unowned(prefix)))
         num_spare_blocks = self._num_spare_blocks
         if any(map(gt, num_needed, num_spare_blocks)):
             self._rejected, self._num_spare_then = request, num_spare_blocks
@@ -126,9 +130,10 @@ class Admission:
         self._waiting.pop(request)
         request.aged_class = self._waiting.aged_class(request, now_s)
         if prefix.num_tokens:
-            self._blocks.acquire(prefix)
-        if request.may_use_cached_prefix and not request.num_preemptions:  # hits on its own blocks do not count
-            self._blocks.count_look_up(len(request.token_ids), prefix)
+            blocks.acquire(prefix)
+        if may_use_prefix and not request.num_preemptions:  # hits on its own blocks do not count
+            blocks.num_prefix_queries_total += num_tokens
+            blocks.num_prefix_hits_total += prefix.num_tokens
         self._running.insert(
             request,
             [self._table(group, prefix, num_new) for group, num_new in enumerate(num_new_blocks)],
@@ -150,5 +155,5 @@ class Admission:
     def _table(self, group: int, prefix: CachedPrefix, num_new_blocks: int) -> list[int]:
         """Allocate; return a request's row of a group's block table."""
         cached = prefix.block_ids[group]
-        new = self._blocks.allocate_blocks(num_new_blocks, cached[-1] if cached else None, group)
+        new = self._blocks.pools[group].allocate(num_new_blocks, cached[-1] if cached else None)
         return [self._blocks.null_block(group)] * prefix.first_columns[group] + cached + new

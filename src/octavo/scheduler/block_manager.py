@@ -35,7 +35,7 @@ class CachedPrefix:
 
 
 class BlockManager:
-    """Used only by the scheduler, on one thread. Methods with a `group` argument apply to that group's blocks.
+    """Used only by the scheduler, on one thread. Each group has a pool.
 
     Block `num_blocks` of a group with a window is its null block, which no request owns: it replaces freed blocks
     in block tables.
@@ -52,13 +52,8 @@ class BlockManager:
         self.windowed = [index for index, group in enumerate(groups) if group.sliding_window is not None]
         self.recurrent = [index for index, group in enumerate(groups) if group.kind == "recurrent"]
         self._full = [index for index, group in enumerate(groups) if group.sliding_window is None]
-        self.num_prefix_queries_total = 0
-        self.num_prefix_hits_total = 0
+        self.num_prefix_queries_total = self.num_prefix_hits_total = 0  # prompt tokens
         assert len(self.pools) == len(groups), f"{len(self.pools)} pools for {len(groups)} KV groups"
-
-    @property
-    def num_groups(self) -> int:
-        return len(self.groups)
 
     @property
     def fullest_pool(self) -> BlockPool:
@@ -77,13 +72,6 @@ class BlockManager:
         """Blocks of each group from this one on have never been allocated."""
         return [pool.num_reached for pool in self.pools]
 
-    def have_room(self, short: Sequence[tuple[int, list[int], list[int]]]) -> bool:
-        """Return whether every group has enough free blocks for its short rows: see `ShortRows`."""
-        for group, _, num_missing in short:  # noqa: SIM110, in every step
-            if sum(num_missing) > self.pools[group].num_free:
-                return False
-        return True
-
     def null_block(self, group: int) -> int:
         return self.pools[group].num_blocks
 
@@ -95,18 +83,6 @@ class BlockManager:
         """Return whether a request of `num_tokens` fits when nothing else runs."""
         peaks = [group.peak_blocks(num_tokens, self.block_size, max_chunk) for group in self.groups]
         return all(peak <= pool.num_blocks for peak, pool in zip(peaks, self.pools, strict=True))
-
-    def allocate_blocks(self, num_blocks: int, after: int | None = None, group: int = 0) -> list[int]:
-        """Allocate blocks, next to block `after` where possible.
-
-        Raises:
-            OutOfBlocksError: states the numbers; nothing was allocated.
-        """
-        return self.pools[group].allocate(num_blocks, after)
-
-    def free_blocks(self, block_ids: list[int], group: int = 0) -> None:
-        """Free a request's blocks, in the order of its context. Hashed ones stay findable until reused."""
-        self.pools[group].release(block_ids)
 
     def find_prefix(
         self,
@@ -133,10 +109,8 @@ class BlockManager:
                     if not end % self.block_sizes[group]:
                         found[group].append(None if (group, block_id) in unwritten else block_id)
         num_blocks = self._longest_served(found, len(hashes) - 1) if self.windowed else len(hashes) - 1
-        if not num_blocks:
-            return self.no_prefix(root)
         num_tokens = num_blocks * self.block_size
-        firsts = [self._first_column(group, num_tokens) for group in range(self.num_groups)]
+        firsts = [self._first_column(group, num_tokens) for group in range(len(self.groups))]
         return CachedPrefix(
             num_tokens=num_tokens,
             block_ids=[
@@ -145,12 +119,6 @@ class BlockManager:
             ],
             first_columns=firsts,
             last_hash=hashes[num_blocks],
-        )
-
-    def no_prefix(self, root: bytes) -> CachedPrefix:
-        num_groups = self.num_groups
-        return CachedPrefix(
-            num_tokens=0, block_ids=[[] for _ in range(num_groups)], first_columns=[0] * num_groups, last_hash=root
         )
 
     def _longest_served(self, found: list[list[int | None]], max_blocks: int) -> int:
@@ -175,7 +143,7 @@ class BlockManager:
     def num_unowned(self, prefix: CachedPrefix) -> list[int]:
         """Return how many blocks of `prefix` are free in each group: acquiring it leaves that many fewer."""
         return [
-            sum(pool.ref_count(block_id) == 0 for block_id in block_ids)
+            sum(pool.ref_counts[block_id] == 0 for block_id in block_ids)
             for pool, block_ids in zip(self.pools, prefix.block_ids, strict=True)
         ]
 
@@ -184,11 +152,6 @@ class BlockManager:
         for pool, block_ids in zip(self.pools, prefix.block_ids, strict=True):
             for block_id in block_ids:
                 pool.acquire(block_id)
-
-    def count_look_up(self, num_tokens: int, prefix: CachedPrefix) -> None:
-        """Record in the statistics that a prompt of `num_tokens` found `prefix`."""
-        self.num_prefix_queries_total += num_tokens
-        self.num_prefix_hits_total += prefix.num_tokens
 
     def hash_blocks(
         self,
@@ -216,10 +179,6 @@ class BlockManager:
                     hashed.append((group, block_id))
         return hashes[-1], hashed
 
-    def forget_blocks(self, block_ids: Sequence[int], group: int = 0) -> None:
-        """Make blocks unfindable because the step meant to fill them failed."""
-        self.pools[group].forget_hashes(block_ids)
-
     def forget_context(
         self, block_ids: Sequence[Sequence[int]], token_ids: Int32Array, root: bytes, keys: BlockKeys = NO_KEYS
     ) -> None:
@@ -229,22 +188,14 @@ class BlockManager:
         """
         for pool, held in zip(self.pools, block_ids, strict=True):
             pool.forget_hashes(held)
-        if not self.windowed:
-            return
-        for block_hash in chain_hashes(root, token_ids, self.block_size, keys):
+        for block_hash in chain_hashes(root, token_ids, self.block_size, keys) if self.windowed else ():
             for pool in self.pools:
-                block_id = pool.find(block_hash)
-                if block_id is not None:
-                    pool.forget_hashes([block_id])
+                pool.forget_hashes([block_id] if (block_id := pool.find(block_hash)) is not None else ())
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix. Running requests keep their blocks."""
         for pool in self.pools:
-            pool.forget_all_hashes()
-
-    def check_integrity(self) -> None:
-        for pool in self.pools:
-            pool.check_integrity()
+            pool.forget_hashes(range(pool.num_blocks))
 
 
 def root_hash(keys: Iterable[str] = ()) -> bytes:
@@ -257,20 +208,15 @@ def root_hash(keys: Iterable[str] = ()) -> bytes:
     return digest.digest()
 
 
-def block_hash(parent: bytes, token_bytes: bytes, key: bytes = b"") -> bytes:
-    """Return the hash of a full block after `parent`; `token_bytes` are its tokens as little-endian 32-bit integers."""
-    return hashlib.sha256(parent + token_bytes + key).digest()
-
-
 def chain_hashes(
     parent: bytes, token_ids: Int32Array, block_size: int, keys: BlockKeys = NO_KEYS, first_block: int = 0
 ) -> Iterator[bytes]:
     """Yield the hashes of the full blocks that `token_ids` fill after `parent`, one at a time.
 
-    The first of them is number `first_block` of its context.
+    Tokens are hashed as little-endian 32-bit integers. The first block is number `first_block` of its context.
     """
     token_bytes = token_ids.astype("<i4", copy=False).tobytes()
     num_bytes = 4 * block_size
     for block, end in enumerate(range(num_bytes, len(token_bytes) + 1, num_bytes), start=first_block):
-        parent = block_hash(parent, token_bytes[end - num_bytes : end], keys.get(block, b"") if keys else b"")
+        parent = hashlib.sha256(parent + token_bytes[end - num_bytes : end] + keys.get(block, b"")).digest()
         yield parent

@@ -28,7 +28,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_free = 0
         self.num_reached = 0  # blocks from this one on have never been allocated
-        self._ref_count = [0] * num_blocks
+        self.ref_counts = [0] * num_blocks  # owners of each block
         self._hash: list[bytes | None] = [None] * num_blocks
         self._block_by_hash: dict[bytes, int] = {}
         self._blank, self._hashed = num_blocks, num_blocks + 1  # sentinels of two doubly linked lists
@@ -57,9 +57,9 @@ class BlockPool:
 
     def acquire(self, block_id: int) -> None:
         """Add one owner to a block found by its hash."""
-        if self._ref_count[block_id] == 0:
+        if self.ref_counts[block_id] == 0:
             self._unlink(block_id)
-        self._ref_count[block_id] += 1
+        self.ref_counts[block_id] += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Remove one owner from each of a request's blocks, given in the order of its context.
@@ -68,9 +68,9 @@ class BlockPool:
         """
         for index in range(len(block_ids) - 1, -1, -1):
             block_id = block_ids[index]
-            assert self._ref_count[block_id] > 0, f"block {block_id} has no owner"
-            self._ref_count[block_id] -= 1
-            if self._ref_count[block_id] > 0:
+            assert self.ref_counts[block_id] > 0, f"block {block_id} has no owner"
+            self.ref_counts[block_id] -= 1
+            if self.ref_counts[block_id] > 0:
                 continue
             if self._hash[block_id] is not None:
                 self._link_before(self._hashed, block_id)
@@ -94,18 +94,12 @@ class BlockPool:
                 del self._block_by_hash[block_hash]
                 self._hash[block_id] = None
 
-    def forget_all_hashes(self) -> None:
-        self.forget_hashes(range(self.num_blocks))
-
-    def ref_count(self, block_id: int) -> int:
-        return self._ref_count[block_id]
-
     def check_integrity(self) -> None:
         """Assert that every block is either owned or in one free list, and that hashes point both ways."""
         free = [*self._members(self._blank), *self._members(self._hashed)]
         assert len(free) == len(set(free)) == self.num_free
-        assert set(free) == {b for b in range(self.num_blocks) if self._ref_count[b] == 0}
-        assert not any(self._ref_count[self.num_reached :])
+        assert set(free) == {b for b in range(self.num_blocks) if self.ref_counts[b] == 0}
+        assert not any(self.ref_counts[self.num_reached :])
         assert not any(self._hash[self.num_reached :])
         assert self._block_by_hash == {
             block_hash: b for b, block_hash in enumerate(self._hash) if block_hash is not None
@@ -119,8 +113,9 @@ class BlockPool:
             block_id = self._next[block_id]
 
     def _take(self, after: int | None) -> int:
-        if after is not None and after + 1 < self.num_blocks and self._is_blank(after + 1):
-            block_id = after + 1
+        neighbor = self.num_blocks if after is None else after + 1
+        if neighbor < self.num_blocks and self.ref_counts[neighbor] == 0 and self._hash[neighbor] is None:
+            block_id = neighbor
         else:
             block_id = self._next[self._blank]
             if block_id == self._blank:
@@ -130,13 +125,10 @@ class BlockPool:
             if self._on_evicted is not None:
                 self._on_evicted(block_id, block_hash)
             self.forget_hashes((block_id,))
-        self._ref_count[block_id] = 1
+        self.ref_counts[block_id] = 1
         if block_id >= self.num_reached:
             self.num_reached = block_id + 1
         return block_id
-
-    def _is_blank(self, block_id: int) -> bool:
-        return self._ref_count[block_id] == 0 and self._hash[block_id] is None
 
     def _link_before(self, successor: int, block_id: int) -> None:
         predecessor = self._prev[successor]

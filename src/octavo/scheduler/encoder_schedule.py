@@ -11,19 +11,21 @@ No deadlock: a request holds an embedding only from the step that computes the f
 always continue to the last one, where it releases the embedding.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 
-from octavo.contracts.engine import VisionInput
+from octavo.contracts.engine import ExtraInputs, VisionInput
 from octavo.contracts.schedule import Int32Array, SchedulerOutput
 from octavo.scheduler.block_manager import BlockKeys
 from octavo.scheduler.gate import Gate
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows
+
+_NO_INPUTS = ExtraInputs()
 
 
 class EncoderSchedule(Gate):
@@ -35,20 +37,17 @@ class EncoderSchedule(Gate):
         self._running, self._step_budget, self._capacity = running, step_budget, capacity
         self._kept: OrderedDict[str, int] = OrderedDict()  # tokens by content hash, least recently used first
         self._held: dict[int, set[str]] = {}  # by row; a row is here until its images are computed
-        self._num_holders: Counter[str] = Counter()
         self._inputs: list[VisionInput] = []  # of the step being built
         self._freed: list[str] = []
 
     @property
-    def num_held(self) -> int:
-        """Number of embeddings that requests hold."""
-        return len(self._num_holders)
+    def held_contents(self) -> set[str]:
+        """Content hashes of the embeddings that rows hold."""
+        return set().union(*self._held.values())
 
     def hold(self, request: Request) -> bool:
         """Prepare a request with images or spans. Each image fits: the frontend refuses larger ones."""
-        extra = request.message.extra_inputs
-        if extra is None:
-            return False
+        extra = _extra(request)
         request.limits_chunks = bool(extra.vision or extra.whole_spans)
         for image in extra.vision:
             assert 0 < image.num_tokens <= self._capacity, f"{image.num_tokens} of {self._capacity} tokens"
@@ -66,13 +65,10 @@ class EncoderSchedule(Gate):
 
     def begin_step(self) -> None:
         """Release the images that rows have computed: their steps precede those that may reuse the space."""
-        if not self._held:
-            return
         for row in list(self._held):
             computed = int(self._running.num_computed[row])
             request = self._running.request_at(row)
-            to_come = {image.content_hash for image in _images_of(request) if _end(image) > computed}
-            self._let_go(row, self._held[row] - to_come)
+            self._held[row] &= {image.content_hash for image in _extra(request).vision if image.end > computed}
             if _is_past_images(request, computed):
                 del self._held[row]
 
@@ -92,8 +88,8 @@ class EncoderSchedule(Gate):
         """Return whether a waiting request's first token could be computed in this step of `budget` tokens."""
         if not _to_cut(request, num_computed, budget):
             return False
-        images = [image for image in _images_of(request) if image.start <= num_computed < _end(image)]
-        return all(self._fits(image) for image in images)
+        images = _extra(request).vision
+        return all(self._fits(image) for image in images if image.start <= num_computed < image.end)
 
     def admit(self, request: Request, budget: int) -> int:
         """Encode what a request that has just got its row needs for `budget` tokens; return how far it gets."""
@@ -107,9 +103,7 @@ class EncoderSchedule(Gate):
 
     def release(self, row: int) -> None:
         """Release everything that a row holds: its request has ended, or is preempted."""
-        if row in self._held:
-            self._let_go(row, set(self._held[row]))
-            del self._held[row]
+        self._held.pop(row, None)
 
     def add_to_step(self, output: SchedulerOutput, rows: RowIndices) -> SchedulerOutput:
         """Add what the step encodes, and the content hashes that ranks must drop before."""
@@ -126,9 +120,8 @@ class EncoderSchedule(Gate):
         return ()
 
     def check_integrity(self) -> None:
-        """Assert that rows hold what is kept, and that holders are counted correctly."""
-        assert self._num_holders == Counter(content for held in self._held.values() for content in held)
-        assert self._num_holders.keys() <= self._kept.keys()
+        """Assert that rows hold what is kept."""
+        assert self.held_contents <= self._kept.keys()
         assert sum(self._kept.values()) <= self._capacity
         assert self._held.keys() <= set(self._running.active.tolist())
 
@@ -136,8 +129,8 @@ class EncoderSchedule(Gate):
         """Hold the images of a row's `count` tokens from `start` on, up to the first that does not fit."""
         request = self._running.request_at(row)
         count = _to_cut(request, start, count)
-        for image in _images_of(request):
-            if _end(image) <= start:
+        for image in _extra(request).vision:
+            if image.end <= start:
                 continue
             if image.start >= start + count:
                 break
@@ -153,7 +146,7 @@ class EncoderSchedule(Gate):
         num_scheduled = sum(other.num_tokens for other in self._inputs)
         if self._inputs and num_scheduled + image.num_tokens > self._step_budget:
             return False
-        num_held = sum(self._kept.get(content, 0) for content in self._num_holders)
+        num_held = sum(self._kept.get(content, 0) for content in self.held_contents)
         return num_held + image.num_tokens <= self._capacity
 
     def _hold(self, row: int, image: VisionInput) -> None:
@@ -163,54 +156,41 @@ class EncoderSchedule(Gate):
             self._kept[content] = image.num_tokens
             self._inputs.append(image)
         self._kept.move_to_end(content)
-        if content not in self._held[row]:
-            self._held[row].add(content)
-            self._num_holders[content] += 1
+        self._held[row].add(content)
 
     def _make_room(self, num_tokens: int) -> None:
-        num_kept = sum(self._kept.values())
-        for content in [content for content in self._kept if content not in self._num_holders]:
+        num_kept, held = sum(self._kept.values()), self.held_contents
+        for content in [content for content in self._kept if content not in held]:
             if num_kept + num_tokens <= self._capacity:
                 break
             num_kept -= self._kept.pop(content)
             self._freed.append(content)
 
-    def _let_go(self, row: int, contents: set[str]) -> None:
-        self._held[row] -= contents
-        self._num_holders -= Counter(contents)
-
 
 def _is_past_images(request: Request, num_computed: int) -> bool:
     """Return whether nothing limits a request's chunks any more."""
-    images = all(_end(image) <= num_computed for image in _images_of(request))
-    return images and all(end <= num_computed for _, end in _whole_spans_of(request))
+    extra = _extra(request)
+    ends = [*(image.end for image in extra.vision), *(end for _, end in extra.whole_spans)]
+    return max(ends, default=0) <= num_computed
 
 
 def _to_cut(request: Request, start: int, count: int) -> int:
     """Return how many of a request's `count` tokens from `start` on a step computes without cutting a span."""
-    for span_start, span_end in _whole_spans_of(request):
+    for span_start, span_end in _extra(request).whole_spans:
         if span_start < start + count < span_end:
             return max(span_start - start, 0)
     return count
 
 
-def _end(image: VisionInput) -> int:
-    return image.start + image.num_tokens
-
-
-def _images_of(request: Request) -> Sequence[VisionInput]:
-    return () if request.message.extra_inputs is None else request.message.extra_inputs.vision
-
-
-def _whole_spans_of(request: Request) -> Sequence[tuple[int, int]]:
-    return () if request.message.extra_inputs is None else request.message.extra_inputs.whole_spans
+def _extra(request: Request) -> ExtraInputs:
+    return request.message.extra_inputs or _NO_INPUTS
 
 
 def block_keys(images: Sequence[VisionInput], block_size: int) -> BlockKeys:
     """Return the keys of the blocks that have tokens of images: of each, its hash and the block's offset in it."""
     keys: dict[int, bytes] = {}
     for image in images:
-        for block in range(image.start // block_size, -(-_end(image) // block_size)):
+        for block in range(image.start // block_size, -(-image.end // block_size)):
             offset = (block * block_size - image.start).to_bytes(8, "little", signed=True)
             keys[block] = keys.get(block, b"") + bytes.fromhex(image.content_hash) + offset
     return keys

@@ -94,11 +94,6 @@ class Request:
         return frozenset() if self.params.ignore_eos else frozenset(self.message.eos_token_ids)
 
     @property
-    def may_use_cached_prefix(self) -> bool:
-        """Prompt logprobs need the logits of every prompt position, so no part of the prompt may be skipped."""
-        return self.params.prompt_logprobs is None
-
-    @property
     def order(self) -> tuple[int, int]:
         """Smallest runs first; the largest running one is preempted first."""
         return self.aged_class, self.arrival_index

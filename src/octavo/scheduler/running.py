@@ -32,7 +32,7 @@ class RunningRows:
     def __init__(self, max_num_rows: int, max_model_len: int, blocks: BlockManager) -> None:
         self.blocks = blocks
         self.max_model_len = max_model_len
-        num_groups = blocks.num_groups
+        num_groups = len(blocks.groups)
         self.tokens: Int32Array = np.zeros((max_num_rows, max_model_len), dtype=np.int32)  # pages appear on first touch
         self.num_prompt = np.zeros(max_num_rows, dtype=np.int32)
         self.num_known = np.zeros(max_num_rows, dtype=np.int32)
@@ -200,7 +200,7 @@ class RunningRows:
         first, self.num_freed[group, row] = int(self.num_freed[group, row]), end
         table = self.block_ids[group][row]
         freed, table[first:end] = table[first:end], [self.blocks.null_block(group)] * (end - first)
-        self.blocks.free_blocks(freed, group)
+        self.blocks.pools[group].release(freed)
 
     def held_blocks(self, row: int) -> list[list[int]]:
         """Return the blocks that a row holds, by group."""
@@ -223,7 +223,7 @@ class RunningRows:
                 held, self.tokens[row, : self.num_hashed[row]], request.block_root, request.block_keys
             )
         for group, block_ids in enumerate(held):
-            self.blocks.free_blocks(block_ids, group)
+            self.blocks.pools[group].release(block_ids)
             self.block_ids[group][row] = []
         request.token_ids = self.tokens[row, : self.num_known[row]].copy()
         request.row, request.status = None, status
@@ -253,5 +253,5 @@ class RunningRows:
             owners = np.zeros(pool.num_blocks, dtype=np.int64)
             for row in rows.tolist():
                 np.add.at(owners, self.held_blocks(row)[group], 1)
-            assert owners.tolist() == [pool.ref_count(block_id) for block_id in range(pool.num_blocks)]
-        self.blocks.check_integrity()
+            assert owners.tolist() == pool.ref_counts
+            pool.check_integrity()

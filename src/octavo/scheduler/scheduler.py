@@ -179,7 +179,7 @@ class Scheduler:
         if self.blocks.windowed:
             builder.free_behind_windows(self._in_flight)
         rows, counts, short = self._running_scheduler.next_tokens(budget)
-        while not self.blocks.have_room(short):
+        while any(sum(num_missing) > self.blocks.pools[group].num_free for group, _, num_missing in short):
             worst = self.running.worst
             assert worst.row is not None
             builder.drop_row(worst.row)
@@ -270,7 +270,7 @@ class Scheduler:
         assert step.output is output, "outputs arrive in the order of their steps"
         for unsure in (step, *self._in_flight):  # hashes of later steps may depend on unfilled blocks
             for group, block_id in unsure.hashed_blocks:
-                self.blocks.forget_blocks([block_id], group)
+                self.blocks.pools[group].forget_hashes([block_id])
         self._forgotten_req_ids += [req_id for req_id in output.finished_req_ids if not self._is_running(req_id)]
         unsure_requests = [request for gate in self._gates for request in gate.after_failed_step(output)]
         for request in step.current_requests(self.running):

@@ -40,7 +40,7 @@ class Speculation:
         if blocks.recurrent:
             raise UnsupportedModelError(
                 f"speculative decoding with {type(drafter).__name__}: a recurrent state cannot roll back rejected "
-                f"drafts, and {len(blocks.recurrent)} of this model's {blocks.num_groups} KV groups are recurrent"
+                f"drafts, and {len(blocks.recurrent)} of this model's {len(blocks.groups)} KV groups are recurrent"
             )
         self._drafter, self._running, self._blocks, self._grammar_gate = drafter, running, blocks, grammar_gate
         self._draws_in_ranks = isinstance(drafter, RankDrafter)

@@ -110,7 +110,7 @@ class StructuredOutputChecker:
 
 
 def _start() -> "subprocess.Popen[bytes]":
-    command = child_command("octavo.structured.checker")
+    command = child_command(__name__)
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
 
 
