@@ -5,11 +5,10 @@ Flags, environment variables (`OCTAVO_PORT=...`) and keys of the YAML file are a
 """
 
 import ipaddress
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from octavo.config.option_types import check_options, option
+from octavo.config.option_types import AMOUNT, COUNT, POSITIVE_FINITE, Limit, check_options, option
 from octavo.errors import InvalidParameterError
 
 LogFormat = Literal["text", "json"]
@@ -20,18 +19,7 @@ ToolCallParserName = Literal[
 ]
 ReasoningParserName = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral"]
 
-_AT_LEAST_ONE = (
-    "max_body_bytes",
-    "max_header_bytes",
-    "max_n",
-    "max_prompts",
-    "max_images",
-    "max_image_bytes",
-    "max_image_pixels",
-    "max_videos",
-    "max_video_bytes",
-)
-_POSITIVE_SECONDS = ("request_timeout_s", "media_timeout_s", "read_timeout_s", "write_timeout_s", "keep_alive_s")
+_PORT: Limit = ("between 0 and 65535", lambda value: 0 <= value < 2**16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +28,7 @@ class ServerArgs:
 
     # listening
     host: str = option("127.0.0.1", "address to listen on; beyond loopback, an API key is required")
-    port: int = option(8000, "port to listen on; 0: any free port")
+    port: int = option(8000, "port to listen on; 0: any free port", _PORT)
     uds: str | None = option(None, "listen on this Unix socket instead of host and port")
     ssl_certfile: str | None = option(None, "TLS certificate (PEM, with its chain); requires ssl_keyfile")
     ssl_keyfile: str | None = option(None, "private key of the certificate (PEM)")
@@ -67,26 +55,30 @@ class ServerArgs:
     lora_root: str | None = option(None, "folder below which adapters may be loaded over HTTP")
 
     # limits
-    max_waiting: int = option(1024, "maximum samples in the queue; above it, requests get 429")
-    max_body_bytes: int = option(32 * 2**20, "maximum size of a request body; larger ones get 413")
-    max_header_bytes: int = option(32 * 2**10, "maximum size of the request headers; larger ones get 431")
-    max_n: int = option(128, "maximum samples per prompt")
-    max_temperature: float = option(2.0, "maximum temperature of a request; higher ones get 400")
-    max_prompts: int = option(1024, "maximum prompts per request")
-    max_images: int = option(16, "maximum images per request")
-    max_image_bytes: int = option(20 * 2**20, "maximum size of an image file")
-    max_image_pixels: int = option(64_000_000, "maximum pixels of an image, and of a video's frame")
-    max_videos: int = option(4, "maximum videos per request")
-    max_video_bytes: int = option(64 * 2**20, "maximum size of a video file; in a request, max_body_bytes is lower")
+    max_waiting: int = option(1024, "maximum samples in the queue; above it, requests get 429", AMOUNT)
+    max_body_bytes: int = option(32 * 2**20, "maximum size of a request body; larger ones get 413", COUNT)
+    max_header_bytes: int = option(32 * 2**10, "maximum size of the request headers; larger ones get 431", COUNT)
+    max_n: int = option(128, "maximum samples per prompt", COUNT)
+    max_temperature: float = option(2.0, "maximum temperature of a request; higher ones get 400", POSITIVE_FINITE)
+    max_prompts: int = option(1024, "maximum prompts per request", COUNT)
+    max_images: int = option(16, "maximum images per request", COUNT)
+    max_image_bytes: int = option(20 * 2**20, "maximum size of an image file", COUNT)
+    max_image_pixels: int = option(64_000_000, "maximum pixels of an image, and of a video's frame", COUNT)
+    max_videos: int = option(4, "maximum videos per request", COUNT)
+    max_video_bytes: int = option(
+        64 * 2**20, "maximum size of a video file; in a request, max_body_bytes is lower", COUNT
+    )
     allow_remote_media: bool = option(
         False, "fetch images and videos that requests name by http(s) URL, from public addresses only"
     )
-    media_timeout_s: float = option(20.0, "maximum seconds to fetch one image or video")
-    request_timeout_s: float | None = option(None, "maximum seconds per request; default: no limit")
-    read_timeout_s: float = option(60.0, "maximum seconds to receive the headers, and then the body")
-    write_timeout_s: float = option(120.0, "maximum seconds that a client may stop reading; then it is dropped")
-    keep_alive_s: int = option(65, "seconds before an idle connection is closed")
-    drain_timeout_s: float = option(30.0, "seconds for running requests to finish after SIGTERM")
+    media_timeout_s: float = option(20.0, "maximum seconds to fetch one image or video", POSITIVE_FINITE)
+    request_timeout_s: float | None = option(None, "maximum seconds per request; default: no limit", POSITIVE_FINITE)
+    read_timeout_s: float = option(60.0, "maximum seconds to receive the headers, and then the body", POSITIVE_FINITE)
+    write_timeout_s: float = option(
+        120.0, "maximum seconds that a client may stop reading; then it is dropped", POSITIVE_FINITE
+    )
+    keep_alive_s: int = option(65, "seconds before an idle connection is closed", POSITIVE_FINITE)
+    drain_timeout_s: float = option(30.0, "seconds for running requests to finish after SIGTERM", AMOUNT)
 
     # logs and metrics
     log_level: LogLevel = option("info", "minimum level of log messages")
@@ -97,7 +89,6 @@ class ServerArgs:
 
     def __post_init__(self) -> None:
         check_options(self)
-        self._check_numbers()
         self._check_texts()
         if self.allow_runtime_lora and self.lora_root is None:
             raise InvalidParameterError("allow_runtime_lora", True, "requires lora_root")
@@ -114,23 +105,6 @@ class ServerArgs:
     def is_open_to_all(self) -> bool:
         """True when other machines can reach the server without a key."""
         return self.uds is None and not is_loopback(self.host) and not self.has_keys
-
-    def _check_numbers(self) -> None:
-        if not 0 <= self.port < 2**16:
-            raise InvalidParameterError("port", self.port, "between 0 and 65535")
-        for name in _AT_LEAST_ONE:
-            if getattr(self, name) < 1:
-                raise InvalidParameterError(name, getattr(self, name), "an integer of at least 1")
-        if self.max_waiting < 0:
-            raise InvalidParameterError("max_waiting", self.max_waiting, "an integer of at least 0")
-        for name in _POSITIVE_SECONDS:
-            value = getattr(self, name)
-            if value is not None and not 0.0 < value < math.inf:  # also catches NaN
-                raise InvalidParameterError(name, value, "a finite number greater than 0")
-        if not 0.0 < self.max_temperature < math.inf:
-            raise InvalidParameterError("max_temperature", self.max_temperature, "a finite number greater than 0")
-        if not 0.0 <= self.drain_timeout_s < math.inf:
-            raise InvalidParameterError("drain_timeout_s", self.drain_timeout_s, "a finite number of at least 0")
 
     def _check_texts(self) -> None:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
