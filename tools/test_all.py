@@ -47,7 +47,7 @@ PARTS = {
         tests=("tests/kernels/triton/", "tests/end_to_end/test_triton.py", "tests/benchmarks/", "tests/device/"),
         sources=(
             *("kernels/triton/", "attention/triton", "kernels/quantiz", "kernels/rotation"),
-            *("device/", "testing_device.py"),
+            "device/",
         ),
     ),
     "models": Part(

@@ -11,6 +11,7 @@ import torch
 from tests.breadth import pick
 from tests.end_to_end.conftest import MakeLLM
 from tests.end_to_end.support import random_prompt
+from tests.fakes.queued_device import CalledQueue
 from tests.kernels.levels import LEVELS
 from tests.kernels.triton.device import DEVICE
 
@@ -24,7 +25,6 @@ from octavo.kernels.triton import draw
 from octavo.kernels.triton.kernels import TritonKernels
 from octavo.kernels.types import LinearRole, PackedLinear
 from octavo.sampling_params import SamplingParams
-from octavo.testing_device import CalledQueue
 
 PROMPTS = [random_prompt(length, seed=length) for length in (3, 20)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.fakes.queued_device import NotCapturableError, RecordedQueue
 
 from octavo.sampling.rows import ARGMAX
-from octavo.testing_device import NotCapturableError, RecordedQueue
 from octavo.worker.decode_graphs import MAX_GRAPHS, DecodeGraphs, GraphKey, GraphUses
 
 

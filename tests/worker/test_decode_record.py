@@ -2,11 +2,11 @@
 
 import numpy as np
 import torch
+from tests.fakes.queued_device import RecordedQueue
 
 from octavo.sampling.logits_processors import Arrays
 from octavo.sampling.rows import SamplingRows
 from octavo.sampling_params import SamplingParams
-from octavo.testing_device import RecordedQueue
 from octavo.worker.decode_step import DecodeRecord
 
 VOCAB_SIZE = 5000

@@ -12,6 +12,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from tests.end_to_end.conftest import Checkpoint
+from tests.fakes.queued_device import RecordedQueue
 from tests.models.tiny import MAX_LEN, VOCAB_SIZE, TinyModel
 from tests.worker.conftest import Place
 from tests.worker.extra_model import LlamaForCausalLM
@@ -28,7 +29,6 @@ from octavo.scheduler.gate import Gate
 from octavo.scheduler.request import Request
 from octavo.scheduler.scheduler import Scheduler
 from octavo.testing import make_request
-from octavo.testing_device import RecordedQueue
 from octavo.worker.graph import StepGraph
 
 MODELS = {family: TinyModel(name=family, family=family, settings={"head_dim": 6}) for family in ("Llama", "Qwen2")}

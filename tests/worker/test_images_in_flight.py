@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.queued_device import RecordedQueue
 from tests.multimodal.tiny import PLACE, VISION_MODELS, picture
 from tests.worker.conftest import Place
 
 from octavo import LLM, SamplingParams
-from octavo.testing_device import RecordedQueue
 
 PARAMS = SamplingParams(temperature=0.9, seed=3, max_tokens=7, logprobs=1, ignore_eos=True)
 REQUESTS: list[dict[str, Any]] = [

@@ -1,6 +1,6 @@
 """Captured graphs and two steps in flight: the same outputs as op by op and one step at a time, in any combination.
 
-The device is a test double that records ops (`testing_device`); kernels are torch's, in float32, and batch-invariant.
+The device is a test double that records ops (`fakes.queued_device`); kernels are torch's, in float32, and batch-invariant.
 """
 
 import json
@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.breadth import pick
 from tests.end_to_end.support import random_prompt
+from tests.fakes.queued_device import RecordedQueue
 from tests.models.recurrent import use_recurrent_layers
 from tests.models.tiny import TinyModel
 from tests.worker.conftest import Place
@@ -34,7 +35,6 @@ from octavo.executor.uniproc import UniProcExecutor
 from octavo.scheduler.speculation import Speculation
 from octavo.scheduler.step_update import StepUpdate
 from octavo.testing import FakeExecutor, KnownDrafter, expected_tokens, make_request
-from octavo.testing_device import RecordedQueue
 from octavo.worker.decode_graphs import graph_bytes
 from octavo.worker.worker import Worker
 

@@ -3,8 +3,8 @@
 import random
 
 import torch
+from tests.fakes.queued_device import RecordedQueue
 
-from octavo.testing_device import RecordedQueue
 from octavo.worker.request_rows import state_slots
 
 BLOCK_TOKENS, NUM_ROWS, NUM_COLUMNS = 4, 5, 6

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from tests.breadth import each, pick
+from tests.fakes.queued_device import NotCapturableError, RecordedQueue
 from tests.kernels.triton.device import DEVICE
 
 from octavo.kernels.quantization import QUANTIZATIONS, LowBitWeight, WeightFormat
@@ -16,7 +17,6 @@ from octavo.kernels.reference import Kernels
 from octavo.kernels.triton import matmul
 from octavo.kernels.triton.kernels import TritonKernels
 from octavo.kernels.types import SILU, LinearRole, PackedExperts, PackedLinear
-from octavo.testing_device import NotCapturableError, RecordedQueue
 
 SIZE, NUM_TOKENS = 84, 20  # D, T
 ALIKE, SHARED = [37] * 5, [128, 37, 37, 150]
