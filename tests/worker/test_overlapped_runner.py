@@ -1,6 +1,6 @@
 """Captured graphs and two steps in flight: the same outputs as op by op and one step at a time, in any combination.
 
-The device is a test double that records ops (`fakes.queued_device`); kernels are torch's, in float32, and batch-invariant.
+The device is a double that records ops (`fakes.queued_device`); kernels are torch's, in float32, and batch-invariant.
 """
 
 import json
