@@ -11,7 +11,7 @@ from tests.models.paged import PagedRunner, load
 from tests.models.test_exactness import TOLERANCE, random_tokens, reference_logits
 from tests.models.tiny import TINY_MODELS
 
-from octavo.config.engine import LoadConfig
+from octavo.config.engine import LoadConfig, LoraConfig
 from octavo.contracts.schedule import SlotFill
 from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
@@ -38,7 +38,8 @@ FAMILIES = pick(
 
 def make_pool(model: CausalLM, *, num_slots: int = 1, free_bytes: int = 1 << 30, experts: bool = False) -> AdapterPool:
     load = LoadConfig(load_format="auto", seed=0)
-    return AdapterPool(model, num_slots, 12, load, lambda: free_bytes, experts=experts)
+    lora = LoraConfig(max_loras=num_slots, max_lora_rank=12, max_cpu_loras=num_slots, experts=experts)
+    return AdapterPool(model, lora, load, lambda: free_bytes)
 
 
 class Served(NamedTuple):

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
+import msgspec
+
 from octavo.config.engine import LoraConfig
 from octavo.config.hub import resolve_adapter
 from octavo.config.json_fields import JsonFields
@@ -116,12 +118,7 @@ class AdapterConfig:
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
-    """Read `adapter_config.json` in an adapter's folder.
-
-    Raises:
-        CheckpointError: the file is missing or malformed.
-        AdapterError: it describes no LoRA adapter, or one of a kind that is not supported.
-    """
+    """Read `adapter_config.json` in an adapter's folder. Raises CheckpointError, AdapterError."""
     fields = JsonFields.read(folder / CONFIG_FILE)
     _refuse_unsupported(fields)
     return AdapterConfig(
@@ -205,11 +202,7 @@ def parse_tensor_name(name: str) -> tuple[str, TensorKind]:
 
 
 def weights_file(folder: Path) -> Path:
-    """Return the file with the adapter's tensors.
-
-    Raises:
-        AdapterError: there is none.
-    """
+    """Return the file with the adapter's tensors. Raises AdapterError if there is none."""
     for name in WEIGHTS_FILES:
         if (folder / name).is_file():
             return folder / name
@@ -217,11 +210,7 @@ def weights_file(folder: Path) -> Path:
 
 
 def content_hash(folder: Path) -> str:
-    """Return the SHA-256 of the adapter's settings and weights: equal for copies under any name.
-
-    Raises:
-        AdapterError: one of the files is missing or cannot be read.
-    """
+    """Return the SHA-256 of the adapter's settings and weights: equal for copies under any name."""
     digest = hashlib.sha256()
     for path in (folder / CONFIG_FILE, weights_file(folder)):
         try:
@@ -250,20 +239,25 @@ class AdapterFiles:
         """
         try:
             folder = self._folder(request.path)
-            version = _version(folder)
+            paths = [path for path in (folder / CONFIG_FILE, weights_file(folder)) if path.exists()]
+            version = tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in map(Path.stat, paths))
         except (OSError, ValueError) as error:  # no path at all: too long, or with a null
             raise AdapterError(f"{request.path[:200]!r} cannot be read: {str(error)[:200]}") from error
         with self._lock:
             known = self._known.get(folder)
         if known is None or known[0] != version:
-            known = version, self._read(request.name, folder)
+            rank, limit = read_adapter_config(folder).largest_rank, self._config.max_lora_rank
+            if rank > limit:
+                limit_text = f"rank {rank} exceeds max_lora_rank={limit} of this engine"
+                raise InvalidParameterError("lora_request", request.name, limit_text)
+            ref = AdapterRef(name=request.name, path=str(folder), content_hash=content_hash(folder), rank=rank)
+            known = version, ref
         with self._lock:
             self._known[folder] = known
             self._known.move_to_end(folder)
             while len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
-        ref = known[1]
-        return AdapterRef(name=request.name, path=ref.path, content_hash=ref.content_hash, rank=ref.rank)
+        return msgspec.structs.replace(known[1], name=request.name)
 
     def _folder(self, path: str) -> Path:
         """Return where an adapter is; one of the Hub is looked up once."""
@@ -273,22 +267,3 @@ class AdapterFiles:
         if folder != Path(path).absolute():
             self._folders[path] = folder
         return folder
-
-    def _read(self, name: str, folder: Path) -> AdapterRef:
-        rank, limit = read_adapter_config(folder).largest_rank, self._config.max_lora_rank
-        if rank > limit:
-            raise InvalidParameterError(
-                "lora_request", name, f"rank {rank} exceeds max_lora_rank={limit} of this engine"
-            )
-        return AdapterRef(name=name, path=str(folder), content_hash=content_hash(folder), rank=rank)
-
-
-def _version(folder: Path) -> _Version:
-    """Return what changes when one of an adapter's files does.
-
-    Raises:
-        AdapterError: there is no adapter.
-    """
-    paths = folder / CONFIG_FILE, weights_file(folder)
-    stats = [path.stat() for path in paths if path.exists()]  # a missing one is reported where it is read
-    return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)

@@ -6,7 +6,7 @@ Legend: S = slots, R = the largest rank.
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from octavo.config.engine import LoadConfig
+from octavo.config.engine import LoadConfig, LoraConfig
 from octavo.contracts.engine import AdapterRef
 from octavo.contracts.schedule import SlotFill
 from octavo.errors import AdapterError, InsufficientMemoryError
@@ -26,33 +26,24 @@ def slot_bytes(model: CausalLM, max_rank: int, *, experts: bool = False) -> int:
 
 
 class AdapterPool:
-    """Gives every layer that adapters can change `num_slots` slots of `max_rank`, allocated once, refilled in place.
+    """Gives every layer that adapters can change slots of the largest rank, allocated once, refilled in place.
 
     Changes of the vocabulary (embedding, logits head) have no slots: they take memory when they are loaded, as long as
-    `free_bytes` of the device are left. Experts get slots only with `experts`.
+    `free_bytes` of the device are left.
     """
 
-    def __init__(
-        self,
-        model: CausalLM,
-        num_slots: int,
-        max_rank: int,
-        load: LoadConfig,
-        free_bytes: Callable[[], int],
-        *,
-        experts: bool = False,
-    ) -> None:
+    def __init__(self, model: CausalLM, lora: LoraConfig, load: LoadConfig, free_bytes: Callable[[], int]) -> None:
         self._free_bytes = free_bytes
-        self._context, targets = model.context, AdapterTargets(model, experts=experts)
+        self._context, targets = model.context, AdapterTargets(model, experts=lora.experts)
         context, self._layers = self._context, _pooled(targets)
         self._embeddings = {path: layer for path, layer in targets.layers.items() if isinstance(layer, Embedding)}
         self._heads = {path: layer for path, layer in targets.layers.items() if isinstance(layer, LogitsHead)}
-        self._reader = AdapterReader(model, targets, load, max_rank, context.dtype)
+        self._reader = AdapterReader(model, targets, load, lora.max_lora_rank, context.dtype)
         self._host: dict[str, RankAdapter] = {}  # by content hash
         for layer in self._layers.values():
             layer.adapters = context.kernels.empty_lora(
-                num_slots,
-                max_rank,
+                lora.max_loras,
+                lora.max_lora_rank,
                 layer.inputs.size,
                 tuple(share.size for share in layer.parts.values()),
                 dtype=context.dtype,
@@ -85,18 +76,14 @@ class AdapterPool:
             for path, layer in self._layers.items():
                 assert layer.adapters is not None
                 _put(layer.adapters, fill.slot, adapter.layers.get(path))
-            self._put_vocabulary(fill.slot, adapter)
-
-    def _put_vocabulary(self, slot: int, adapter: RankAdapter) -> None:
-        """Let the embedding and the logits head, if they are on this stage, use the adapter for a slot."""
-        for path, embedding in self._embeddings.items():
-            embedding.slots.pop(slot, None)
-            if path in adapter.embeddings:
-                embedding.slots[slot] = adapter.embeddings[path].to(self._context.device)
-        for path, head in self._heads.items():
-            head.slots.pop(slot, None)
-            if path in adapter.heads:
-                head.slots[slot] = adapter.heads[path].on_device(self._context)
+            for path, embedding in self._embeddings.items():
+                embedding.slots.pop(fill.slot, None)
+                if path in adapter.embeddings:
+                    embedding.slots[fill.slot] = adapter.embeddings[path].to(self._context.device)
+            for path, head in self._heads.items():
+                head.slots.pop(fill.slot, None)
+                if path in adapter.heads:
+                    head.slots[fill.slot] = adapter.heads[path].on_device(self._context)
 
 
 def _pooled(targets: AdapterTargets) -> dict[str, MergedLinear]:

@@ -54,11 +54,7 @@ class AdapterTargets:
         return {target.path: target.layer for target in self._by_module.values() if target is not None}
 
     def find(self, module: str) -> Target | None:
-        """Return the place of a module; None: it is on another rank.
-
-        Raises:
-            AdapterError: the model has no such module, or none that adapters can change.
-        """
+        """Return the place of a module; None: it is on another rank. Raises AdapterError if there is none."""
         name = renamed(self._model, module)
         if name in self._by_module:
             return self._by_module[name]
@@ -90,12 +86,7 @@ class AdapterTensors:
     """The tensors of an adapter's file. Modules have the names of the base model's checkpoint."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the file in an adapter's folder.
-
-        Raises:
-            CheckpointError: it is truncated or malformed, or asks for code to be run.
-            AdapterError: there is none, or the name or dtype of a tensor is not that of an adapter's.
-        """
+        """Read the file in an adapter's folder. Raises CheckpointError, AdapterError."""
         path = weights_file(folder)
         self._path = str(path)
         self.by_module: dict[str, dict[TensorKind, torch.Tensor]] = defaultdict(dict)
@@ -120,11 +111,7 @@ class AdapterTensors:
         return not self.by_module[module].keys().isdisjoint(kinds)
 
     def tensor(self, module: str, kind: TensorKind, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return a module's tensor of this kind.
-
-        Raises:
-            AdapterError: it is missing, of another shape, or has values that are not finite.
-        """
+        """Return a module's tensor. Raises AdapterError if it is missing, of another shape, or not finite."""
         tensor = self.by_module[module].get(kind)
         if tensor is None:
             raise self.error(module, f"{kind} of {list(shape)} that belongs to it is missing")
@@ -219,13 +206,15 @@ class RankAdapter:
         return sum(tensor.nbytes for part in parts for tensor in part if tensor is not None)
 
 
+@dataclass(frozen=True, slots=True)
 class AdapterReader:
     """Reads adapters of ranks up to `max_rank` for the layers of one rank of a model, which compute in `dtype`."""
 
-    def __init__(
-        self, model: CausalLM, targets: AdapterTargets, load: LoadConfig, max_rank: int, dtype: torch.dtype
-    ) -> None:
-        self._model, self._targets, self._load, self._max_rank, self._dtype = model, targets, load, max_rank, dtype
+    model: CausalLM
+    targets: AdapterTargets
+    load: LoadConfig
+    max_rank: int
+    dtype: torch.dtype
 
     def read(self, folder: Path) -> RankAdapter:
         """Read the adapter in a folder.
@@ -235,17 +224,17 @@ class AdapterReader:
             AdapterError: an adapter of a kind that is not supported, or one that does not fit the model; names the
                 setting or the tensor.
         """
-        reading = _Reading(self._model, self._load, self._max_rank, self._dtype, folder)
+        reading = _Reading(self, folder)
         for module in reading.found.by_module:
             try:
-                target = self._targets.find(module)
+                target = self.targets.find(module)
             except AdapterError as error:
                 raise reading.found.error(module, str(error)) from None
             if target is not None:
                 reading.take_module(module, target)
         linears = reading.linears.items()
         return RankAdapter(
-            layers={path: LayerAdapter.shard(layer, parts, self._dtype) for path, (layer, parts) in linears},
+            layers={path: LayerAdapter.shard(layer, parts, self.dtype) for path, (layer, parts) in linears},
             embeddings=reading.embeddings,
             heads=reading.heads,
         )
@@ -254,8 +243,8 @@ class AdapterReader:
 class _Reading:
     """One adapter being read."""
 
-    def __init__(self, model: CausalLM, load: LoadConfig, max_rank: int, dtype: torch.dtype, folder: Path) -> None:
-        self._model, self._load, self._max_rank, self._dtype = model, load, max_rank, dtype
+    def __init__(self, reader: AdapterReader, folder: Path) -> None:
+        self._reader, self._dtype = reader, reader.dtype
         self._config = read_adapter_config(folder)
         self.found = AdapterTensors(folder)
         self.linears: dict[str, tuple[MergedLinear, dict[str, LowRank]]] = {}  # by path, then part
@@ -277,8 +266,8 @@ class _Reading:
 
     def _rank(self, module: str) -> int:
         rank = self._config.rank_of(module)
-        if rank > self._max_rank:
-            raise self.found.error(module, f"rank {rank} exceeds max_lora_rank={self._max_rank}")
+        if rank > self._reader.max_rank:
+            raise self.found.error(module, f"rank {rank} exceeds max_lora_rank={self._reader.max_rank}")
         return rank
 
     def _low_rank(self, module: str, layer: MergedLinear, part: str) -> LowRank:
@@ -320,11 +309,12 @@ class _Reading:
 
     def _is_base(self, module: str, saved: torch.Tensor) -> bool:
         """Read the checkpoint once more: does its embedding or logits head equal `saved` in the model's dtype?"""
-        names = {f"{renamed(self._model, module)}.weight"}
-        if self._model.config.tie_word_embeddings:
-            names |= {f"{name}.weight" for name, of in self._model.weight_names.items() if of in _VOCABULARY}
-        dtype = self._model.context.dtype
-        for name, tensor in spelt_as_in_table(self._model, get_model_loader(self._load).tensors(self._model)):
+        model = self._reader.model
+        names = {f"{renamed(model, module)}.weight"}
+        if model.config.tie_word_embeddings:
+            names |= {f"{name}.weight" for name, of in model.weight_names.items() if of in _VOCABULARY}
+        dtype = model.context.dtype
+        for name, tensor in spelt_as_in_table(model, get_model_loader(self._reader.load).tensors(model)):
             if name in names:
                 return tensor.shape == saved.shape and torch.equal(tensor.to(dtype), saved.to(dtype))
         return False

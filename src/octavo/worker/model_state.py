@@ -72,10 +72,7 @@ class ModelStates:
 
         `free_bytes` measures the device's memory.
         """
-        pool = None
-        if (lora := config.lora) is not None:
-            limits = lora.max_loras, lora.max_lora_rank
-            pool = AdapterPool(model, *limits, config.load, free_bytes, experts=lora.experts)
+        pool = None if config.lora is None else AdapterPool(model, config.lora, config.load, free_bytes)
         return cls((AdapterSlots(pool, send), RotaryOffsets(model, send), ReplacedEmbeddings(model, send)))
 
     @property
