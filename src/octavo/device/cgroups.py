@@ -38,11 +38,7 @@ def cgroups(controller: str, root: Path = ROOT) -> list[Cgroup]:
 
     `root` is where `/proc` and `/sys` are, for tests.
     """
-    return [Cgroup(folder, version) for version, folder in _folders(controller, root)]
-
-
-def _folders(controller: str, root: Path) -> Iterator[tuple[int, Path]]:
-    own = _own_paths(controller, root)
+    groups, own = [], _own_paths(controller, root)
     for version, mount_root, mount_point in _mounts(controller, root):
         if version not in own:
             continue
@@ -53,7 +49,8 @@ def _folders(controller: str, root: Path) -> Iterator[tuple[int, Path]]:
             inside = PurePosixPath()
         if ".." in inside.parts:  # the group is above this namespace's root, of which alone is something to be seen
             inside = PurePosixPath()
-        yield from ((version, top / part) for part in (inside, *inside.parents))
+        groups += [Cgroup(top / part, version) for part in (inside, *inside.parents)]
+    return groups
 
 
 def _own_paths(controller: str, root: Path) -> dict[int, str]:

@@ -59,10 +59,7 @@ class CpuKind(DeviceKind):
 
 
 def cgroup_memory(root: Path = ROOT) -> DeviceMemory | None:
-    """Return the memory within the control groups of this process: the tightest limits; None if there is none.
-
-    `root` is where `/proc` and `/sys` are.
-    """
+    """Return the memory within the control groups of this process: the tightest limits; None if there is none."""
     found = [memory for memory in map(_memory_of, cgroups("memory", root)) if memory is not None]
     if not found:
         return None

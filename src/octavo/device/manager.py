@@ -13,9 +13,7 @@ from octavo.config.engine import KVCacheDType
 from octavo.config.model import DType
 from octavo.device.base import DeviceKind
 from octavo.errors import DeviceUnavailableError, InvalidParameterError, UnknownOptionError
-from octavo.kernels.dispatch import DENSE_ONLY, has_kernels, select_kernels
-from octavo.kernels.quantization import WeightFormat
-from octavo.kernels.reference import Kernels
+from octavo.kernels.dispatch import has_kernels, select_kernels
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import process_weights_after_loading
 
@@ -54,6 +52,7 @@ class DeviceManager:
                 raise InvalidParameterError("threads", threads, f"only for CPUs, and the device is {kind}")
             torch.set_num_threads(threads)
         self.device = torch.device(kind)
+        self.kernels = partial(select_kernels, self.device)
         # What its kind says of the device and does with it; see `DeviceKind`.
         self.default_memory_utilization = self._kind.default_memory_utilization
         self.ranks_share_memory = self._kind.ranks_share_memory
@@ -71,8 +70,7 @@ class DeviceManager:
     def resolve_dtype(self, dtype: str, checkpoint_dtype: DType, *, is_quantized: bool = False) -> torch.dtype:
         """Return the dtype of weights and activations; "auto" is the checkpoint's own, or bfloat16 if that `is_slow`.
 
-        Raises:
-            InvalidParameterError: an unknown dtype, or one that the device does not support.
+        Raises InvalidParameterError: an unknown dtype, or one that the device does not support.
         """
         name = checkpoint_dtype if dtype == "auto" else dtype
         if name not in _DTYPES:
@@ -82,22 +80,9 @@ class DeviceManager:
         return torch.bfloat16 if dtype == "auto" and self.is_slow(name, is_quantized=is_quantized) else _DTYPES[name]
 
     def is_slow(self, dtype: str, *, is_quantized: bool = False) -> bool:
-        """Return whether this device has no kernels for activations of a dtype, but has them for bfloat16.
-
-        `is_quantized`: with quantized weights.
-        """
+        """Return whether this device has kernels for activations in bfloat16, but none for this dtype."""
         has = partial(has_kernels, self.device, is_quantized=is_quantized)
         return self._kind.supports(torch.bfloat16) and has(torch.bfloat16) and not has(_DTYPES[dtype])
-
-    def kernels(
-        self,
-        dtype: torch.dtype,
-        forms: frozenset[WeightFormat | None] = DENSE_ONLY,
-        *,
-        deterministic: bool = False,
-    ) -> Kernels:
-        """Return the ops for layers of this dtype, with weights of these forms; see `select_kernels`."""
-        return select_kernels(self.device, dtype, forms, deterministic=deterministic)
 
     def attention(
         self, dtype: torch.dtype, name: str = "auto", kv_cache_dtype: KVCacheDType = "auto"

@@ -108,19 +108,18 @@ class RingReader:
         The scheduler usually sends the next step within that time, and waking an idle core takes longer than sending a
         step: a step of two ranks without a model took 75 us without polling and 53 us with it.
         """
-        piece, num_left = self._read_slot()
-        if not num_left:
-            return piece
-        pieces = [piece]
+        pieces, num_left = [], 1
         while num_left:
             piece, num_left = self._read_slot()
             pieces.append(piece)
-        return b"".join(pieces)
+        return b"".join(pieces)  # without a copy if there is one
 
     def _read_slot(self) -> tuple[bytes, int]:
         """Return a piece of a message and the number of bytes after it."""
         if not self._num_full:
-            self._spin()
+            deadline_s = time.perf_counter() + _SPIN_S
+            while not self._poll.poll(0) and time.perf_counter() < deadline_s:
+                os.sched_yield()
             self._num_full = os.eventfd_read(self._end.full_fd)
         self._num_full -= 1
         at = self._next * SLOT_BYTES
@@ -133,8 +132,3 @@ class RingReader:
             os.eventfd_write(self._end.free_fd, self._num_owed)
             self._num_owed = 0
         return piece, num_bytes - len(piece)
-
-    def _spin(self) -> None:
-        deadline_s = time.perf_counter() + _SPIN_S
-        while not self._poll.poll(0) and time.perf_counter() < deadline_s:
-            os.sched_yield()

@@ -20,8 +20,7 @@ class EngineCoreClient(Protocol):
     def load(self) -> None:
         """Return when the model is loaded. A core in a separate process starts loading when the client is created.
 
-        Raises:
-            UserError: about the options, the model or the memory.
+        Raises UserError: about the options, the model or the memory.
         """
 
     def add(self, requests: list[EngineCoreRequest]) -> None:
@@ -31,11 +30,7 @@ class EngineCoreClient(Protocol):
         """End requests before the next step; unknown ids are ignored."""
 
     def get_outputs(self, timeout_s: float | None) -> EngineCoreOutputs | None:
-        """Return new outputs, waiting at most `timeout_s` for them (None: no limit, 0: do not wait).
-
-        Raises:
-            EngineDeadError: the core is dead.
-        """
+        """Return new outputs, waiting at most `timeout_s` (None: no limit). Raises EngineDeadError."""
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of the core between two steps; return its value, one for each replica of the model.

@@ -39,22 +39,14 @@ class Executor(Protocol):
         """
 
     def check_health(self) -> None:
-        """Check that steps can be started; cheap, call when idle.
-
-        Raises:
-            EngineDeadError: a rank has died.
-        """
+        """Raise EngineDeadError if a rank has died, so that no step can be started; cheap, call when idle."""
 
     def exit(self) -> None:
         """Stop all ranks. Idempotent."""
 
 
 def make_executor(config: EngineConfig) -> Executor:
-    """Return the executor of one replica. Imports happen here, because a rank in this process needs torch.
-
-    Raises:
-        InvalidParameterError: the executor does not support this degree of parallelism.
-    """
+    """Return the executor of one replica. Imports happen here, because a rank in this process needs torch."""
     parallel = config.parallel
     if parallel.backend == "uniproc" and parallel.world_size > 1:
         limit = f"must be mp or ray for {parallel.world_size} ranks; uniproc runs only one"

@@ -22,7 +22,7 @@ from octavo.config.parallel import RankPlace
 from octavo.contracts.ranks import FromRank, RankCall, RankFailure, RankResult, decode_from_rank, encode_to_rank
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import EngineDeadError, EngineError, OctavoError, named_error
-from octavo.executor.ranks import DeathWatch, Ranks, Replies
+from octavo.executor.ranks import Ranks, RankWatch
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +78,7 @@ class DistributedExecutor:
         self._config = config
         self._launch = launch
         self._ranks: Ranks | None = None
-        self._replies: Replies
-        self._watch: DeathWatch
+        self._watch: RankWatch
         self._steps: deque[StepFuture] = deque()  # in flight, oldest first
         self._failed_steps: deque[int] = deque(maxlen=_NUM_REMEMBERED)
         self._calls: dict[int, CallFuture] = {}
@@ -93,16 +92,10 @@ class DistributedExecutor:
         return self._ranks
 
     def start(self) -> list[int]:
-        """See `Executor.start`. All ranks do the same stage at the same time; each reports its numbers of blocks.
-
-        Raises:
-            UserError: from the first rank that raised one, with the rank's number.
-            EngineDeadError: a rank died or failed.
-        """
+        """See `Executor.start`. All ranks do the same stage at the same time; an error says the rank's number."""
         start_s = time.perf_counter()
         self._ranks = self._launch()
-        self._replies = Replies(self._ranks.replies)
-        self._watch = DeathWatch(self._ranks)
+        self._watch = RankWatch(self._ranks)
         try:
             self.profile = self.call("init_worker").result()[0]
             self.call("load_model").result()
@@ -117,11 +110,6 @@ class DistributedExecutor:
         return num_blocks
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> StepFuture:
-        """See `Executor.execute_model`.
-
-        Raises:
-            EngineDeadError: a rank has died.
-        """
         if self._watch.death is not None:
             raise self._watch.death
         self._broadcast(encode_to_rank(scheduler_output))
@@ -162,11 +150,7 @@ class DistributedExecutor:
             raise self._watch.wait_for_death() from None
 
     def _receive_call(self, call: CallFuture, timeout_s: float | None) -> None:
-        """Receive until `call` is done, or `timeout_s` is over.
-
-        Raises:
-            EngineDeadError: a rank has died.
-        """
+        """Receive until `call` is done, or `timeout_s` is over. Raises EngineDeadError if a rank has died."""
         start_s = time.monotonic()
         end_s = math.inf if timeout_s is None else start_s + timeout_s
         while not call.done() and (left_s := end_s - time.monotonic()) > 0.0:
@@ -201,10 +185,7 @@ class DistributedExecutor:
 
     def _receive(self, timeout_s: float | None, extra_fd: int | None = None) -> bool:
         """Receive what ranks have sent, waiting for the first message; return False on timeout."""
-        try:
-            came = self._replies.receive(timeout_s, extra_fd)
-        except EOFError:
-            raise self._watch.wait_for_death() from None
+        came = self._watch.receive(timeout_s, extra_fd)
         for rank, message in came:
             self._dispatch(rank, decode_from_rank(message))
         return bool(came)

@@ -41,15 +41,23 @@ class Ranks(Protocol):
         """Close the connections, which makes ranks exit; kill those that do not; release all resources."""
 
 
-class Replies:
-    """Messages from ranks. Owned by one thread."""
+class RankWatch:
+    """Receives from ranks, on one thread, and notices the first that dies.
 
-    def __init__(self, connections: "Sequence[Connection[bytes, bytes]]") -> None:
-        self._connections = connections
-        self._ranks = {connection.fileno(): rank for rank, connection in enumerate(connections)}
+    A thread sleeps until then and kills the others, which might wait in a collective forever.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._by_fd = {connection.fileno(): rank for rank, connection in enumerate(ranks.replies)}
         self._poll = select.poll()
-        for fd in self._ranks:
+        for fd in self._by_fd:
             self._poll.register(fd, select.POLLIN)
+        self.death: EngineDeadError | None = None  # which rank died and how; None while all are alive
+        self._is_over = threading.Event()
+        self._stop_reader, self._stop_writer = os.pipe()
+        self._thread = threading.Thread(target=self._watch, name="octavo-death-watch", daemon=True)
+        self._thread.start()
 
     def receive(self, timeout_s: float | None, extra_fd: int | None = None) -> list[tuple[int, bytes]]:
         """Return (rank, message) of all ranks that have sent one, waiting for the first; empty on timeout.
@@ -57,7 +65,7 @@ class Replies:
         With `extra_fd`, the wait also ends when that descriptor becomes readable.
 
         Raises:
-            EOFError: a rank has closed its connection.
+            EngineDeadError: a rank has closed its connection.
         """
         if extra_fd is not None:
             self._poll.register(extra_fd, select.POLLIN)
@@ -66,42 +74,23 @@ class Replies:
         finally:
             if extra_fd is not None:
                 self._poll.unregister(extra_fd)
-        return [(self._ranks[fd], self._read(self._connections[self._ranks[fd]])) for fd, _ in ready if fd != extra_fd]
-
-    def _read(self, connection: "Connection[bytes, bytes]") -> bytes:
+        ranks = [self._by_fd[fd] for fd, _ in ready if fd != extra_fd]
         try:
-            return connection.recv_bytes()
-        except ConnectionError as error:
-            raise EOFError(str(error)) from error
-
-
-class DeathWatch:
-    """A thread that sleeps until a rank dies and then kills the others, which might wait in a collective forever."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._death: EngineDeadError | None = None
-        self._is_over = threading.Event()
-        self._stop_reader, self._stop_writer = os.pipe()
-        self._thread = threading.Thread(target=self._watch, name="octavo-death-watch", daemon=True)
-        self._thread.start()
-
-    @property
-    def death(self) -> EngineDeadError | None:
-        """Which rank died and how; None while all are alive."""
-        return self._death
+            return [(rank, self._ranks.replies[rank].recv_bytes()) for rank in ranks]
+        except (EOFError, ConnectionError):
+            raise self.wait_for_death() from None
 
     def wait_for_death(self) -> EngineDeadError:
         """Return the death of a rank whose connection has closed."""
         self._is_over.wait(_VERDICT_S)
-        return self._death or EngineDeadError("a rank closed its connection for an unknown reason")
+        return self.death or EngineDeadError("a rank closed its connection for an unknown reason")
 
     def give_up(self, death: EngineDeadError) -> EngineDeadError:
         """Kill all ranks for the given reason, unless one has died already; return the actual reason."""
-        if self._death is None:
-            self._death = death
+        if self.death is None:
+            self.death = death
         self._ranks.kill()
-        return self._death
+        return self.death
 
     def stop(self) -> None:
         """Stop watching, so that ranks may exit."""
@@ -112,16 +101,15 @@ class DeathWatch:
     def _watch(self) -> None:
         poll = select.poll()
         poll.register(self._stop_reader, 0)  # hang-ups are always reported
-        fds = {connection.fileno(): rank for rank, connection in enumerate(self._ranks.replies)}
-        for fd in fds:
+        for fd in self._by_fd:
             poll.register(fd, select.POLLRDHUP)  # for sockets; pipes report POLLHUP
         ready = [fd for fd, _ in poll.poll()]
         if self._stop_reader not in ready:
-            rank = fds[ready[0]]
+            rank = self._by_fd[ready[0]]
             how = self._ranks.how_it_ended(rank)
             death = EngineDeadError(f"rank {rank} ({self._ranks.describe(rank)}) ended: {how}")
-            if self._death is None:
-                self._death = death
+            if self.death is None:
+                self.death = death
                 logger.error("%s; the engine cannot continue", death)
             self._ranks.kill()
         self._is_over.set()

@@ -12,10 +12,10 @@ import select
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -37,11 +37,7 @@ _VERDICT_S = 1.0  # for Ray to notice that an actor is dead
 
 
 class RayExecutor(DistributedExecutor):
-    """Implements `Executor`. `worker_class` ("module:class") replaces the worker in tests.
-
-    Raises:
-        InvalidParameterError: Ray is not installed, or its cluster has too few resources.
-    """
+    """Implements `Executor`. Raises InvalidParameterError: Ray is not installed, or its cluster has too little."""
 
     def __init__(self, config: EngineConfig, worker_class: str = DEFAULT_WORKER) -> None:
         ray = import_ray()
@@ -60,8 +56,7 @@ def import_ray() -> ModuleType:
     return module
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """An actor and its location."""
 
     actor: Any
@@ -110,7 +105,8 @@ class RayRanks:
         except self._ray.exceptions.GetTimeoutError:
             return "its connection is lost"
         except self._ray.exceptions.RayError as error:
-            return f"{type(error).__name__}: {_first_line(str(error))}"
+            first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+            return f"{type(error).__name__}: {first_line}"
         return "it exited"
 
     def kill(self) -> None:
@@ -164,10 +160,7 @@ class RayRanks:
         process_ids = self._ray.get([actor.process_id.remote() for actor in actors])
         nodes = util.placement_group_table(self._group)["bundles_to_node_id"]
         hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}
-        placed = [
-            Placed(actor=actor, host=hosts[nodes[index]], process_id=process_ids[index])
-            for index, actor in enumerate(actors)
-        ]
+        placed = [Placed(actor, hosts[nodes[index]], process_ids[index]) for index, actor in enumerate(actors)]
         own_host = util.get_node_ip_address()
         return sorted(placed, key=lambda rank: (rank.host != own_host, rank.host))
 
@@ -217,7 +210,3 @@ class RayRanks:
                         connections[rank_or_none] = as_connection(line)
                 line.close()
         return [connections[rank] for rank in range(len(connections))]
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
