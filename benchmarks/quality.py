@@ -42,7 +42,8 @@ from octavo.config.model import DType
 from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.quantization import IntegerFormat, Quantization, get_quantization
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.base import QuantizedAtLoad, check_quantization_at_load, make_schemes
+from octavo.layers.quant.base import QuantizedAtLoad
+from octavo.layers.quant.registry import check_quantization_at_load, make_schemes
 from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 

@@ -10,8 +10,8 @@ from tools.demo_model.template import question_and_answer
 
 from octavo.config.engine import LoadConfig
 from octavo.config.hub import resolve_model
-from octavo.convert.run import TargetOptions, convert
-from octavo.convert.source import Checkpoint
+from octavo.convert.run import convert
+from octavo.convert.source import Checkpoint, TargetOptions
 from octavo.gguf.file import GgufTensor
 from octavo.kernels.blocks import unpack
 from octavo.loader.gguf import GgufLoader, tensor_rows

@@ -19,7 +19,8 @@ from octavo.kernels.quantization import QUANTIZATIONS, Quantization, QuantizedWe
 from octavo.kernels.quantize import quantize, quantized_linear
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import SILU, PackedExperts
-from octavo.layers.quant.base import QuantizedAtLoad, check_quantization_at_load
+from octavo.layers.quant.base import QuantizedAtLoad
+from octavo.layers.quant.registry import check_quantization_at_load
 
 _TURNS = 16  # choices of experts: one row's are a few, which stay in the caches
 

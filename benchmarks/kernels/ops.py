@@ -33,7 +33,7 @@ from octavo.kernels.native import NativeKernels
 from octavo.kernels.quantization import QUANTIZATIONS, WeightFormat, get_quantization
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import SILU, Fused, PackedExperts, PackedLinear, Routing
-from octavo.layers.quant.base import check_quantization_at_load, make_schemes
+from octavo.layers.quant.registry import check_quantization_at_load, make_schemes
 from octavo.sampling.draw import SamplingMetadata, draw
 from octavo.sampling.rows import SamplingRows
 from octavo.sampling_params import SamplingParams

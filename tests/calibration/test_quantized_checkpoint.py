@@ -22,8 +22,8 @@ from octavo import LLM, SamplingParams
 from octavo.calibration.quantize import BitsPlan, passages_of, quantize, read_text
 from octavo.cli import checkpoints
 from octavo.config.hub import resolve_model
-from octavo.convert.run import TargetOptions, convert
-from octavo.convert.source import Checkpoint
+from octavo.convert.run import convert
+from octavo.convert.source import Checkpoint, TargetOptions
 from octavo.distributed.groups import ParallelGroups
 from octavo.errors import InvalidParameterError, UnsupportedModelError
 from octavo.kernels.dispatch import native_kernels

@@ -13,11 +13,10 @@ from tests.models.tiny import TINY_MODELS
 from typer.testing import CliRunner
 
 from octavo.cli import checkpoints
-from octavo.convert.run import TargetOptions
 from octavo.convert.run import convert as write_checkpoint
-from octavo.convert.source import Checkpoint
+from octavo.convert.source import Checkpoint, TargetOptions
 from octavo.errors import CheckpointError
-from octavo.loader.index import stored_tensors
+from octavo.loader.stored_tensors import stored_tensors
 
 app = typer.Typer()
 app.command()(checkpoints.inspect)

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from octavo.cli import checkpoints
-from octavo.convert.run import TargetOptions, convert
-from octavo.convert.source import Checkpoint
+from octavo.convert.run import convert
+from octavo.convert.source import Checkpoint, TargetOptions
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 
 app, inspect_app = typer.Typer(), typer.Typer()

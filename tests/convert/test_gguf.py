@@ -17,8 +17,8 @@ from tests.tokenizer.test_gguf import sentencepiece
 from tokenizers import AddedToken
 
 from octavo.config.hf import read_model_config
-from octavo.convert.run import TargetOptions, convert
-from octavo.convert.source import Checkpoint
+from octavo.convert.run import convert
+from octavo.convert.source import Checkpoint, TargetOptions
 from octavo.errors import InvalidParameterError, UnsupportedModelError
 from octavo.tokenizer.files import read_tokenizer_files
 from octavo.tokenizer.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from octavo.errors import InvalidParameterError
 from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, get_quantization
 from octavo.kernels.types import SILU, Activation, ActivationKind, Fused, PackedLinear
-from octavo.layers.quant.base import check_quantization_at_load, make_schemes
+from octavo.layers.quant.registry import check_quantization_at_load, make_schemes
 
 MAX_ROWS = 70
 TWO_LEVEL = IntegerFormat(bits=4, group_size=None, is_two_level=True)

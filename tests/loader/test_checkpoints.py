@@ -15,8 +15,8 @@ from tests.models.tiny import TINY_MODELS
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
-from octavo.loader.index import stored_tensors
 from octavo.loader.registry import get_model_loader
+from octavo.loader.stored_tensors import stored_tensors
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.models.weights import tensors_by_owner

@@ -16,8 +16,8 @@ from tests.loader.quantized_files import awq, save_pair
 from tests.models.paged import load
 from tests.models.tiny import TINY_MODELS
 
-from octavo.convert.run import TargetOptions, convert
-from octavo.convert.source import Checkpoint
+from octavo.convert.run import convert
+from octavo.convert.source import Checkpoint, TargetOptions
 from octavo.errors import CheckpointError, UnsupportedModelError
 
 FORMATS = ["safetensors", "shards", "pt", "gguf", "tensorizer", "sharded_state", "awq"]

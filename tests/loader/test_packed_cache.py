@@ -15,7 +15,7 @@ from octavo.config.hf import read_model_config
 from octavo.device.manager import DeviceManager
 from octavo.kernels.dispatch import is_built
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.base import make_schemes
+from octavo.layers.quant.registry import make_schemes
 from octavo.loader.packed_cache import Idleness, PackedCache, cache_folder, checkpoint_digest
 from octavo.loader.registry import get_model_loader
 from octavo.loader.safetensors import SafetensorsLoader

@@ -26,10 +26,10 @@ from octavo.kernels.quantization import IntegerFormat
 from octavo.kernels.quantize import quantized_linear
 from octavo.kernels.reference import Kernels
 from octavo.layers.linear import MergedLinear
-from octavo.layers.quant.base import CHECKPOINT_SCHEMES
 from octavo.layers.quant.grouped import GPTQScheme
 from octavo.layers.quant.names import LayerNames
 from octavo.layers.quant.packing import CompressedLinear, _warn_once
+from octavo.layers.quant.registry import CHECKPOINT_SCHEMES
 from octavo.models.interfaces import CausalLM
 from octavo.worker.memory import count_parameters, empty_model, weights_bytes
 

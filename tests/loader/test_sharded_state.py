@@ -14,8 +14,8 @@ from tests.models.tiny import TINY_MODELS
 from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo import LLM, SamplingParams
-from octavo.convert.run import TargetOptions, convert
-from octavo.convert.source import Checkpoint
+from octavo.convert.run import convert
+from octavo.convert.source import Checkpoint, TargetOptions
 from octavo.distributed.groups import ParallelGroups
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 

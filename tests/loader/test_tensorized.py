@@ -16,8 +16,8 @@ from tests.models.tiny import TINY_MODELS
 from octavo.config.args import EngineArgs
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
-from octavo.convert.run import TargetOptions, convert
-from octavo.convert.source import Checkpoint
+from octavo.convert.run import convert
+from octavo.convert.source import Checkpoint, TargetOptions
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.loader.packed_cache import PackedModel
 from octavo.loader.registry import get_model_loader

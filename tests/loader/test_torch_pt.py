@@ -13,7 +13,7 @@ from tests.models.tiny import TINY_MODELS
 
 from octavo.config.engine import LoadFormat
 from octavo.errors import CheckpointError
-from octavo.loader.index import stored_tensors
+from octavo.loader.stored_tensors import stored_tensors
 
 TOKENS = [5, 9, 33, 60, 4]
 

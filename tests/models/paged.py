@@ -17,7 +17,7 @@ from octavo.config.model import CheckpointQuantization
 from octavo.distributed.groups import ParallelGroups
 from octavo.kernels.dispatch import select_kernels
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.base import make_schemes
+from octavo.layers.quant.registry import make_schemes
 from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.worker.graph import StepGraph

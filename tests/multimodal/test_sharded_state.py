@@ -9,8 +9,8 @@ from tests.multimodal.conftest import OpenLLM
 from tests.multimodal.tiny import MAX_LEN, PLACE, VISION_MODELS, picture
 
 from octavo import LLM, SamplingParams
-from octavo.convert.run import TargetOptions, convert
-from octavo.convert.source import Checkpoint
+from octavo.convert.run import convert
+from octavo.convert.source import Checkpoint, TargetOptions
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=2, ignore_eos=True)
 

@@ -22,7 +22,7 @@ from octavo.kernels.quantization import WeightFormat, get_quantization
 from octavo.kernels.reference import Kernels
 from octavo.layers.linear import MergedLinear
 from octavo.layers.moe import ExpertRouter
-from octavo.layers.quant.base import make_schemes
+from octavo.layers.quant.registry import make_schemes
 from octavo.layers.vocabulary import LogitsHead
 from octavo.models.registry import initialize_model
 from octavo.worker.memory import (

@@ -20,7 +20,7 @@ from octavo.config.model import ModelConfig
 from octavo.config.option_types import option
 from octavo.device.process import limit_spinning
 from octavo.errors import CheckpointError, InvalidParameterError
-from octavo.loader.index import StoredTensor, stored_tensors
+from octavo.loader.stored_tensors import StoredTensor, stored_tensors
 
 if TYPE_CHECKING:
     from octavo.lora.files import AdapterConfig
@@ -165,10 +165,10 @@ def convert(
     from octavo.calibration.quantize import quantized
     from octavo.convert import run
     from octavo.convert.merged import merge_lora
-    from octavo.convert.source import Checkpoint
+    from octavo.convert.source import Checkpoint, TargetOptions
 
     start_s, shard_gib = time.perf_counter(), options.max_shard_gib
-    target = run.TargetOptions(
+    target = TargetOptions(
         max_shard_bytes=None if shard_gib is None else int(shard_gib * 2**30),
         tensor_parallel_size=options.tensor_parallel_size,
         gguf_type=options.gguf_type,

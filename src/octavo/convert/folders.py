@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from octavo.convert.run import TargetOptions
-from octavo.convert.source import Checkpoint
+from octavo.convert.source import Checkpoint, TargetOptions
 from octavo.distributed.groups import ParallelGroups, SingleRank
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.gguf.file import GgufFile

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from octavo.convert.gguf_metadata import write_settings, write_special_ids, write_tokenizer
-from octavo.convert.run import SINGLE_FILES, TargetOptions
-from octavo.convert.source import Checkpoint
+from octavo.convert.source import SINGLE_FILES, Checkpoint, TargetOptions
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.layers.rotary import inverse_frequencies
 from octavo.models.interfaces import CausalLM

@@ -2,12 +2,12 @@
 
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 
-from octavo.convert.source import Checkpoint
+from octavo.convert.source import SINGLE_FILES, Checkpoint, TargetOptions
 from octavo.errors import InvalidParameterError
 
 # name -> module and function, imported on demand, and the options that have an effect. A function takes a `Checkpoint`,
@@ -21,22 +21,6 @@ TARGETS = MappingProxyType(
         "tensorizer": ("octavo.convert.folders", "write_tensorized", ()),
     }
 )
-SINGLE_FILES = MappingProxyType({"gguf": "model.gguf"})  # formats that are a file instead of a folder
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TargetOptions:
-    """What the writer of a format takes. Raises InvalidParameterError: a value out of range."""
-
-    max_shard_bytes: int | None = None  # of weights in one file, which a conversion holds in memory; None: 2 GiB
-    tensor_parallel_size: int | None = None  # ranks that a sharded state is for; None: 1
-    gguf_type: str | None = None  # of matrices in a GGUF file, such as Q8_0; None: the dtype that they have
-
-    def __post_init__(self) -> None:
-        for name in ("max_shard_bytes", "tensor_parallel_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidParameterError(name, value, "at least 1")
 
 
 def convert(checkpoint: Checkpoint, out: Path, to: str, options: TargetOptions) -> int:

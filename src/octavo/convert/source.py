@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,22 @@ from octavo.loader.registry import get_model_loader
 from octavo.worker.memory import empty_model
 
 _FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+SINGLE_FILES = MappingProxyType({"gguf": "model.gguf"})  # formats that are a file instead of a folder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetOptions:
+    """What the writer of a format takes. Raises InvalidParameterError: a value out of range."""
+
+    max_shard_bytes: int | None = None  # of weights in one file, which a conversion holds in memory; None: 2 GiB
+    tensor_parallel_size: int | None = None  # ranks that a sharded state is for; None: 1
+    gguf_type: str | None = None  # of matrices in a GGUF file, such as Q8_0; None: the dtype that they have
+
+    def __post_init__(self) -> None:
+        for name in ("max_shard_bytes", "tensor_parallel_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidParameterError(name, value, "at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

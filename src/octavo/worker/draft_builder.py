@@ -14,9 +14,9 @@ from octavo.device.manager import DeviceManager
 from octavo.distributed.groups import Group
 from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.base import resolve_schemes
-from octavo.loader.index import stored_tensors
+from octavo.layers.quant.registry import resolve_schemes
 from octavo.loader.registry import get_model_loader
+from octavo.loader.stored_tensors import stored_tensors
 from octavo.models.eagle3 import Eagle3Head
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model

@@ -24,7 +24,7 @@ from octavo.distributed.groups import HeadShare, ParallelGroups, Share
 from octavo.errors import InsufficientMemoryError, UnsupportedModelError
 from octavo.kernels.reference import Kernels
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.base import make_schemes
+from octavo.layers.quant.registry import make_schemes
 from octavo.layers.rotary import peak_table_bytes
 from octavo.layers.weight_owner import WeightOwner
 from octavo.lora.pool import slot_bytes

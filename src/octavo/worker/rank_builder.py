@@ -21,7 +21,7 @@ from octavo.distributed.connect import make_groups
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.base import resolve_schemes
+from octavo.layers.quant.registry import resolve_schemes
 from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model

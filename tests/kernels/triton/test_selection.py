@@ -7,7 +7,7 @@ from tests.kernels.triton.device import DEVICE
 from octavo.attention.selector import select_attention
 from octavo.errors import InvalidParameterError, UnknownOptionError
 from octavo.kernels.dispatch import select_kernels
-from octavo.layers.quant.base import make_schemes
+from octavo.layers.quant.registry import make_schemes
 
 CPU = torch.device("cpu")
 

@@ -6,45 +6,22 @@ checkpoint, or of `quantization=` for dense weights. Layers with equal schemes h
 Legend: N = outputs, K = inputs.
 """
 
-import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from types import MappingProxyType
 from typing import Protocol
 
 import torch
 
-from octavo.config.model import CheckpointQuantization
 from octavo.distributed.groups import Share
-from octavo.errors import InvalidParameterError
 from octavo.kernels.quantization import (
     Float8Format,
     Quantization,
     QuantizedWeight,
     Weight,
     WeightFormat,
-    get_quantization,
 )
-from octavo.kernels.reference import Kernels
 from octavo.kernels.types import LinearRole
-
-logger = logging.getLogger(__name__)
-
-# quant_method -> module and what makes the schemes of a configuration, imported on demand; `config/hf_quantization.py`
-# lists the names.
-CHECKPOINT_SCHEMES = MappingProxyType(
-    {
-        "awq": ("octavo.layers.quant.grouped", "read_awq"),
-        "fbgemm_fp8": ("octavo.layers.quant.float8", "read_float8"),
-        "fp8": ("octavo.layers.quant.float8", "read_float8"),
-        "octavo": ("octavo.layers.quant.octavo", "OctavoSchemes"),
-        "gptq": ("octavo.layers.quant.grouped", "GPTQSchemes"),
-        "compressed-tensors": ("octavo.layers.quant.compressed_tensors", "CompressedTensorsSchemes"),
-    }
-)
-_GGUF = ("octavo.layers.quant.gguf", "GgufSchemes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,59 +156,3 @@ class QuantizedAtLoad:
         is_again = stored is not None and isinstance(stored.form, Float8Format)
         form = self.quantization.logits if role == "logits" else self.quantization.linear
         return DenseScheme(form, stored if is_again else None)
-
-
-def make_schemes(checkpoint: CheckpointQuantization | None, quantization: str | None = None) -> Schemes:
-    """Return the schemes of a quantized checkpoint, those of `quantization=`, or of both: of 8-bit floats."""
-    if checkpoint is None:
-        return QuantizedAtLoad(get_quantization(quantization) if quantization else None)
-    module, name = _GGUF if checkpoint.method == "gguf" else CHECKPOINT_SCHEMES[checkpoint.method]
-    schemes: Schemes = getattr(import_module(module), name)(checkpoint.fields)
-    if quantization is None or quantization == checkpoint.method == "gguf":
-        return schemes
-    return QuantizedAtLoad(get_quantization(quantization), schemes)
-
-
-def resolve_schemes(
-    checkpoint: CheckpointQuantization | None,
-    quantization: str | None,
-    kernels_for: Callable[[frozenset[WeightFormat | None]], Kernels],
-    where: str,
-) -> tuple[Schemes, Kernels]:
-    """Return the schemes of a model and the kernels that compute them.
-
-    Blocks of a GGUF file that no kernels here compute are dequantized at load, which a warning says.
-
-    Raises:
-        UnsupportedModelError: a setting of the checkpoint that Octavo does not support.
-        InvalidParameterError: an unknown `quantization=`, or one that no kernels here compute.
-    """
-    schemes = make_schemes(checkpoint, quantization)
-    kernels = kernels_for(schemes.forms)
-    is_computed = all(kernels.computes(form) for form in schemes.forms if form is not None)
-    if checkpoint is not None and checkpoint.method == "gguf" and not is_computed:
-        limit = f"needs a CPU, bfloat16, and Octavo's C++ kernels built and not switched off; here it is {where}"
-        if quantization == "gguf":
-            raise InvalidParameterError("quantization", quantization, limit)
-        why = "take the memory of dense weights: computing with their blocks"
-        logger.warning("GGUF: tensors are dequantized at load and %s %s", why, limit)
-        schemes = QuantizedAtLoad()
-        kernels = kernels_for(schemes.forms)
-    check_quantization_at_load(schemes, kernels, where)
-    return schemes, kernels
-
-
-def check_quantization_at_load(schemes: Schemes, kernels: Kernels, where: str) -> None:
-    """Check that these kernels support `quantization=`: it is for speed, and dequantizing would not be faster.
-
-    Raises:
-        InvalidParameterError: they have no kernels for such weights.
-    """
-    if not isinstance(schemes, QuantizedAtLoad) or schemes.quantization is None:
-        return
-    if all(kernels.computes(form) for form in schemes.forms if form is not None):
-        return
-    limit = "needs a CPU, bfloat16, and Octavo's C++ kernels built and not switched off, or a GPU and Triton"
-    if isinstance(schemes.quantization.linear, Float8Format):
-        limit = "needs a GPU and Triton: a CPU has no kernels for 8-bit floats"
-    raise InvalidParameterError("quantization", schemes.name, f"{limit}; here it is {where}")
