@@ -13,7 +13,7 @@ from octavo.config.hub import resolve_model
 from octavo.convert.run import convert
 from octavo.convert.source import Checkpoint, TargetOptions
 from octavo.gguf.file import GgufTensor
-from octavo.kernels.blocks import unpack
+from octavo.kernels.blocks import dequantize, unpack
 from octavo.loader.gguf import GgufLoader, tensor_rows
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.worker.memory import empty_model
@@ -56,10 +56,10 @@ class DitheredGgufLoader(GgufLoader):
         is_coarse = tensor.type.block_size == 32 and tensor.type.block_bytes <= _MAX_DITHERED_BYTES
         if not tensor.name.startswith("blk.") or not is_coarse:
             return super().numbers(tensor)
-        blocks = unpack(tensor_rows(tensor), tensor.type)
-        values = blocks.dequantized()  # [N, K]
+        rows = tensor_rows(tensor)
+        values, (_, scales, _) = dequantize(rows, tensor.type), unpack(rows, tensor.type)
         random = torch.Generator().manual_seed(SEED + zlib.crc32(tensor.name.encode()))
-        steps = blocks.scales.repeat_interleave(values.shape[1] // blocks.scales.shape[1], dim=1)
+        steps = scales.repeat_interleave(values.shape[1] // scales.shape[1], dim=1)
         return (values + (torch.rand(values.shape, generator=random) - 0.5) * steps).view(tensor.shape)
 
 

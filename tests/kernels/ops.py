@@ -263,14 +263,6 @@ def _select_columns(size: int, num_padded: int = 0) -> Callable[[torch.dtype], O
     return make
 
 
-def _embedding(size: int) -> Callable[[torch.dtype], Op]:
-    def make(dtype: torch.dtype) -> Op:
-        table, ids = _random(50, size, dtype=dtype), torch.arange(MAX_ROWS) * 7 % 50
-        return lambda kernels, rows: kernels.embedding(ids[rows], table)
-
-    return make
-
-
 TWO_OF_FIVE = _routing(5, 2, renormalizes=True, has_shared=False)
 CASES = [
     Case(name="linear-37x84", make=_linear(37, 84, has_bias=True)),
@@ -328,5 +320,4 @@ CASES = [
     Case(name="gelu-quick-100", make=_gelu(100, "quick_gelu")),
     Case(name="rotary-16x128", make=_rotary(16, 128)),
     Case(name="rotary-3x20", make=_rotary(3, 20)),
-    Case(name="embedding-84", make=_embedding(84)),
 ]

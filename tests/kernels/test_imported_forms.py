@@ -1,5 +1,20 @@
 """Blocks of other programs' formats, as their descriptions define them, in our forms: the same weights to the last bit.
 
+How the formats of other programs map to `QuantizedWeight`; d, e, s, m, z are read as float32, n is the stored
+integer:
+
+- GPTQ and AWQ (after undoing its nibble order), 4 bits, groups of 32, 64 or 128: w = s * (n - z). q = n - 8,
+  scale s, offset s * (8 - z).
+- GGUF Q4_0, groups of 32: w = d * (n - 8). q = n - 8, scale d.
+- GGUF Q4_1, groups of 32: w = d * n + m. q = n - 8, scale d, offset m + 8 * d.
+- GGUF Q4_K, groups of 32: w = (d * s) * n - e * t. q = n - 8, scale d * s, offset 8 * d * s - e * t.
+- GGUF Q8_0, groups of 32: w = d * q. 8 bits.
+- GGUF Q6_K, groups of 16: w = (d * s) * (n - 32). 8 bits, groups of 32, in two weights, one with zeros in the odd
+  groups of 16 and one with zeros in the even ones; the importer has to add their results.
+
+The offsets of Q4_1 and Q4_K are sums of two numbers: exact unless these differ so much in magnitude that float32
+cannot hold both.
+
 Legend: N = outputs, K = inputs, G = groups of inputs.
 """
 

@@ -22,10 +22,6 @@ def select_attention(
     """Return the backend called `name`. "auto": batch-invariant if the rest of the model is, otherwise the fastest.
 
     Keys and values are stored in the model's dtype ("auto") or in `kv_cache_dtype`.
-
-    Raises:
-        UnknownOptionError: no such backend here; the message lists the available ones.
-        InvalidParameterError: the backend does not support this `kv_cache_dtype`.
     """
     native = native_kernels(dtype) if device.type == "cpu" and dtype in NATIVE_DTYPES else None
     here = [*["native"] * (native is not None), "tiled", "sdpa", *["triton"] * uses_triton(device, dtype)]

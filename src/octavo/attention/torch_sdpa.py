@@ -165,14 +165,8 @@ def _attend_tiles(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> 
     return outs, log_sums
 
 
-def _attend_as_defined(
-    query: Tensor,  # [1, H, Q, D]
-    keys: Tensor,  # [1, G, num_slots, D]
-    values: Tensor,  # [1, G, num_slots, D]
-    span: RequestSpan,
-    layer: AttentionLayer,
-) -> Tensor:  # [1, Q, H, D]
-    """Attend in float32, one pass of tokens at a time: scaled scores, soft cap, mask, softmax with sinks, mean."""
+def _attend_as_defined(query: Tensor, keys: Tensor, values: Tensor, span: RequestSpan, layer: AttentionLayer) -> Tensor:
+    """Do the same in float32, one pass of tokens at a time: scaled scores, soft cap, mask, softmax with sinks, mean."""
     start, num_groups = span.start(layer.sliding_window), keys.shape[1]
     context_keys, context_values = (span.read(pool, start)[0].float() for pool in (keys, values))  # [G, C - start, D]
     hidden = ~span.mask(layer.sliding_window, query.device)  # [Q, C - start]

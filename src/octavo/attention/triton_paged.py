@@ -20,20 +20,9 @@ from octavo.kernels.triton.row_ops import aligned
 
 _Items = npt.NDArray[np.int32]
 _HEADS = 16  # rows of a program that normalizes, rotates and writes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tiling:
-    """Rows per program, a power of two from 16 on, and positions per tile: the same for all steps."""
-
-    num_rows: int
-    tile_size: int
-
-
-# 64 rows fill an instruction of Hopper's tensor cores. Decoding wastes most of them: 64 operations per byte, of the 184
-# that an H200 can do for each byte it reads.
-TILING = Tiling(num_rows=64, tile_size=64)
-TILING_FLOAT32 = Tiling(num_rows=32, tile_size=32)  # three TF32 products need more registers
+# Rows of a program that attends, and positions of a tile. 64 rows fill an instruction of Hopper's tensor cores.
+# Decoding wastes most of them: 64 operations per byte, of the 184 that an H200 can do for each byte it reads.
+TILE, TILE_FLOAT32 = 64, 32  # in float32 less: three TF32 products need more registers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +65,7 @@ class TritonAttention(AttentionBackend[TritonPlan]):
 
     def __init__(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> None:
         self._kv_dtype = kv_dtype or dtype
-        self._tiling = TILING_FLOAT32 if dtype == torch.float32 else TILING
+        self._tile = TILE_FLOAT32 if dtype == torch.float32 else TILE
         self.name = "triton" + ("-fp8-kv" if self._kv_dtype == torch.float8_e4m3fn else "")
 
     def kv_layout(self, head_dim: int) -> KVLayout:
@@ -114,7 +103,7 @@ class TritonAttention(AttentionBackend[TritonPlan]):
         plan: TritonPlan = step.plans[layer.kv_group]
         batch, group_size = plan.batch, layer.num_heads // layer.num_kv_heads
         if group_size not in plan.work:
-            plan.work[group_size] = assign_programs(batch, group_size, self._tiling.num_rows)
+            plan.work[group_size] = assign_programs(batch, group_size, self._tile)
         few, many = plan.work[group_size].few, plan.work[group_size].many
         out = torch.empty_like(query)
         if few is not None:
@@ -149,7 +138,7 @@ class TritonAttention(AttentionBackend[TritonPlan]):
         items: Tensor | None,  # [N, 3]; None: see `FewRows.items`
         results: tuple[Tensor | None, ...],  # the output; or per split: weighted values, largest scores, sums
     ) -> None:
-        num_rows, e_block = self._tiling.num_rows, _e_block(layer.head_dim)
+        tile, e_block = self._tile, _e_block(layer.head_dim)
         # From the kernel's scores to fractions of the soft cap, the argument of tanh, and to exponents of 2.
         score_scale = None if layer.soft_cap is None else layer.softmax_scale / layer.soft_cap
         exponent_scale = (layer.softmax_scale if layer.soft_cap is None else layer.soft_cap) * math.log2(math.e)
@@ -162,12 +151,12 @@ class TritonAttention(AttentionBackend[TritonPlan]):
             G=layer.num_kv_heads,
             E=layer.head_dim,
             B=batch.block_size,
-            ROWS=num_rows,
+            ROWS=tile,
             E_BLOCK=e_block,
-            TILE=self._tiling.tile_size,
+            TILE=tile,
             SPLIT=SPLIT_SIZE,
             # 8 if a program's sums, with those of previous splits, would not fit into registers
-            num_warps=8 if num_rows * e_block > 64 * 128 else 4,
+            num_warps=8 if tile * e_block > 64 * 128 else 4,
             num_stages=2,
             enable_fp_fusion=False,
         )

@@ -90,7 +90,7 @@ class BlockWeight:
         """Return the weight [N, K] in float32."""
         inputs = slice(self.format.first_input, self.format.first_input + self.in_size)
         parts = zip(self.parts, self.format.kinds, strict=True)
-        return torch.cat([unpack(rows, kind).dequantized()[:, inputs] for rows, kind in parts])
+        return torch.cat([dequantize(rows, kind)[:, inputs] for rows, kind in parts])
 
     def joined(self) -> "BlockWeight":
         """Return the same weight with neighboring parts of one type as one part."""
@@ -123,64 +123,42 @@ def integer_groups(x: Tensor, group_size: int = GROUP_SIZE) -> tuple[Tensor, Ten
 def block_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None) -> Tensor:
     """Apply a weight and bias [N] to x [T, K]: [T, N] float32. The definition that kernels are compared with."""
     values, scales = integer_groups(x)
-    first_group, num_groups = weight.format.first_input // GROUP_SIZE, weight.in_size // GROUP_SIZE
     totals = []
     for rows, kind in zip(weight.parts, weight.format.kinds, strict=True):
-        unpacked = unpack(rows, kind)
-        per_group = unpacked.scales.shape[1] * GROUP_SIZE // unpacked.quants.shape[1]  # 1, or 2 groups of 16
-        quants = unpacked.quants.view(len(rows), -1, per_group, GROUP_SIZE // per_group).double()
-        of_weight = unpacked.scales.view(len(rows), -1, per_group)
-        total = torch.zeros(len(x), len(rows), device=x.device)
-        for group in range(num_groups):
-            at = first_group + group
-            q = values[:, group].double().view(len(x), per_group, -1)  # [T, 1 or 2, 32 or 16]
-            for sub in range(per_group):
-                sums = (q[:, sub] @ quants[:, at, sub].T).float()
-                total += sums * (of_weight[:, at, sub] * scales[:, group])
-                if unpacked.offsets is not None:
-                    offsets = unpacked.offsets.view(len(rows), -1, per_group)[:, at, sub]
-                    total -= offsets * (q[:, sub].sum(-1, keepdim=True).float() * scales[:, group])
+        quants, of_weight, offsets = unpack(rows, kind)
+        size = quants.shape[1] // of_weight.shape[1]  # inputs that share a scale of the weight: 16 or 32
+        inputs, total = values.view(len(x), -1, size).double(), torch.zeros(len(x), len(rows), device=x.device)
+        for group in range(inputs.shape[1]):
+            at, scale = weight.format.first_input // size + group, scales[:, group * size // GROUP_SIZE]
+            sums = (inputs[:, group] @ quants[:, at * size : (at + 1) * size].double().T).float()
+            total += sums * (of_weight[:, at] * scale)
+            if offsets is not None:
+                total -= offsets[:, at] * (inputs[:, group].sum(-1, keepdim=True).float() * scale)
         totals.append(total)
     result = torch.cat(totals, dim=1)
     return result if bias is None else result + bias.float()
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedIntegers:
-    """Rows of `scale * quant - offset`."""
-
-    quants: Tensor  # [N, K] int8
-    scales: Tensor  # [N, G] float32
-    offsets: Tensor | None  # [N, G] float32
-
-    def dequantized(self) -> Tensor:
-        """Return float32 values [N, K]."""
-        num_rows, size = self.quants.shape
-        values = self.quants.view(num_rows, self.scales.shape[1], -1) * self.scales[..., None]
-        if self.offsets is not None:
-            values -= self.offsets[..., None]
-        return values.view(num_rows, size)
 
 
 def dequantize(data: Tensor, kind: GgmlType) -> Tensor:
     """Return the values of rows of bytes, [N, K]: float32; unquantized types keep their dtype."""
     if kind.name in _FLOATS:
         return data.view(_FLOATS[kind.name])
-    return unpack(data, kind).dequantized()
-
-
-def unpack(data: Tensor, kind: GgmlType) -> GroupedIntegers:
-    """Return the integers and scales of rows of bytes `[N, bytes per row]`, of a quantized type."""
-    num_rows = data.shape[0]
-    quants, scales, offsets = _UNPACK[kind.name](data.reshape(num_rows, -1, kind.block_bytes))
-    return GroupedIntegers(
-        quants.reshape(num_rows, -1),
-        scales.reshape(num_rows, -1),
-        None if offsets is None else offsets.reshape(num_rows, -1),
-    )
+    quants, scales, offsets = unpack(data, kind)
+    values = quants.view(*scales.shape, -1) * scales[..., None]
+    if offsets is not None:
+        values -= offsets[..., None]
+    return values.view(quants.shape)
 
 
 _Parts = tuple[Tensor, Tensor, Tensor | None]  # per block of [N, B, bytes]: quants, scales, offsets
+
+
+def unpack(data: Tensor, kind: GgmlType) -> _Parts:
+    """Return quants [N, K] int8, scales and offsets [N, G] float32 of rows of bytes `[N, R]`, of a quantized type."""
+    num_rows = len(data)
+    quants, scales, offsets = _UNPACK[kind.name](data.reshape(num_rows, -1, kind.block_bytes))
+    flat_offsets = None if offsets is None else offsets.reshape(num_rows, -1)
+    return quants.reshape(num_rows, -1), scales.reshape(num_rows, -1), flat_offsets
 
 
 def _half(blocks: Tensor, begin: int) -> Tensor:

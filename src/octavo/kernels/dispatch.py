@@ -50,10 +50,7 @@ def select_kernels(
 
 
 def has_kernels(device: torch.device, dtype: torch.dtype, *, is_quantized: bool = False) -> bool:
-    """Return whether layers of this dtype are computed by more than the reference; devices other than CPUs always do.
-
-    oneDNN's kernels know dense weights only.
-    """
+    """Return whether layers of this dtype are computed by more than the reference; oneDNN's know dense weights only."""
     if device.type != "cpu":
         return True
     kernels = select_kernels(device, dtype)
@@ -66,9 +63,6 @@ def native_kernels(dtype: torch.dtype = torch.bfloat16) -> NativeKernels | None:
 
     The same object for the same level, threads and dtype: kernels own threads, and a program may build many engines.
     None, logged once, if they were not built, or if the variable is `torch`.
-
-    Raises:
-        UnknownOptionError: OCTAVO_CPU_LEVEL names a level that this processor does not support.
     """
     wanted = os.environ.get(_LEVEL_VARIABLE)
     if wanted == "torch":
@@ -105,12 +99,7 @@ def available_levels() -> list[str]:
 
 
 def uses_triton(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether the Triton kernels run here: on a GPU unless disabled, on a CPU if requested and interpreted.
-
-    Raises:
-        UnknownOptionError: OCTAVO_GPU_KERNELS is not a known value.
-        InvalidParameterError: it requests Triton, which cannot run here.
-    """
+    """Return whether the Triton kernels run here: on a GPU unless disabled, on a CPU if requested and interpreted."""
     wanted = os.environ.get(_GPU_VARIABLE)
     if wanted not in (None, "triton", "torch"):
         raise UnknownOptionError(_GPU_VARIABLE, wanted, ["triton", "torch"])

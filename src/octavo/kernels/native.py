@@ -27,16 +27,7 @@ from torch import Tensor
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.blocks import BlockFormat
 from octavo.kernels.large_pages import zeros_on_large_pages
-from octavo.kernels.native_weights import (
-    NO_ADDRESS,
-    BlockWeights,
-    DenseWeights,
-    IntegerWeights,
-    LinearSpec,
-    NativeLinear,
-    WeightKind,
-    address,
-)
+from octavo.kernels.native_weights import NO_ADDRESS, LinearSpec, NativeLinear, WeightKind, address, make_weight_kinds
 from octavo.kernels.quantization import GROUP_SIZES, Weight, WeightFormat
 from octavo.kernels.reference import ExpertAdapters, Kernels, LoraAdapters
 from octavo.kernels.types import Activation, Fused, LinearRole, PackedExperts, PackedLinear, Routes, Routing
@@ -46,16 +37,10 @@ if TYPE_CHECKING:
 
 # Sampling parameters of a row: `DrawRow` of kernels/cpu/draw.h.
 DRAW_ROW = np.dtype(
-    [
-        ("temperature", np.float64),
-        ("top_p", np.float64),
-        ("log_min_p", np.float64),
-        ("top_k", np.int64),
-        ("seed_low", np.uint32),
-        ("seed_high", np.uint32),
-        ("output_index", np.uint32),
-        ("unused", np.uint32),
-    ]
+    {
+        "names": ["temperature", "top_p", "log_min_p", "top_k", "seed_low", "seed_high", "output_index", "unused"],
+        "formats": [*[np.float64] * 3, np.int64, *[np.uint32] * 4],
+    }
 )
 
 
@@ -132,8 +117,7 @@ class NativeKernels(Kernels):
         self.name = f"native-{level}"
         self.compute_s = 0.0  # in replays and in what follows them: logits and sampling
         self._recording = local()  # thread-local: `buffers` while recording
-        kinds = (DenseWeights, IntegerWeights, BlockWeights) if dtype == torch.bfloat16 else (DenseWeights,)
-        self.weight_kinds: dict[type, WeightKind] = {kind.form: kind(self.native, dtype) for kind in kinds}
+        self.weight_kinds = make_weight_kinds(self.native, dtype)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return memory for a result, in `dtype` or the kernels': from torch, or from the tape being recorded."""

@@ -198,6 +198,12 @@ class BlockWeights(WeightKind):
         )
 
 
+def make_weight_kinds(native: "_cpu.Kernels", dtype: torch.dtype) -> dict[type, WeightKind]:
+    """Return the kinds that kernels of a dtype compute with, by the type of their form."""
+    kinds = (DenseWeights, IntegerWeights, BlockWeights) if dtype == torch.bfloat16 else (DenseWeights,)
+    return {kind.form: kind(native, dtype) for kind in kinds}
+
+
 def address(tensor: Tensor | None) -> int:
     """Return a tensor's address, or that of nothing."""
     return NO_ADDRESS if tensor is None else tensor.data_ptr()

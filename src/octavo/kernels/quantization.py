@@ -74,22 +74,8 @@ class IntegerFormat(GroupedFormat):
 
     Two-level: 4-bit integers that encode 8-bit ones. Each output and group of 32 inputs has a multiplier m in
     -127 ... 127, and the 8-bit integer is (q * m + 4) >> 3, in -127 ... 127. So sums are exact over all inputs, which
-    floating-point group scales would prevent; a weight takes 4.25 bits.
-
-    How the formats of other programs map to `QuantizedWeight`; d, e, s, m, z are read as float32, n is the stored
-    integer:
-
-    - GPTQ and AWQ (after undoing its nibble order), 4 bits, groups of 32, 64 or 128: w = s * (n - z). q = n - 8,
-      scale s, offset s * (8 - z).
-    - GGUF Q4_0, groups of 32: w = d * (n - 8). q = n - 8, scale d.
-    - GGUF Q4_1, groups of 32: w = d * n + m. q = n - 8, scale d, offset m + 8 * d.
-    - GGUF Q4_K, groups of 32: w = (d * s) * n - e * t. q = n - 8, scale d * s, offset 8 * d * s - e * t.
-    - GGUF Q8_0, groups of 32: w = d * q. 8 bits.
-    - GGUF Q6_K, groups of 16: w = (d * s) * (n - 32). 8 bits, groups of 32, in two weights, one with zeros in the odd
-      groups of 16 and one with zeros in the even ones; the importer has to add their results.
-
-    The offsets of Q4_1 and Q4_K are sums of two numbers: exact unless these differ so much in magnitude that float32
-    cannot hold both. tests/kernels/test_imported_forms.py tests each mapping.
+    floating-point group scales would prevent; a weight takes 4.25 bits. How weights of GPTQ, AWQ and GGUF files map to
+    this format, with offsets: tests/kernels/test_imported_forms.py.
     """
 
 
@@ -176,11 +162,7 @@ QUANTIZATIONS = MappingProxyType(
 
 
 def get_quantization(name: str) -> Quantization:
-    """Return the quantization called `name`.
-
-    Raises:
-        InvalidParameterError: there is none.
-    """
+    """Return the quantization called `name`, or raise an `InvalidParameterError`."""
     if name not in QUANTIZATIONS:
         raise InvalidParameterError("quantization", name, "one of " + ", ".join(QUANTIZATIONS))
     return QUANTIZATIONS[name]

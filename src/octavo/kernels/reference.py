@@ -268,10 +268,6 @@ class Kernels:
             sums.append(total)
         return torch.cat(sums, dim=1)
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        """Return rows ids [T] of table [V, D]: [T, D]."""
-        return table.index_select(0, ids)
-
     def packed_rows(self, ids: Tensor, packed: PackedLinear, size: int) -> Tensor:
         """Return rows ids [T] of a weight [N, K] packed as "logits": [T, K]; K is `size`."""
         return packed.weight.index_select(0, ids)
@@ -295,11 +291,8 @@ class Kernels:
         return self.rms_norm(total, fused.norm_weight, fused.eps, fused.norm_offset), total
 
     def gelu(self, x: Tensor, kind: GeluKind) -> Tensor:
-        """Return the GELU of x [T, I] (Hendrycks and Gimpel 2016, arXiv:1606.08415), approximated, rounded once.
-
-        In place where it can be: fresh memory costs more than the arithmetic.
-        """
-        wide = x.float()
+        """Return the GELU of x [T, I] (Hendrycks and Gimpel 2016, arXiv:1606.08415), approximated, rounded once."""
+        wide = x.float()  # from here on in place where it can be: fresh memory costs more than the arithmetic
         if kind == "quick_gelu":
             powers = wide * -1.702
         else:

@@ -45,11 +45,11 @@ class EmbeddingAdapter:
 
     def rows(self, ids: torch.Tensor, base: torch.Tensor, kernels: Kernels) -> torch.Tensor:
         """Return the embeddings [T, D] of ids [T]; `base` [T, D] are those without the adapter."""
-        rows = base if self.table is None else kernels.embedding(ids, self.table)
+        rows = base if self.table is None else self.table.index_select(0, ids)
         if self.down is None or self.up is None:
             return rows
         # The kernels define the product, so that a token's bits are its own: down is looked up, the identity follows.
-        middle = kernels.embedding(ids, self.down)
+        middle = self.down.index_select(0, ids)
         identity = torch.eye(len(self.up)).to(self.up)
         return kernels.add_lora(rows, middle, _single(identity, self.up), torch.zeros_like(ids))
 
@@ -214,7 +214,7 @@ class Embedding(WeightOwner):
             return dequantize(rows, *self._blocks.kinds).to(self._context.dtype)
         if isinstance(table, TableInFile):
             return table.rows(ids).to(self._context.dtype)
-        return kernels.embedding(ids, table)
+        return table.index_select(0, ids)
 
 
 class LogitsHead(MergedLinear):

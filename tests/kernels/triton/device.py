@@ -8,9 +8,11 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
+from triton import knobs
+
 from octavo.kernels.triton import interpreter
 
-if interpreter.is_interpreting():
+if knobs.runtime.interpret:
     interpreter.repair()
 
-DEVICE = torch.device("cpu" if interpreter.is_interpreting() else "cuda")
+DEVICE = torch.device("cpu" if knobs.runtime.interpret else "cuda")

@@ -14,7 +14,7 @@ from tests.kernels.triton.device import DEVICE
 
 from octavo.attention.base import AttentionLayer, HeadNorms, split_heads
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
-from octavo.attention.triton_paged import TILING, TritonAttention, assign_programs
+from octavo.attention.triton_paged import TILE, TritonAttention, assign_programs
 from octavo.kernels.reference import Kernels
 from octavo.kernels.triton.attention import SPLIT_SIZE
 
@@ -237,12 +237,12 @@ def test_every_row_is_in_one_program(group_size: int) -> None:
     sequence = Sequence(query=nothing, key=nothing, value=nothing, block_ids=list(range(40)))
     parts: list[Part] = [(sequence, start, stop) for start, stop in ((0, 200), (30, 31), (5, 9), (0, 1), (7, 500))]
     batch = make_batch(16, parts)
-    work = assign_programs(batch, group_size, TILING.num_rows)
+    work = assign_programs(batch, group_size, TILE)
     assert work.few is not None
     assert work.few.items is not None
     assert work.few.tokens is not None
     items = torch.cat([some for some in (work.few.items, work.many) if some is not None]).tolist()
-    rows = [(request, first + at) for request, first, _ in items for at in range(TILING.num_rows)]
+    rows = [(request, first + at) for request, first, _ in items for at in range(TILE)]
     assert len(rows) == len(set(rows))
     for request, (_, start, stop) in enumerate(parts):
         assert {(request, row) for row in range((stop - start) * group_size)} <= set(rows)

@@ -163,14 +163,7 @@ def _least(logits: Tensor, max_logit: Tensor, temperatures: Tensor, limits: Tens
     logits = logits.contiguous()
     for last, at in pairwise((0, *range(_PASSES))):
         _measure_kernel[grid](
-            logits,
-            *row_args,
-            states[last],
-            sums[last],
-            states[at],
-            sums[at],
-            vocab_size,
-            off,
+            *(logits, *row_args, states[last], sums[last], states[at], sums[at], vocab_size, off),
             IS_FIRST=at == 0,
             BY_MASS=by_mass,
             PART=part,
@@ -281,19 +274,11 @@ def draw(
     scores = torch.zeros(num_rows, num_parts, dtype=torch.float64, device=logits.device)
     ids = torch.zeros(num_rows, num_parts, dtype=torch.int64, device=logits.device)
     if num_rows:
+        least = max_logit if thresholds is None else thresholds  # placeholders, never read
+        least_p = temperatures if log_min_p is None else log_min_p
         _draw_kernel[num_rows, num_parts](
-            logits.contiguous(),
-            max_logit,
-            temperatures,
-            seed_low,
-            seed_high,
-            output_indices,
-            max_logit if thresholds is None else thresholds,
-            temperatures if log_min_p is None else log_min_p,
-            scores,
-            ids,
-            vocab_size,
-            num_parts,
+            *(logits.contiguous(), max_logit, temperatures, seed_low, seed_high, output_indices),
+            *(least, least_p, scores, ids, vocab_size, num_parts),
             IS_FILTERED=thresholds is not None,
             PART=_DRAWN_PART,
             BLOCK=_QUADS,

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from triton import knobs
 from triton import language as tl
 from triton._utils import validate_block_shape
 from triton.runtime import interpreter
@@ -27,11 +26,6 @@ _TORCH = {
     tl.float8e5: torch.float8_e5m2,
 }
 _KEPT_AS_INTEGERS = (tl.bfloat16, tl.float8e4nv, tl.float8e5)
-
-
-def is_interpreting() -> bool:
-    """Return whether kernels of this process are interpreted: `TRITON_INTERPRET` was set when Triton was imported."""
-    return bool(knobs.runtime.interpret)
 
 
 def repair() -> None:

@@ -110,14 +110,7 @@ def process_logits(
         table, *counted, *penalties, counts, table.shape[1], vocab_size, TOKENS=_TOKENS
     )
     _process_logits_kernel[num_rows, triton.cdiv(vocab_size, _IDS)](
-        logits.contiguous(),
-        counts,
-        *penalties,
-        mask_indices,
-        masks,
-        processed,
-        vocab_size,
-        masks.shape[1],
+        *(logits.contiguous(), counts, *penalties, mask_indices, masks, processed, vocab_size, masks.shape[1]),
         IDS=_IDS,
         enable_fp_fusion=False,
     )
@@ -169,15 +162,7 @@ def rate(
     totals = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)
     ranks, candidates = torch.ones_like(totals), totals.new_zeros(num_rows, num_parts, count)
     _rate_kernel[num_rows, num_parts](
-        logits.contiguous(),
-        max_logit,
-        chosen,
-        is_wanted,
-        totals,
-        ranks,
-        candidates,
-        vocab_size,
-        num_parts,
+        *(logits.contiguous(), max_logit, chosen, is_wanted, totals, ranks, candidates, vocab_size, num_parts),
         K=count,
         PART=_PART,
         num_warps=8,

@@ -120,12 +120,7 @@ def add_rms_norm(x: Tensor, fused: Fused) -> tuple[Tensor, Tensor]:
         residual, total = aligned(residual), torch.empty_like(x)
     block = triton.next_power_of_2(size)
     _rms_norm_kernel[(x.numel() // size,)](
-        x,
-        residual,
-        fused.norm_weight,
-        out,
-        total,
-        fused.eps,
+        *(x, residual, fused.norm_weight, out, total, fused.eps),
         OFFSET=fused.norm_offset,
         SIZE=size,
         BLOCK=block,
