@@ -17,8 +17,7 @@ from octavo.distributed.shm_broadcast import RingWriter
 from octavo.errors import DeviceUnavailableError
 from octavo.executor.distributed import DistributedExecutor
 from octavo.executor.ranks import Wait
-from octavo.worker.rank_loop import DEFAULT_WORKER, RankSetup
-from octavo.worker.worker_proc import LocalSetup
+from octavo.worker.worker_proc import DEFAULT_WORKER, LocalSetup, RankSetup
 from octavo.working_folder import child_command, child_environment
 
 _DEATH_S = 5.0  # between a rank's hang-up and its exit

@@ -25,8 +25,7 @@ from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import EngineDeadError, InvalidParameterError
 from octavo.executor.distributed import DistributedExecutor
 from octavo.executor.ranks import Wait
-from octavo.worker.rank_loop import DEFAULT_WORKER, RankSetup
-from octavo.worker.remote_rank import TOKEN_BYTES, RemoteRank, accept_rank, as_connection
+from octavo.worker.worker_proc import DEFAULT_WORKER, TOKEN_BYTES, RankSetup, RemoteRank, accept_rank, as_connection
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
-from octavo.worker.rank_loop import call_worker
 from octavo.worker.worker import Worker
+from octavo.worker.worker_proc import call_worker
 
 
 class UniProcExecutor:

@@ -17,7 +17,7 @@ from octavo.scheduler.block_manager import FULL_ATTENTION
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculative.drafters import Drafter
 from octavo.testing.requests import adapter_root, context_hash, next_token
-from octavo.worker.rank_loop import call_worker
+from octavo.worker.worker_proc import call_worker
 
 _NOTHING_WRITTEN, _LOST = -1, -2
 _LOST_ADAPTER = "0"  # in a slot that a failed step did not fill

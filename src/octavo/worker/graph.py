@@ -28,32 +28,14 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepAdapters:
-    """Where a recording reads the adapters of a step's tokens. See `AttentionMetadata`."""
-
-    ids: torch.Tensor  # [max_tokens] int64
-    kept_ids: torch.Tensor  # [max_tokens] int64
-
-    @classmethod
-    def empty(cls, max_tokens: int) -> Self:
-        """Allocate them."""
-        ids, kept_ids = (torch.empty(max_tokens, dtype=torch.int64) for _ in range(2))
-        return cls(ids=ids, kept_ids=kept_ids)
-
-    def set(self, batch: ForwardBatch) -> None:
-        """Copy the adapters of a batch whose tokens have some."""
-        for to, ids in ((self.ids, batch.adapter_ids), (self.kept_ids, batch.kept_adapter_ids)):
-            assert ids is not None, "a step without adapters has a recording of its own"
-            to[: len(ids)] = ids
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Recording:
     """The layers as native calls, and the tensors that these read and write; a replay uses the first rows of each."""
 
     tape: Tape
     result: IntermediateTensors  # [max_tokens, D] each, output of the last call
-    adapters: StepAdapters | None  # None: of steps in which no token has an adapter
+    # [2, max_tokens] int64, read by adapted layers: `adapter_ids` of a step's tokens, and of those kept after the last
+    # layer's attention. None: of steps in which no token has an adapter.
+    adapter_ids: torch.Tensor | None
 
 
 class StepGraph:
@@ -74,7 +56,8 @@ class StepGraph:
         is_first, hidden_size = model.stage.is_first, model.config.hidden_size
         self._residual = None if is_first else torch.empty(max_tokens, hidden_size, dtype=dtype)
         self._plain = self._record(None)
-        self._adapted = self._record(StepAdapters.empty(max_tokens)) if _can_record_adapters(model) else None
+        ids = torch.empty(2, max_tokens, dtype=torch.int64)
+        self._adapted = self._record(ids) if _can_record_adapters(model) else None
 
     @classmethod
     def capture(cls, model: CausalLM, kv_caches: Sequence[LayerCache], block_size: int, max_tokens: int) -> Self | None:
@@ -109,22 +92,23 @@ class StepGraph:
         aux = tuple(states[:num_tokens] for states in result.aux)
         return IntermediateTensors(result.hidden[:num_rows], result.residual[:num_rows], aux)
 
-    def _record(self, adapters: StepAdapters | None) -> _Recording:
+    def _record(self, adapter_ids: torch.Tensor | None) -> _Recording:
         model, kernels = self._model, self._model.context.kernels
         assert isinstance(kernels, NativeKernels), "only these kernels record"
         with torch.inference_mode(), refuse_torch_ops(model), kernels.recording() as tape:
-            step = _blank_step(self._attention, self._block_size, model.config.kv_groups, adapters)
+            step = _blank_step(self._attention, self._block_size, model.config.kv_groups, adapter_ids)
             result = model.run_layers(self._x, self._residual, self._kv_caches, step)
-        return _Recording(tape=tape, result=result, adapters=adapters)
+        return _Recording(tape=tape, result=result, adapter_ids=adapter_ids)
 
     def _prepared(self, batch: ForwardBatch) -> _Recording:
         """Return the recording for a batch; it knows the adapters by now."""
         if batch.adapter_ids is None:
             return self._plain
         recording = self._adapted
-        assert recording is not None, "this step is not recorded"
-        assert recording.adapters is not None, "recorded with adapters"
-        recording.adapters.set(batch)
+        assert recording is not None and recording.adapter_ids is not None, "see `serves`"  # noqa: PT018 - both or none
+        for to, ids in zip(recording.adapter_ids, (batch.adapter_ids, batch.kept_adapter_ids), strict=True):
+            assert ids is not None, "a step without adapters has a recording of its own"
+            to[: len(ids)] = ids
         return recording
 
 
@@ -137,7 +121,7 @@ def _can_record_adapters(model: CausalLM) -> bool:
 
 
 def _blank_step(
-    attention: NativeAttention, block_size: int, groups: tuple[KVGroup, ...], adapters: StepAdapters | None
+    attention: NativeAttention, block_size: int, groups: tuple[KVGroup, ...], adapter_ids: torch.Tensor | None
 ) -> AttentionMetadata:
     """Return a step without tokens, for recording: each replay supplies its own."""
     nothing = torch.empty(0, dtype=torch.int64)
@@ -155,12 +139,9 @@ def _blank_step(
     ).shared_by(groups)
     plan = NativePlan(batch)
     plan.step = attention.make_step(plan, (), 1)
+    ids, kept_ids = (None, None) if adapter_ids is None else adapter_ids
     return AttentionMetadata(
-        batch=batch,
-        plans=(plan,) * len(groups),
-        rotary=(),
-        adapter_ids=None if adapters is None else adapters.ids,
-        kept_adapter_ids=None if adapters is None else adapters.kept_ids,
+        batch=batch, plans=(plan,) * len(groups), rotary=(), adapter_ids=ids, kept_adapter_ids=kept_ids
     )
 
 
@@ -208,7 +189,7 @@ def refuse_torch_ops(model: nn.Module) -> Iterator[None]:
             yield
 
 
-def _leave(inside: list[str]) -> None:
+def _leave(inside: list[str]) -> None:  # a hook that returned something would replace the layer's output
     inside.pop()
 
 
