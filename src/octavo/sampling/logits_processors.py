@@ -8,7 +8,7 @@ Legend: L = rows of logits, V = vocabulary size, N = rows of the worker, C = max
 words of a mask, B = biases, H = bad words of several tokens, K = tokens of the longest one minus 1.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -17,53 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.contracts.schedule import Int32Array
 from octavo.kernels.dispatch import uses_triton
 from octavo.sampling.draw import SamplingMetadata
-from octavo.sampling_params import SamplingParams
 
 Arrays = dict[str, NDArray[np.generic]]
-
-
-class LogitsProcessorParams:
-    """The logits processors of one row, except penalties. Immutable: steps copy its arrays as they are."""
-
-    def __init__(
-        self,
-        params: SamplingParams,
-        stop_token_ids: Sequence[int],
-        bad_words_token_ids: Sequence[Sequence[int]],
-        vocab_size: int,
-    ) -> None:
-        self._params, self._stop_token_ids, self._vocab_size = params, list(stop_token_ids), vocab_size
-        biases = params.logit_bias or {}
-        self.biased: NDArray[np.int64] = np.array(list(biases), dtype=np.int64)  # [B]
-        self.biases: NDArray[np.float32] = np.array(list(biases.values()), dtype=np.float32)  # [B]
-        long = [word for word in bad_words_token_ids if len(word) > 1]
-        self.bad_lens: NDArray[np.int64] = np.array([len(word) - 1 for word in long], dtype=np.int64)  # [H]
-        self.bad_tokens = np.zeros((len(long), self.bad_lens.max(initial=0)), dtype=np.int64)  # [H, K], padded
-        for row, word in zip(self.bad_tokens, long, strict=True):
-            row[: len(word) - 1] = word[:-1]
-        self.banned: NDArray[np.int64] = np.array([word[-1] for word in long], dtype=np.int64)  # [H]
-        self._always_banned = [word[0] for word in bad_words_token_ids if len(word) == 1]
-        self._masks: dict[bool, Int32Array | None] = {}  # by whether `min_tokens` is not reached yet
-
-    def mask(self, output_index: int) -> Int32Array | None:
-        """Return the allowed tokens for output `output_index` as bits [W]; None: all are allowed."""
-        is_early = output_index < self._params.min_tokens
-        if is_early not in self._masks:
-            self._masks[is_early] = self._make_mask([*self._always_banned, *(self._stop_token_ids if is_early else ())])
-        return self._masks[is_early]
-
-    def _make_mask(self, banned: list[int]) -> Int32Array | None:
-        allowed = self._params.allowed_token_ids
-        if allowed is None and not banned:
-            return None
-        bits = np.full(-(-self._vocab_size // 32) * 32, allowed is None)
-        bits[list(allowed or ())] = True
-        bits[banned] = False
-        words: Int32Array = np.packbits(bits, bitorder="little").view(np.int32)
-        return words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,46 +52,6 @@ class LogitsProcessorTensors:
         names = [field.name for field in fields(cls)]
         tensors = send(*(arrays[name].reshape(-1) for name in names))
         return cls(**{name: x.view(arrays[name].shape) for name, x in zip(names, tensors, strict=True)})
-
-
-def processor_arrays(
-    processors: Sequence[LogitsProcessorParams | None],
-    output_indices: NDArray[np.int64],
-    masks: Sequence[Int32Array | None],
-    vocab_size: int,
-) -> Arrays:
-    """Return the arrays of `LogitsProcessorTensors`, and `mask_indices` [L], for rows with these, [L] each.
-
-    `masks` come with the step and apply in addition to the rows' own.
-    """
-    words: list[Int32Array] = []
-    indices = np.full(len(masks), -1, dtype=np.int64)
-    asking: list[tuple[int, LogitsProcessorParams]] = []
-    for at, (asked, index, allowed) in enumerate(zip(processors, output_indices.tolist(), masks, strict=True)):
-        if asked is not None:
-            asking.append((at, asked))
-            own = asked.mask(index)
-            allowed = own if allowed is None else allowed if own is None else own & allowed[: len(own)]  # noqa: PLW2901
-        if allowed is not None:
-            indices[at] = len(words)
-            words.append(allowed)
-    num_words, bad = -(-vocab_size // 32), [(at, asked) for at, asked in asking if len(asked.banned)]
-    longest = max((asked.bad_tokens.shape[1] for _, asked in bad), default=0)
-    padded = [np.pad(asked.bad_tokens, ((0, 0), (0, longest - asked.bad_tokens.shape[1]))) for _, asked in bad]
-    return {
-        "mask_indices": indices,
-        "masks": np.stack([each[:num_words] for each in words]) if words else np.zeros((0, num_words), np.int32),
-        "biased": _joined([at * vocab_size + asked.biased for at, asked in asking], np.int64),
-        "biases": _joined([asked.biases for _, asked in asking], np.float32),
-        "bad_rows": _joined([np.full(len(asked.banned), at) for at, asked in bad], np.int64),
-        "bad_lens": _joined([asked.bad_lens for _, asked in bad], np.int64),
-        "bad_tokens": np.concatenate(padded) if padded else np.zeros((0, 0), dtype=np.int64),
-        "banned": _joined([at * vocab_size + asked.banned for at, asked in bad], np.int64),
-    }
-
-
-def _joined(arrays: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> NDArray[np.generic]:
-    return np.concatenate(arrays, dtype=dtype) if arrays else np.zeros(0, dtype=dtype)
 
 
 def process_logits(

@@ -115,7 +115,7 @@ class DraftBuilder:
         most_tokens, most_rows = limits.max_num_batched_tokens, limits.max_num_seqs
         kept = most_rows * (self._num_slots * self._state_bytes + self._own_blocks * sum(self._spec.bytes_per_block))
         stage = Stage.whole(model.num_layers)
-        size = activation_bytes(model, stage, most_tokens, most_rows, self._dtype.itemsize)
+        size = activation_bytes(model, stage, limits, self._dtype.itemsize)
         return size + kept + most_tokens * self._state_bytes
 
     def build(

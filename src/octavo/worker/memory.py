@@ -16,7 +16,6 @@ from octavo.attention.torch_sdpa import SdpaAttention
 from octavo.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from octavo.config.model import ModelConfig, MoEConfig
 from octavo.config.parallel import RankPlace, Stage
-from octavo.config.vision import VisionConfig
 from octavo.contracts.kv_cache import KVCacheSpec, capacity_tokens
 from octavo.device.base import DeviceMemory
 from octavo.device.manager import DeviceManager
@@ -118,9 +117,7 @@ def _tensor_parallel(moe: MoEConfig, rank: int, size: int) -> MoEConfig:
     )
 
 
-def activation_bytes(
-    model: ModelConfig, stage: Stage, max_num_batched_tokens: int, max_num_seqs: int, dtype_bytes: int
-) -> int:
+def activation_bytes(model: ModelConfig, stage: Stage, limits: SchedulerConfig, dtype_bytes: int) -> int:
     """Return an upper bound on the memory of one step on a stage, in addition to weights and KV.
 
     The peak of a layer: residual, normed input, gate and up, their product; then float32 logits of the rows that
@@ -134,21 +131,8 @@ def activation_bytes(
         width = max(width, (3 + 2 * num_choices) * model.hidden_size + 3 * inner)
     if not stage.is_whole:
         width += 4 * model.hidden_size
-    logits = min(64, max_num_seqs) * model.vocab_size * 4 * 4 * stage.is_last
-    return max_num_batched_tokens * width * dtype_bytes + logits
-
-
-def encoder_bytes(vision: VisionConfig, limits: SchedulerConfig, dtype_bytes: int) -> int:
-    """Return the memory of the vision tower in addition to its weights: cached embeddings, and a step of full budget.
-
-    The peak of a layer: patches in both dtypes; residual, normed input, queries, keys and values, which attention
-    rotates in float32, or lays out for windows and for whole images; then what an activation takes in float32. An image
-    that is larger than a step's budget takes more in proportion.
-    """
-    kept = limits.encoder_cache_tokens * vision.num_outputs * vision.out_hidden_size * dtype_bytes
-    patch = vision.patch_values * (4 + dtype_bytes) + vision.hidden_size * (9 * dtype_bytes + 4 * 4)
-    patch += vision.intermediate_size * (dtype_bytes + 3 * 4)
-    return kept + limits.max_num_batched_tokens * vision.merge_unit * patch
+    logits = min(64, limits.max_num_seqs) * model.vocab_size * 4 * 4 * stage.is_last
+    return limits.max_num_batched_tokens * width * dtype_bytes + logits
 
 
 def check_weights_fit(model: ModelConfig, num_weights: int, weights_bytes: int, budget_bytes: int) -> None:
@@ -269,22 +253,14 @@ class RankMemory:
         self._config, self._devices, self._part, self._stage = config, devices, part, stage
         self._dtype_bytes: int = getattr(torch, config.model.dtype).itemsize
 
-    def check_length_fits(self) -> None:
-        """Check `max_model_len` before the model is built.
-
-        Raises:
-            InsufficientMemoryError: with both numbers.
-        """
-        check_length_fits(self._part, self._budget_bytes)
-
     def check_weights_fit(self, *models: CausalLM) -> None:
-        """Check empty models, the rank's own and perhaps a draft model, before their weights are loaded.
+        """Check empty models of a rank, its main one first, before their weights are loaded.
 
         Raises:
             InsufficientMemoryError: with both numbers.
         """
         counts, sizes = (sum(map(measure, models)) for measure in (num_weights, weights_bytes))
-        check_weights_fit(self._part, counts, sizes, self._budget_bytes - self.adapter_bytes(models[0]))
+        check_weights_fit(self._part, counts, sizes, self.budget_bytes - self.adapter_bytes(models[0]))
 
     def adapter_bytes(self, model: CausalLM) -> int:
         """The memory of slots for adapters, and of the host cache where it is the same memory.
@@ -308,25 +284,30 @@ class RankMemory:
     @property
     def estimated_activations(self) -> int:
         """An upper bound on the memory of a step in addition to weights and KV, in bytes."""
-        limits = self._config.scheduler
-        return activation_bytes(
-            self._part, self._stage, limits.max_num_batched_tokens, limits.max_num_seqs, self._dtype_bytes
-        )
+        return activation_bytes(self._part, self._stage, self._config.scheduler, self._dtype_bytes)
 
     @property
     def encoder_bytes(self) -> int:
-        """The memory of the vision tower besides its weights; 0 without one."""
-        vision = self._part.vision
+        """The memory of a vision tower in addition to its weights: cached embeddings, and a step of full budget.
+
+        The peak of a layer: patches in both dtypes; residual, normed input, queries, keys and values, which attention
+        rotates in float32, or lays out for windows and for whole images; then what an activation takes in float32. An
+        image that is larger than a step's budget takes more in proportion.
+        """
+        vision, limits, dtype_bytes = self._part.vision, self._config.scheduler, self._dtype_bytes
         if vision is None or not self._stage.is_first:
             return 0
-        return encoder_bytes(vision, self._config.scheduler, self._dtype_bytes)
+        kept = limits.encoder_cache_tokens * vision.num_outputs * vision.out_hidden_size * dtype_bytes
+        patch = vision.patch_values * (4 + dtype_bytes) + vision.hidden_size * (9 * dtype_bytes + 4 * 4)
+        patch += vision.intermediate_size * (dtype_bytes + 3 * 4)
+        return kept + limits.max_num_batched_tokens * vision.merge_unit * patch
 
     def report(self, models: Sequence[CausalLM], *, activations: int, graphs: int, scratch: int) -> MemoryReport:
         """Report and log the device's memory with weights loaded and no KV yet.
 
         `activations`, `graphs` and `scratch`, the KV blocks of padding, are in bytes.
         """
-        budget, memory, adapters = self._budget_bytes, self._device_memory, self.adapter_bytes(models[0])
+        budget, memory, adapters = self.budget_bytes, self._device_memory, self.adapter_bytes(models[0])
         weights = sum(weights_bytes(model) - model.bytes_in_file for model in models)
         free = memory.free_bytes - sum(model.mapped_bytes for model in models)
         kv_bytes = kv_budget(budget, free, weights, activations + graphs + adapters) - scratch
@@ -349,7 +330,7 @@ class RankMemory:
         return report
 
     @property
-    def _budget_bytes(self) -> int:
+    def budget_bytes(self) -> int:
         """This rank's share of the device's memory: as configured, or the device's default."""
         share = self._config.cache.gpu_memory_utilization or self._devices.default_memory_utilization
         return int(self._device_memory.total_bytes * share)

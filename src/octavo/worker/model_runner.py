@@ -6,35 +6,41 @@ logprobs are requested. Elsewhere, the output is ready at once.
 
 With pipeline parallelism, every stage runs every step; only the last one samples, and only its output counts.
 
-Legend: T = tokens of the step, R = requests in it, L = rows of logits, D = hidden size.
+Legend: T = tokens of the step, R = requests in it, L = rows of logits, P = prompt positions computed at once,
+D = hidden size, V = vocabulary.
 """
 
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 
 from octavo.attention.metadata import ForwardBatch, LayerCache
+from octavo.contracts.engine import TokenLogprobs
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
+from octavo.device.base import DeviceQueue
+from octavo.errors import RequestError
 from octavo.kernels.native import NativeKernels
 from octavo.models.interfaces import CausalLM, IntermediateTensors
+from octavo.sampling.logprobs import prompt_logprobs
 from octavo.sampling.rows import ARGMAX, StepSampling
-from octavo.sampling.sampler import Sampled, SampledTokens, Sampler, read_now
+from octavo.sampling.sampler import Sampled, SampledTokens, Sampler, read_now, read_sampled
 from octavo.worker.decode_step import ExpertLoads, GraphedDecoding
 from octavo.worker.graph import StepGraph, one_torch_thread
-from octavo.worker.logits_rows import LogitsRows, PromptLogprobs, PromptLogprobsUpdate, read_later
 from octavo.worker.rank_drafter import RankDrafter
-from octavo.worker.request_rows import RequestRows
+from octavo.worker.request_rows import LogitsRows, PromptLogprobsUpdate, RequestRows
 from octavo.worker.stages import StageLinks
 
 logger = logging.getLogger(__name__)
+
+# Positions of a prompt whose logits are materialized at once: 64 rows of 152k float32 are 39 MB.
+_SLICE = 64
 
 
 class DeferredOutput(Future[ModelRunnerOutput]):
@@ -53,19 +59,73 @@ class DeferredOutput(Future[ModelRunnerOutput]):
         return super().result(0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A step on its way."""
+class _Prepared(NamedTuple):
+    """A step whose rows are up to date."""
 
-    step: SchedulerOutput
+    step: SchedulerOutput  # with its drafts drawn
     logits_rows: LogitsRows
-    read: Callable[[], SampledTokens]
-    batch: ForwardBatch | None  # None: replayed
-    computed: IntermediateTensors | None
-    pooled: dict[str, torch.Tensor] = field(default_factory=dict)  # [D] each
+    sampling: StepSampling
+    batch: ForwardBatch | None  # None: a graph has run
+    replayed: tuple[torch.Tensor, torch.Tensor | None] | None
 
-    def output(self, prompts: PromptLogprobsUpdate) -> ModelRunnerOutput:
-        return self.logits_rows.model_output(self.read(), prompts, self.pooled)
+
+class PromptLogprobs:
+    """Gathered over the chunks of a prompt, and sent when it is complete. Costs nothing if no row requested them."""
+
+    def __init__(
+        self, rows: RequestRows, compute_logits: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+    ) -> None:
+        self._rows, self._compute_logits = rows, compute_logits  # `CausalLM.compute_logits`
+        self._gathered: dict[int, list[TokenLogprobs | None]] = {}  # by row
+
+    def of_step(self, step: SchedulerOutput, batch: ForwardBatch, hidden: torch.Tensor) -> PromptLogprobsUpdate:
+        """Compute those of this step's prompt tokens from `hidden` [T, D]; return those of completed prompts."""
+        update, wanted = PromptLogprobsUpdate(), self._rows.prompt_logprobs
+        for index, row in enumerate(step.rows.tolist() if wanted else ()):
+            if row not in wanted:
+                continue
+            num_prompt_tokens, num_logprobs = wanted[row]
+            start = int(step.num_computed_tokens[index])
+            if start == 0:
+                self._gathered[row] = [None]  # nothing precedes the first token
+            query = slice(batch.query_start_loc_list[index], batch.query_start_loc_list[index + 1])
+            last = min(start + query.stop - query.start, num_prompt_tokens - 1)
+            try:
+                for first in range(start, last, _SLICE):
+                    part = slice(first - start + query.start, min(first + _SLICE, last) - start + query.start)
+                    logits = self._compute_logits(*batch.head_inputs(hidden, part))  # [P, V]
+                    targets = self._rows.token_ids[row, first + 1 : min(first + _SLICE, last) + 1].to(torch.int64)
+                    self._gathered[row] += prompt_logprobs(logits, targets, num_logprobs)
+            except RequestError as error:  # this prompt's logits are not finite; others' may be
+                update.errors[step.req_ids[index]] = str(error)
+                continue
+            if start + query.stop - query.start >= num_prompt_tokens:
+                update.complete[step.req_ids[index]] = self._gathered.pop(row)
+                del wanted[row]
+        return update
+
+
+def read_later(
+    packed: torch.Tensor, ratings: torch.Tensor | None, sampling: StepSampling, queue: DeviceQueue
+) -> Callable[[], SampledTokens]:
+    """Start copying `Sampled.packed` [L, 3] and ratings [L, .]; return a function that waits and reads them."""
+
+    def begin_copy(x: torch.Tensor) -> torch.Tensor:
+        host = queue.host_bytes(x.nbytes).view(x.dtype).view_as(x)
+        host.copy_(x, non_blocking=True)
+        return host
+
+    results, ratings_on_host = begin_copy(packed), None if ratings is None else begin_copy(ratings)
+    wait = queue.mark()
+
+    def read() -> SampledTokens:
+        wait()
+        token_ids, *bits = results.numpy().T  # [L] each
+        max_logit, max_processed_logit = (np.ascontiguousarray(column).view(np.float64) for column in bits)
+        rated = None if ratings_on_host is None else ratings_on_host.numpy()
+        return read_sampled(sampling, token_ids, max_logit, max_processed_logit, rated)
+
+    return read
 
 
 class RankModelRunner:
@@ -137,69 +197,54 @@ class RankModelRunner:
             if self._links is not None and not self.model.stage.is_last:
                 self._hand_on(scheduler_output, self._links)
                 return empty_output
-            launched = self._compute(scheduler_output)
-        if launched is None:
-            return empty_output
-        prompts, batch, computed = PromptLogprobsUpdate(), launched.batch, launched.computed
-        if self.rows.prompt_logprobs and batch is not None and computed is not None:
-            prompts = self._prompt_logprobs.of_step(launched.step, batch, computed.hidden)  # uses all threads
+            prepared = self._prepare(scheduler_output)
+            if prepared is None:
+                return empty_output
+            step, logits_rows, sampling, batch, replayed = prepared
+            if batch is None:
+                assert replayed is not None and self._queue is not None  # noqa: PT018 - graphs come with a queue
+                read = read_later(*replayed, sampling, self._queue)
+                return partial(logits_rows.read_output, read, PromptLogprobsUpdate(), {})
+            computed = self._run_stage(batch)  # hidden states [T, D], or the kept rows
+            read = self._sample(batch, computed.hidden, logits_rows, sampling)
+            pooled = logits_rows.pool(self.rows.pooled, batch.of_logits(computed.hidden)) if self.rows.pooled else {}
+        prompts = self._prompt_logprobs.of_step(step, batch, computed.hidden)  # uses all threads
         if self._queue is not None:
-            return partial(launched.output, prompts)
-        output = launched.output(prompts)
-        if self.drafter is not None and computed is not None:
+            return partial(logits_rows.read_output, read, prompts, pooled)
+        output = logits_rows.read_output(read, prompts, pooled)
+        if self.drafter is not None:
             with self._torch_threads():
-                self.drafter.observe(launched.step, output, computed.aux)
+                self.drafter.observe(step, output, computed.aux)
         return lambda: output
 
     def _hand_on(self, scheduler_output: SchedulerOutput, links: StageLinks) -> None:
         """Run this stage of a step. The next stage waits for it, so failures are passed on, too."""
         try:
-            with links.preparing(scheduler_output.total_num_scheduled_tokens):
-                scheduler_output = self._apply(scheduler_output)
-                batch = self._batch(scheduler_output) if scheduler_output.req_ids else None
-            if batch is not None:
+            prepared = self._prepare(scheduler_output)
+            if prepared is not None and (batch := prepared.batch) is not None:
                 links.send(self._run_stage(batch))
         except Exception as error:
             logger.exception("step %d failed on this stage", scheduler_output.step)
             links.send_failure(scheduler_output.total_num_scheduled_tokens, error)
 
-    def _apply(self, scheduler_output: SchedulerOutput) -> SchedulerOutput:
-        """Update the rows, and return the step with its drafts drawn. A graph may change the tables, so they wait."""
-        self.rows.apply_requests(scheduler_output)
-        if self.graphs is None or self.drafter is not None or not scheduler_output.req_ids:
-            self.rows.apply_tables(scheduler_output)
-        return scheduler_output if self.drafter is None else self.drafter.draw(scheduler_output)
-
-    def _batch(self, scheduler_output: SchedulerOutput) -> ForwardBatch:
-        if self.graphs is not None:
-            self.rows.apply_tables(scheduler_output)
-        keeps_all = bool(self.rows.prompt_logprobs)
-        return self.rows.forward_batch(scheduler_output, self.rows.states, keeps_all=keeps_all)
-
-    def _compute(self, scheduler_output: SchedulerOutput) -> _Launched | None:
-        """Run the step and sample; None: it has no tokens. The batch is built while an earlier stage may compute."""
-        links, batch = self._links, None
-        with nullcontext() if links is None else links.preparing(scheduler_output.total_num_scheduled_tokens):
-            step = self._apply(scheduler_output)
+    def _prepare(self, scheduler_output: SchedulerOutput) -> _Prepared | None:
+        """Update the rows, draw drafts, and build the batch while an earlier stage may compute. None: no tokens."""
+        try:
+            self.rows.apply_requests(scheduler_output)
+            step = scheduler_output if self.drafter is None else self.drafter.propose(scheduler_output)
             if not step.req_ids:
+                self.rows.apply_tables(step)
                 return None
             logits_rows = LogitsRows(step)
             sampling = self.rows.sampling.step(logits_rows.rows, logits_rows.ends, step.token_masks)
             replayed = None if self.graphs is None or self.rows.pooled else self.graphs.replay(step, sampling)
-            if replayed is None:
-                batch = self._batch(step)
-        if batch is None:
-            assert replayed is not None and self._queue is not None  # noqa: PT018 - graphs come with a queue
-            return _Launched(step, logits_rows, read_later(*replayed, sampling, self._queue), None, None)
-        computed = self._run_stage(batch)  # hidden states [T, D], or the kept rows
-        sampled = self._sample(batch, computed.hidden, sampling)
-        # After a rejected draft, this writes tokens that are overwritten before they are read.
-        self.rows.write_sampled(logits_rows.rows, logits_rows.ends, sampled.token_ids)
-        read: Callable[[], SampledTokens] = partial(read_now, sampled, sampling)
-        if self._queue is not None:
-            read = read_later(sampled.packed(), sampled.ratings, sampling, self._queue)
-        pooled = logits_rows.pool(self.rows.pooled, batch.of_logits(computed.hidden)) if self.rows.pooled else {}
-        return _Launched(step, logits_rows, read, batch, computed, pooled)
+            batch = self.rows.step_batch(step) if replayed is None else None
+        except Exception:
+            if self._links is not None and scheduler_output.req_ids:
+                # Or the next step would receive this one's tensors.
+                self._links.receive(scheduler_output.total_num_scheduled_tokens)
+            raise
+        return _Prepared(step, logits_rows, sampling, batch, replayed)
 
     def _run_stage(self, batch: ForwardBatch) -> IntermediateTensors:
         incoming = self._links.receive(len(batch.input_ids)) if self._links else None
@@ -207,14 +252,22 @@ class RankModelRunner:
             return self.graph.run(batch, incoming)
         return self.model.run_stage(batch, self.kv_caches, incoming)
 
-    def _sample(self, batch: ForwardBatch, hidden: torch.Tensor, sampling: StepSampling) -> Sampled:
-        """Sample from the rows of `hidden` [T, D] that get logits."""
+    def _sample(
+        self, batch: ForwardBatch, hidden: torch.Tensor, logits_rows: LogitsRows, sampling: StepSampling
+    ) -> Callable[[], SampledTokens]:
+        """Sample from the rows of `hidden` [T, D] that get logits; return a function that reads the tokens."""
         if self.rows.pooled.issuperset(sampling.rows.tolist()):
             nothing = torch.zeros(len(sampling.rows), device=hidden.device)
-            return Sampled.of_argmax(nothing, nothing.to(torch.int64))
-        if sampling.ending == ARGMAX:
-            return Sampled.of_argmax(*self.model.logits_argmax(*batch.head_inputs(hidden)))
-        return self._sampler.sample(self.model.compute_logits(*batch.head_inputs(hidden)), sampling)
+            sampled = Sampled.of_argmax(nothing, nothing.to(torch.int64))
+        elif sampling.ending == ARGMAX:
+            sampled = Sampled.of_argmax(*self.model.logits_argmax(*batch.head_inputs(hidden)))
+        else:
+            sampled = self._sampler.sample(self.model.compute_logits(*batch.head_inputs(hidden)), sampling)
+        # After a rejected draft, this writes tokens that are overwritten before they are read.
+        self.rows.write_sampled(logits_rows.rows, logits_rows.ends, sampled.token_ids)
+        if self._queue is None:
+            return partial(read_now, sampled, sampling)
+        return read_later(sampled.packed(), sampled.ratings, sampling, self._queue)
 
 
 def empty_output() -> ModelRunnerOutput:

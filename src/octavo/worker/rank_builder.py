@@ -9,7 +9,6 @@ from typing import cast
 import torch
 
 from octavo._version import __version__
-from octavo.attention.base import KVLayout
 from octavo.attention.metadata import LayerCache
 from octavo.config.engine import EngineConfig
 from octavo.config.model import DType
@@ -31,7 +30,7 @@ from octavo.worker.decode_step import DecodeRecord, DecodeStep, ExpertLoads, Gra
 from octavo.worker.draft_builder import DraftBuilder
 from octavo.worker.graph import StepGraph
 from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec, make_prefaults
-from octavo.worker.memory import MemoryReport, RankMemory, choose_num_blocks, sharded_config
+from octavo.worker.memory import MemoryReport, RankMemory, check_length_fits, choose_num_blocks, sharded_config
 from octavo.worker.model_runner import RankModelRunner
 from octavo.worker.model_state import ModelStates
 from octavo.worker.request_rows import RequestRows, Transfers
@@ -109,14 +108,15 @@ class RankBuilder:
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
-        spec = make_kv_cache_spec(self._part, self._stage.layers, self._config.cache.block_size, self._kv_layout)
+        layout = self._attention.kv_layout(self._config.model.head_dim)
+        spec = make_kv_cache_spec(self._part, self._stage.layers, self._config.cache.block_size, layout)
         return spec if self._draft is None else self._draft.with_draft(spec)
 
     def load_model(self) -> LoadedModels:
         """Read the weights; see `Worker.load_model`."""
         start_s, config = time.perf_counter(), self._config
         keep_freed_memory()
-        self._memory.check_length_fits()
+        check_length_fits(self._part, self._memory.budget_bytes)
         eagle = None if config.draft_model is None else config.draft_model.eagle
         context = BuildContext(
             kernels=self._kernels,
@@ -128,14 +128,11 @@ class RankBuilder:
             schemes=self._schemes,
             aux_layers=() if eagle is None else eagle.aux_layers,
         )
-        model, second = initialize_model(config.model, context), None
-        if self._draft is None:
-            self._memory.check_weights_fit(model)
-            model = get_model_loader(config.load).load(model)
-        else:
-            second = self._draft.initialize()
-            self._memory.check_weights_fit(model, second)
-            model = get_model_loader(config.load).load(model)
+        model = initialize_model(config.model, context)
+        second = None if self._draft is None else self._draft.initialize()
+        self._memory.check_weights_fit(model, *([] if second is None else [second]))
+        model = get_model_loader(config.load).load(model)
+        if self._draft is not None and second is not None:
             second = self._draft.load(second, model)
         give_back_freed_memory()  # that no step will use again
         states = ModelStates.of_model(model, config, self._transfers.send, lambda: self.devices.memory().free_bytes)
@@ -242,10 +239,6 @@ class RankBuilder:
         """Number of scratch blocks of each group, after all others: for padding, and for freed out-of-window blocks."""
         windows = [of.group.sliding_window for of in self.kv_cache_spec.groups]
         return [int(self._takes_graphs or window is not None) for window in windows]
-
-    @property
-    def _kv_layout(self) -> KVLayout:
-        return self._attention.kv_layout(self._config.model.head_dim)
 
 
 def with_computed_dtype(config: EngineConfig, devices: DeviceManager, place: RankPlace) -> EngineConfig:

@@ -190,12 +190,13 @@ class RankDrafter:
         self._max_tokens, self._uses_processors, self._ranks = max_tokens, uses_processors, ranks
         self._shift = 0 if states is None else 1  # tokens known beyond the last entry
 
-    def draw(self, step: SchedulerOutput) -> SchedulerOutput:
-        """Return the step with its drafts filled in. The rows must be up to date with it.
+    def propose(self, step: SchedulerOutput) -> SchedulerOutput:
+        """Return the step with its drafts filled in. Its requests must have been applied to the rows.
 
         Also computes the prompts in it, but with EAGLE-3: `observe` does.
         """
         self.passes = []
+        self._rows.apply_tables(step)
         num_known, num_drawn = counts_of(step)
         followed = self._progress.apply(step, num_known)
         if not (len(followed) or num_drawn.any()):

@@ -3,10 +3,12 @@
 Rows are changed only by scheduler outputs and by sampled tokens.
 
 Legend: N = rows, M = max_model_len, G = KV groups, T = tokens of the step, R = requests in it, B = most blocks of one
-request, S = rows that sample, L = rows of logits: S, and one more for each token to verify.
+request, S = rows that sample, L = rows of logits: S, and one more for each token to verify, K = most tokens that one
+request may get.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,12 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.attention.metadata import ForwardBatch, GroupSlots
+from octavo.contracts.engine import TokenLogprobs
 from octavo.contracts.kv_cache import KVGroup
-from octavo.contracts.schedule import Int32Array, NewRequestData, SchedulerOutput
+from octavo.contracts.schedule import Int32Array, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from octavo.device.base import DeviceQueue
 from octavo.sampling.rows import SamplingRows
+from octavo.sampling.sampler import SampledTokens
 from octavo.worker.model_state import ModelStates
 
 _WORD_BYTES = 8
@@ -158,7 +162,7 @@ class RequestRows(RowTables):
         self._row_of: dict[str, int] = {}
 
     def apply_requests(self, step: SchedulerOutput) -> None:
-        """Apply removed and new requests, the first half of a step's changes."""
+        """Apply removed and new requests, the first half of a step's changes; `step_batch` does the second."""
         for request_id in step.finished_req_ids:
             row = self._row_of.pop(request_id, None)
             if row is not None:  # else its step failed before it was added
@@ -170,7 +174,7 @@ class RequestRows(RowTables):
             self._add(request)
 
     def apply_tables(self, step: SchedulerOutput) -> None:
-        """Apply blocks and tokens, the second half. May be repeated."""
+        """Apply blocks and tokens. May be repeated."""
         changes = step.scheduled_cached_reqs
         if len(changes.rows):
             places = (changes.groups, changes.rows, changes.columns)
@@ -180,6 +184,11 @@ class RequestRows(RowTables):
             self._write_tokens(changes.token_rows, changes.token_positions, changes.token_ids)
         if step.scheduled_spec_decode_tokens is not None:
             self.write_unverified(step)
+
+    def step_batch(self, step: SchedulerOutput) -> ForwardBatch:
+        """Apply blocks and tokens, and return the step's batch."""
+        self.apply_tables(step)
+        return self.forward_batch(step, self.states, keeps_all=bool(self.prompt_logprobs))
 
     def write_unverified(self, step: SchedulerOutput) -> None:
         """Append a step's tokens to verify to the known tokens of their rows; sampled tokens overwrite them."""
@@ -212,6 +221,87 @@ class RequestRows(RowTables):
             self.pooled.add(row)
         if params.prompt_logprobs is not None and len(request.token_ids) == num_prompt_tokens:
             self.prompt_logprobs[row] = num_prompt_tokens, params.prompt_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobsUpdate:
+    """By request id."""
+
+    complete: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)  # one entry for each prompt token
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+class LogitsRows:
+    """The rows of logits of one step. Those of a request are adjacent, in order of position."""
+
+    def __init__(self, step: SchedulerOutput) -> None:
+        self._step = step
+        self._requests = step.samples.nonzero()[0]  # [L] in R
+        self.ends = (step.num_computed_tokens + step.num_scheduled_tokens)[self._requests]  # [L] see `StepSampling`
+        self._columns: NDArray[np.int64] | None = None  # [L] tokens to verify before; None: the step has none
+        if (unverified := step.scheduled_spec_decode_tokens) is not None:
+            counts = unverified.counts[self._requests]  # [S]
+            places = np.repeat(np.arange(len(counts)), 1 + counts)  # [L] in S
+            self._columns = np.arange(len(places)) - (np.cumsum(1 + counts) - (1 + counts))[places]
+            self._requests = self._requests[places]
+            self.ends = (self.ends - counts)[places] + self._columns.astype(np.int32)
+        self.rows = step.rows[self._requests]  # [L] of the worker
+
+    def pool(self, wanted: set[int], hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the hidden states [D] of rows that want no token but these, out of those that get logits [L, D]."""
+        at = [index for index, row in enumerate(self.rows.tolist()) if row in wanted]
+        return {self._step.req_ids[self._requests[index]]: hidden[index] for index in at}
+
+    def read_output(
+        self, read: Callable[[], SampledTokens], prompts: PromptLogprobsUpdate, hidden: Mapping[str, torch.Tensor]
+    ) -> ModelRunnerOutput:
+        """Read the sampled tokens, and return the output of the step; requests in `hidden` get that instead.
+
+        A token sampled after others to verify is kept only if all of these equal the tokens sampled in their place. A
+        request fails if its first row of logits has an error; if a later row has one, the tokens before it are kept and
+        the error recurs in the next step.
+        """
+        req_ids, sampled = self._step.req_ids, read()
+        failed = {req_ids[self._requests[at]]: why for at, why in sampled.errors.items() if not self._column(at)}
+        failed |= prompts.errors
+        pooled = {request_id: vector.float().cpu().numpy() for request_id, vector in hidden.items()}
+        failed |= {name: "its hidden state is not finite" for name in pooled if not np.isfinite(pooled[name]).all()}
+        columns = np.zeros_like(self._requests) if self._columns is None else self._columns
+        token_ids = np.zeros((len(req_ids), int(columns.max(initial=0)) + 1), dtype=np.int32)  # [R, K]
+        token_ids[self._requests, columns] = sampled.token_ids
+        num_sampled = self._step.samples.astype(np.int32)  # [R]
+        if self._columns is not None:
+            num_sampled *= self._num_kept(token_ids, sampled.errors)
+        if failed or pooled:
+            num_sampled[[request_id in failed or request_id in pooled for request_id in req_ids]] = 0
+        by_request: dict[str, list[TokenLogprobs]] = {}
+        for at, entry in sampled.logprobs.items():
+            if self._column(at) < num_sampled[self._requests[at]]:
+                by_request.setdefault(req_ids[self._requests[at]], []).append(entry)
+        return ModelRunnerOutput(
+            req_ids=req_ids,
+            sampled_token_ids=token_ids,
+            num_sampled=num_sampled,
+            logprobs=by_request,
+            prompt_logprobs=prompts.complete,
+            pooled={name: vector.tobytes() for name, vector in pooled.items() if name not in failed},
+            errors=failed,
+        )
+
+    def _column(self, at: int) -> int:
+        return 0 if self._columns is None else int(self._columns[at])
+
+    def _num_kept(self, sampled: Int32Array, errors: Mapping[int, str]) -> Int32Array:
+        """Return how many of `sampled` [R, K] each sampling request keeps, [R]."""
+        unverified = self._step.scheduled_spec_decode_tokens
+        assert unverified is not None
+        table = np.full(sampled.shape, -1, dtype=np.int32)  # [R, K] tokens to verify, -1 after the last
+        table[np.arange(sampled.shape[1]) < unverified.counts[:, None]] = unverified.token_ids
+        num_kept: NDArray[np.int64] = np.logical_and.accumulate(table == sampled, axis=1).sum(1) + 1
+        for at in errors:
+            if column := self._column(at):
+                num_kept[self._requests[at]] = min(num_kept[self._requests[at]], column)
+        return num_kept.astype(np.int32)
 
 
 def state_slots(

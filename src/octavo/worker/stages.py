@@ -1,7 +1,5 @@
 """Pipeline stages: how a model's layers are divided among them, and how tensors are sent from one to the next."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from itertools import accumulate
 
@@ -74,16 +72,6 @@ class StageLinks:
         if message[-1, 0] != 0:
             raise StepError(_words(message))
         return IntermediateTensors(message[:num_tokens], message[num_tokens:-1])
-
-    @contextmanager
-    def preparing(self, num_tokens: int) -> Iterator[None]:
-        """Receive if the context fails before the stage does: or the next step would get this one's tensors."""
-        try:
-            yield
-        except Exception:
-            if num_tokens:
-                self.receive(num_tokens)
-            raise
 
     def send(self, tensors: IntermediateTensors) -> None:
         """Send the tensors of a step to the next stage."""

@@ -1,4 +1,4 @@
-"""A rank of an executor in a process of its own: on this host, where `MultiprocExecutor` runs this file, or on another."""
+"""A rank of an executor in its own process: on this host, where `MultiprocExecutor` runs this file, or on another."""
 
 import hmac
 import logging
