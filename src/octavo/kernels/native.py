@@ -202,7 +202,7 @@ class NativeKernels(Kernels):
     def draw(self, logits: Tensor, rows: NDArray[np.void]) -> tuple[Tensor, Tensor]:
         """Return (tokens [S] int64, largest logits [S]) of logits [S, V] float32, by parameters `rows` [S] of DRAW_ROW.
 
-        A token is -1 where only `sampling/backend.py` can decide, and undefined where the largest logit is not finite.
+        A token is -1 where only `sampling/draw.py` can decide, and undefined where the largest logit is not finite.
         """
         assert logits.dtype == torch.float32
         logits = logits.contiguous()
