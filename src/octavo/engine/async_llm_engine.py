@@ -21,7 +21,7 @@ from octavo.contracts.engine import EngineCoreOutputs
 from octavo.engine.core_client import EngineCoreClient
 from octavo.engine.front import EngineFront, ModelName, one_per_prompt, streaming_engine_args
 from octavo.engine.input_processor import ProcessedRequest
-from octavo.engine.output_processor import CompletionState, RequestState
+from octavo.engine.output_processor import RequestState
 from octavo.errors import EngineDeadError, EventLoopError, OctavoError, anew
 from octavo.inputs import as_prompt_list
 from octavo.lora_request import LoRARequest
@@ -48,11 +48,6 @@ class LiveRequest:
 
     def __init__(self, engine: "AsyncLLMEngine", state: RequestState) -> None:
         self._engine, self.state = engine, state
-
-    @property
-    def samples(self) -> list[CompletionState]:
-        """In seed order; see `CompletionState.take`."""
-        return self.state.samples
 
     @property
     def is_settled(self) -> bool:
@@ -128,8 +123,7 @@ class AsyncLLMEngine:
         Leaving the loop early, or cancelling the task, aborts the request.
 
         Raises:
-            InvalidParameterError: names the field, its value and the limit.
-            UserError: `lora_request` cannot be served.
+            UserError: names the field, its value and the limit.
             EngineDeadError: the engine died.
         """
         [processed] = await self._process(
@@ -156,12 +150,9 @@ class AsyncLLMEngine:
             self._forget(state)
 
     def open(self, processed: ProcessedRequest, notify: Callable[[], None]) -> LiveRequest:
-        """Start a request, made by `front.process`, with a reader of deltas.
+        """Start a request, made by `front.process`, with a reader of deltas. Raises EngineDeadError.
 
         `notify` is called in the event loop whenever there is something new, and must neither raise nor block.
-
-        Raises:
-            EngineDeadError: the engine is dead.
         """
         return LiveRequest(self, self._start(processed, notify))
 
@@ -193,8 +184,7 @@ class AsyncLLMEngine:
     ) -> list[RequestOutput]:
         """Generate for one prompt or many at once; return outputs in the order of the prompts.
 
-        Raises:
-            InvalidParameterError: names the field, its value and the limit; nothing was started.
+        Raises UserError: names the field, its value and the limit; nothing was started.
         """
         prompt_list = as_prompt_list(prompts)
         params_list = one_per_prompt(sampling_params, SamplingParams, len(prompt_list), "sampling_params")
@@ -298,11 +288,7 @@ class AsyncLLMEngine:
                 self._front.client.abort(state.unfinished_core_ids())
 
     def _enter_loop(self) -> None:
-        """Let the running loop own the requests from now on.
-
-        Raises:
-            EventLoopError: another loop still does.
-        """
+        """Let the running loop own the requests from now on. Raises EventLoopError: another loop still does."""
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             return
@@ -378,8 +364,7 @@ class OutputPump:
     def close(self, reason: OctavoError | None = None) -> None:
         """Stop after the step in flight and shut the core down; `reason` is what its readers get. Idempotent.
 
-        Raises:
-            Exception: what shutting down the core raised.
+        Raises what shutting down the core raised.
         """
         self.should_stop.set()
         if not self._has_thread:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -158,39 +157,29 @@ class OwnerThread:
         return True
 
 
-class ProgressBar:
-    """Finished prompts, input and output tokens per second, and images. Silent unless `enabled`."""
+class _Batch:
+    """The requests of one `generate`, with a bar of those finished and of tokens per second."""
 
-    def __init__(self, num_prompts: int, *, enabled: bool) -> None:
-        self._bar = tqdm(total=num_prompts, desc="Prompts", unit="prompt", disable=not enabled, dynamic_ncols=True)
+    def __init__(self, call: Call[list[RequestOutput]], states: list[RequestState], *, shows_progress: bool) -> None:
+        self.call, self.states, self.num_left = call, states, len(states)
+        self.bar = tqdm(
+            total=len(states), desc="Prompts", unit="prompt", disable=not shows_progress, dynamic_ncols=True
+        )
         self._start_s = time.perf_counter()
         self._num_in = self._num_out = self._num_images = 0
 
-    def finish_one(self, num_prompt_tokens: int, num_output_tokens: int, num_images: int) -> None:
+    def finish_one(self, state: RequestState) -> None:
         """Count a finished prompt."""
-        self._num_in += num_prompt_tokens
-        self._num_out += num_output_tokens
-        self._num_images += num_images
+        self.num_left -= 1
+        self._num_in += state.num_prompt_tokens
+        self._num_out += state.num_output_tokens
+        self._num_images += state.num_images
         elapsed_s = max(time.perf_counter() - self._start_s, 1e-9)
         rates = f"in {self._num_in / elapsed_s:.0f} tok/s, out {self._num_out / elapsed_s:.0f} tok/s"
         if self._num_images:
             rates += f", {self._num_images / elapsed_s:.1f} images/s"
-        self._bar.set_postfix_str(rates, refresh=False)
-        self._bar.update()
-
-    def close(self) -> None:
-        """Leave the bar as it is; nothing more is drawn."""
-        self._bar.close()
-
-
-@dataclass(slots=True)
-class _Batch:
-    """The requests of one `generate`."""
-
-    call: Call[list[RequestOutput]]
-    states: list[RequestState]
-    progress: ProgressBar
-    num_left: int
+        self.bar.set_postfix_str(rates, refresh=False)
+        self.bar.update()
 
 
 class BatchRunner:
@@ -235,7 +224,7 @@ class BatchRunner:
         except BaseException:
             self._leave(states)
             raise
-        batch = _Batch(call, states, ProgressBar(len(states), enabled=shows_progress), len(states))
+        batch = _Batch(call, states, shows_progress=shows_progress)
         self._batches.append(batch)
         self._batch_of.update(dict.fromkeys(states, batch))
         if not states:
@@ -307,8 +296,7 @@ class BatchRunner:
                 self._leaving.remove(state)
         elif state.is_finished:
             del self._batch_of[state]
-            batch.num_left -= 1
-            batch.progress.finish_one(state.num_prompt_tokens, state.num_output_tokens, state.num_images)
+            batch.finish_one(state)
             if not batch.num_left:
                 self._finish(batch)
         return True
@@ -319,7 +307,7 @@ class BatchRunner:
         batch.call.finish(outputs)
 
     def _forget(self, batch: _Batch) -> None:
-        batch.progress.close()  # first: if it raises, the batch is still there for `_fail_all`
+        batch.bar.close()  # first: if it raises, the batch is still there for `_fail_all`
         self._batches.remove(batch)
         for state in batch.states:
             self._batch_of.pop(state, None)
@@ -353,7 +341,7 @@ class BatchRunner:
         for batch in batches:
             batch.call.fail(error)
             with contextlib.suppress(OSError, ValueError):  # the terminal is gone, which may be the very error
-                batch.progress.close()
+                batch.bar.close()
         while self._steps:
             self._steps.popleft().fail(error)
         if unfinished:

@@ -24,10 +24,7 @@ class LLMEngine:
     An exception from a signal handler, such as Ctrl-C, ends the wait of the caller in the main thread at once. The
     requests of its call are aborted before the next call begins; a step's outputs are returned by the next step.
 
-    Options are those of `octavo.config.args.EngineArgs`, as keyword arguments.
-
-    Raises:
-        UserError: about the options, the model or the memory.
+    Options are those of `octavo.config.args.EngineArgs`. Raises UserError: about them, the model or the memory.
     """
 
     def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
@@ -58,9 +55,7 @@ class LLMEngine:
     ) -> str:
         """Queue one prompt (text or token ids); return its request id.
 
-        Raises:
-            InvalidParameterError: names the field, its value and the limit; nothing was queued.
-            UserError: `lora_request` cannot be served; nothing was queued.
+        Raises UserError: names the field, its value and the limit; nothing was queued.
         """
         make = partial(
             self._front.process,
@@ -93,7 +88,7 @@ class LLMEngine:
     def generate(
         self,
         prompts: object,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams | PoolingParams] | None = None,
         priority: int = RequestPriority.NORMAL,
         use_tqdm: bool = False,
         cache_salt: str | None = None,
@@ -103,27 +98,14 @@ class LLMEngine:
 
         All prompts are validated before the first one starts. Calls from several threads run as one batch.
 
-        Raises:
-            InvalidParameterError: names the field, its value and the limit.
-            UserError: a `lora_request` cannot be served.
+        Raises UserError: names the field, its value and the limit.
         """
         prompt_list = as_prompt_list(prompts)
         params_list = one_per_prompt(sampling_params, SamplingParams, len(prompt_list), "sampling_params")
-        options = {"priority": priority, "cache_salt": cache_salt}
-        return self._run_batch(prompt_list, params_list, lora_request, use_tqdm, **options)
-
-    def _run_batch(
-        self,
-        prompts: Sequence[object],
-        params_list: Sequence[SamplingParams | PoolingParams | None],
-        lora_request: object,
-        use_tqdm: bool,
-        **options: Any,
-    ) -> list[RequestOutput]:
-        chosen = one_per_prompt(lora_request, LoRARequest, len(prompts), "lora_request")
+        loras = one_per_prompt(lora_request, LoRARequest, len(prompt_list), "lora_request")
         make = [
-            partial(self._front.process, prompt, params, lora_request=lora, **options)
-            for prompt, params, lora in zip(prompts, params_list, chosen, strict=True)
+            partial(self._front.process, prompt, params, priority=priority, cache_salt=cache_salt, lora_request=lora)
+            for prompt, params, lora in zip(prompt_list, params_list, loras, strict=True)
         ]
         return self._owner.ask(lambda call: self._runner.start_batch(call, make, shows_progress=use_tqdm))
 
@@ -139,7 +121,7 @@ class LLMEngine:
         prompt_list = as_prompt_list(prompts)
         given = one_per_prompt(pooling_params, PoolingParams, len(prompt_list), "pooling_params")
         params_list = [params or PoolingParams() for params in given]
-        return self._run_batch(prompt_list, params_list, lora_request, use_tqdm, priority=priority)
+        return self.generate(prompt_list, params_list, priority, use_tqdm, lora_request=lora_request)
 
     def generate_multimodal(
         self,

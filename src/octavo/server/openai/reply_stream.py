@@ -117,7 +117,7 @@ class ReplyStream(ABC, Generic[WholeReply]):
         """Run the requests; `notify` is called in the event loop whenever there may be something to take."""
         for prompt in self._prompts:
             self._lives.append(self._engine.open(prompt, notify))
-        self._unfinished = dict(enumerate(sample for live in self._lives for sample in live.samples))
+        self._unfinished = dict(enumerate(sample for live in self._lives for sample in live.state.samples))
 
     def take(self) -> bytes:
         """Return the frames of everything new; several steps are merged.
