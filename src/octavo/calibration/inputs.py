@@ -39,12 +39,7 @@ class RecordingKernels(Kernels):
 
 
 class RecordedModel:
-    """A model in float32, and the residual stream of a text before one of its blocks.
-
-    Raises:
-        UnsupportedModelError: the model keeps a recurrent state.
-        CheckpointError: the tensors do not fit the model.
-    """
+    """A model in float32, and the residual stream of a text before one of its blocks."""
 
     def __init__(
         self, config: ModelConfig, tensors: Iterable[tuple[str, torch.Tensor]], passages: list[list[int]]

@@ -43,11 +43,7 @@ def read_text(path: Path | None) -> str:
 
 
 def passages_of(text: str, tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the passages of a text, separated by lines of five hyphens: at most 512 tokens each, 4,096 in total.
-
-    Raises:
-        InvalidParameterError: fewer than 64 tokens.
-    """
+    """Return the passages of a text, separated by lines of five hyphens: at most 512 tokens each, 4,096 in total."""
     passages: list[list[int]] = []
     for passage in text.split("\n-----\n"):
         tokens = tokenizer.encode(passage, add_special_tokens=False)
@@ -152,11 +148,6 @@ def quantize(
 
     Block by block: a block's inputs are recorded after all earlier blocks have been rounded, so that later layers
     compensate for the errors of earlier ones. The model is in memory in float32.
-
-    Raises:
-        InvalidParameterError: the checkpoint is quantized already, or the plan does not fit.
-        UnsupportedModelError: a model that cannot be calibrated, or parts of one layer with different bits.
-        CheckpointError: a damaged file.
     """
     if checkpoint.model.quantization is not None:
         limit = f"for dense weights; these are quantized (quant_method {checkpoint.model.quantization.method})"

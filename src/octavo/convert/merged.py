@@ -69,12 +69,7 @@ class MergedCheckpoint(Checkpoint):
 
 
 def merge_lora(checkpoint: Checkpoint, folder: Path) -> MergedCheckpoint:
-    """Merge the adapter in a folder into a checkpoint with dense weights.
-
-    Raises:
-        InvalidParameterError: the weights are quantized.
-        CheckpointError, AdapterError: about the adapter's files.
-    """
+    """Merge the adapter in a folder into a checkpoint with dense weights."""
     if checkpoint.model.quantization is not None:
         method = checkpoint.model.quantization.method
         limit = f"for dense weights; these are quantized (quant_method {method})"

@@ -166,11 +166,7 @@ class GgufTensor:
 
 
 class Metadata(Mapping[str, Any]):
-    """Values by key; strings of an array are decoded on first access.
-
-    Raises:
-        CheckpointError: on access to an array that is not UTF-8.
-    """
+    """Values by key; strings of an array are decoded on first access."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values

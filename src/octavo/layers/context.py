@@ -43,11 +43,7 @@ class BuildContext:
         return name.format(**dict(zip(("layer", "expert"), numbers, strict=False)))
 
     def scheme(self, parts: Iterable[str], role: LinearRole) -> WeightScheme:
-        """Return the scheme of the linear layer being built, merged from some parts.
-
-        Raises:
-            UnsupportedModelError: the parts have schemes that cannot be merged.
-        """
+        """Return the scheme of the linear layer being built, merged from some parts."""
         names = [self.name_of(part) for part in parts]
         schemes = [self.schemes.scheme_of(name, role) for name in names]
         for scheme in schemes:

@@ -45,12 +45,7 @@ class TableInFile:
         return self.shape[0] * self._row_bytes
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return rows ids [T] of the table: [T, D].
-
-        Raises:
-            IndexError: an id out of range.
-            CheckpointError: the file has been truncated.
-        """
+        """Return rows ids [T] of the table: [T, D]."""
         rows = torch.empty(len(ids), self.shape[1], dtype=self.dtype)
         for row, place in zip(ids.tolist(), rows.view(torch.uint8).numpy(), strict=True):
             if not 0 <= row < self.shape[0]:

@@ -38,12 +38,7 @@ class ModelLoader(ABC):
         """Yield (name in the checkpoint, tensor), each once. Tensors stay unchanged until the model is packed."""
 
     def load_model(self, model_config: ModelConfig, context: BuildContext) -> CausalLM:
-        """Return the model, ready to compute.
-
-        Raises:
-            CheckpointError: names the file or tensor at fault.
-            UnsupportedModelError: unknown architecture.
-        """
+        """Return the model, ready to compute."""
         return self.load(initialize_model(model_config, context))
 
     def load(self, model: CausalLM) -> CausalLM:

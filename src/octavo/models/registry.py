@@ -31,11 +31,7 @@ MODEL_MODULES = MappingProxyType(
 
 
 def initialize_model(config: "ModelConfig", context: "BuildContext") -> "CausalLM":
-    """Build the model without weights.
-
-    Raises:
-        UnsupportedModelError: unknown architecture; the message suggests the closest.
-    """
+    """Build the model without weights."""
     name = config.architecture
     if name not in MODEL_MODULES:
         hint = nearest_hint(name, sorted(MODEL_MODULES))

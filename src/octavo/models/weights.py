@@ -78,9 +78,6 @@ def tensors_by_owner(
     """Yield each layer with its tensors, by its own names for them, as soon as it has them all.
 
     A checkpoint may contain an all-zero bias, which has no effect, for a layer without one.
-
-    Raises:
-        CheckpointError: a tensor that is missing, unknown, of the wrong shape or of an unsupported dtype.
     """
     slots, elsewhere = weight_slots(model), OtherStages(model)
     missing = dict(slots)

@@ -87,9 +87,6 @@ def open_picture(source: object, name: str, limits: PictureLimits) -> "Image":
     """Return a picture of any kind as RGB: a PIL image, an array [height, width, 3] uint8, a file, or a `data:` URL.
 
     A `PictureFile` is read under its own name and limits.
-
-    Raises:
-        InvalidParameterError: names the part of the request `name`, and what is wrong with the picture.
     """
     from PIL import Image
 

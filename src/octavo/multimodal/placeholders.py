@@ -42,9 +42,6 @@ def expand_vision_placeholders(
 
     Grids [images, 3] have each one's frames, rows and columns of patches. Only placeholders between vision start and
     end count, if the model has these tokens. Placeholders that have been expanded already are accepted.
-
-    Raises:
-        InvalidParameterError: names what does not match: grids, numbers of images, tokens between start and end.
     """
     counts = {vision.image_token_id: [vision.num_tokens(grid) for grid in checked_grids(image_grid_thw, vision)]}
     if vision.video_token_id is not None:

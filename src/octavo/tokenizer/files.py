@@ -43,11 +43,7 @@ class TokenizerFiles:
 
 
 def read_tokenizer_files(path: Path) -> TokenizerFiles:
-    """Read all tokenizer files in folder `path`, or the metadata of the GGUF file `path`.
-
-    Raises:
-        CheckpointError: names the file that is missing or malformed.
-    """
+    """Read all tokenizer files in folder `path`, or the metadata of the GGUF file `path`."""
     if path.is_file():
         backend, named, templates = read_gguf_tokenizer(path)
         return TokenizerFiles(backend=backend, named_tokens=named, chat_templates=templates)

@@ -93,12 +93,7 @@ class _LimitedFilters(dict[str, Callable[..., Any]]):
 
 
 def render_limited(template: Any, variables: dict[str, Any]) -> str:
-    """Render a template of a `LimitedEnvironment`.
-
-    Raises:
-        TemplateRuntimeError: it took more than `MAX_STEPS`, or requested too much at once; besides whatever a template
-            may raise.
-    """
+    """Render a template of a `LimitedEnvironment`."""
     token = _steps_left.set([MAX_STEPS])
     try:
         text: str = template.render(variables)

@@ -42,11 +42,7 @@ class Tokenizer:
         return cls(read_tokenizer_files(Path(path)))
 
     def with_chat_template(self, source: str) -> Self:
-        """Return a tokenizer with this chat template instead of the checkpoint's.
-
-        Raises:
-            InvalidParameterError: it is not a Jinja template.
-        """
+        """Return a tokenizer with this chat template instead of the checkpoint's."""
         changed = copy(self)
         changed.chat_template = ChatTemplate(source, special_tokens=self.named_tokens)
         changed.chat_template.check()
@@ -101,11 +97,7 @@ class Tokenizer:
         return self._length_bound.min_tokens(text)
 
     def encode_all(self, texts: Sequence[str], field: str) -> list[list[int]]:
-        """Return the ids of each text, without tokens around it: without the GIL, and on several cores.
-
-        Raises:
-            InvalidParameterError: names `field`; text that cannot be encoded (a lone surrogate).
-        """
+        """Return the ids of each text, without tokens around it: without the GIL, and on several cores."""
         try:
             return [one.ids for one in self._backend.encode_batch(list(texts), add_special_tokens=False)]
         except (UnicodeEncodeError, TypeError) as error:
@@ -170,11 +162,7 @@ class ContextLimit:
     max_model_len: int  # tokens of prompt and output
 
     def check_text(self, text: str) -> None:
-        """Refuse a text whose characters prove that it has too many tokens: counting these would take much longer.
-
-        Raises:
-            PromptTooLongError: it leaves no room for an output.
-        """
+        """Refuse a text whose characters prove that it has too many tokens: counting these would take much longer."""
         size = self.max_model_len
         while size <= len(text):  # usually its beginning proves it
             size *= _CHARACTERS_PER_TOKEN

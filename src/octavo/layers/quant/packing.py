@@ -70,11 +70,7 @@ def unpaired(pairs: torch.Tensor, in_size: int) -> torch.Tensor:
 
 
 def stack(weights: Sequence[Weight], dtype: torch.dtype, device: torch.device) -> Weight:
-    """Stack the weights of one layer's parts, as a copy; dense ones in `dtype`.
-
-    Raises:
-        CheckpointError: parts whose inputs are grouped in different orders.
-    """
+    """Stack the weights of one layer's parts, as a copy; dense ones in `dtype`."""
     blocks = [weight for weight in weights if isinstance(weight, BlockWeight)]
     if blocks:
         return stack_blocks(blocks)

@@ -72,11 +72,7 @@ def resolve_schemes(
 
 
 def check_quantization_at_load(schemes: Schemes, kernels: Kernels, where: str) -> None:
-    """Check that these kernels support `quantization=`: it is for speed, and dequantizing would not be faster.
-
-    Raises:
-        InvalidParameterError: they have no kernels for such weights.
-    """
+    """Check that these kernels support `quantization=`: it is for speed, and dequantizing would not be faster."""
     if not isinstance(schemes, QuantizedAtLoad) or schemes.quantization is None:
         return
     if all(kernels.computes(form) for form in schemes.forms if form is not None):
