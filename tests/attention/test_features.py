@@ -18,8 +18,6 @@ from tests.worker.fixed_attention import FixedAttention
 from octavo.attention.base import AttentionLayer, HeadNorms
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.reference import Kernels
-from octavo.layers.attention import Attention
-from octavo.layers.context import BuildContext
 
 LENGTH = 301  # two spans of the C++ kernels, and two of Triton's
 TOLERANCES = {torch.float32: 4e-6, torch.bfloat16: 2e-2}
@@ -229,13 +227,12 @@ def test_a_cap_bounds_any_score(backend: tuple[str, torch.dtype], size: float) -
 
 def test_a_backend_that_lacks_a_feature_says_so_when_a_model_is_built() -> None:
     backend = FixedAttention(Kernels(), torch.float32)
-    context = BuildContext(kernels=Kernels(), attention=backend, dtype=torch.float32, device=torch.device("cpu"))
     layer = AttentionLayer(num_heads=2, num_kv_heads=1, head_dim=8, sliding_window=None, index=7)
-    Attention(layer, context=context)
+    backend.check(layer)
     with pytest.raises(UnsupportedModelError, match="layer 7: attention_backend=fixed does not compute soft_cap"):
-        Attention(replace(layer, soft_cap=50.0), context=context)
+        backend.check(replace(layer, soft_cap=50.0))
     with pytest.raises(UnsupportedModelError, match="layer 7: attention_backend=fixed does not compute sinks"):
-        Attention(replace(layer, sinks=torch.zeros(2)), context=context)
+        backend.check(replace(layer, sinks=torch.zeros(2)))
 
 
 @pytest.mark.skipif(not NATIVE, reason="the C++ kernels were not built")

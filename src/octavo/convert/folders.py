@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from octavo.convert.source import Checkpoint, TargetOptions
+from octavo.convert.source import Checkpoint, TargetOptions, import_library
 from octavo.distributed.groups import ParallelGroups, SingleRank
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.gguf.file import GgufFile
@@ -176,7 +176,7 @@ def _shard(checkpoint: Checkpoint, rank: int, size: int) -> Iterator[tuple[str, 
 
 
 def write_tensorized(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
-    library = _library()
+    library = import_library("tensorizer.serialization", "tensorizer")
     write_companions(checkpoint, out)
     serializer = library.TensorSerializer(str(out / TENSORIZER_FILE))
     try:
@@ -187,12 +187,3 @@ def write_tensorized(checkpoint: Checkpoint, out: Path, options: TargetOptions) 
                 raise UnsupportedModelError(f"{name}: cannot be written in this format: {error}") from error
     finally:
         serializer.close()
-
-
-def _library() -> Any:
-    try:
-        import tensorizer.serialization
-    except ImportError as error:
-        limit = "needs the package tensorizer: python -m pip install 'octavo[tensorizer]'"
-        raise InvalidParameterError("to", "tensorizer", limit) from error
-    return tensorizer.serialization

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from octavo.convert.gguf_metadata import write_settings, write_special_ids, write_tokenizer
-from octavo.convert.source import SINGLE_FILES, Checkpoint, TargetOptions
+from octavo.convert.source import SINGLE_FILES, Checkpoint, TargetOptions, import_library
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.layers.rotary import inverse_frequencies
 from octavo.models.interfaces import CausalLM
@@ -44,7 +44,7 @@ _ROUTERS = ("ffn_gate_inp", "ffn_gate_inp_shexp")
 
 def write_gguf(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
     """Write model.gguf: settings, tokenizer, chat template and tensors; matrices are of type `options.gguf_type`."""
-    model, library = checkpoint.written_model, _library()
+    model, library = checkpoint.written_model, import_library("gguf", "gguf")
     kind = options.gguf_type or _TYPES[model.dtype]
     if model.quantization is not None:
         why = f"weights are quantized (quant_method {model.quantization.method}); use the original"
@@ -66,16 +66,6 @@ def write_gguf(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> Non
         write_tokenizer(writer, files, model, str(checkpoint.path))
     _Tensors(checkpoint, library, architecture, library.GGMLQuantizationType[kind]).write(writer)
     writer.close()
-
-
-def _library() -> Any:
-    try:
-        import gguf
-        import gguf.quants
-    except ImportError as error:
-        limit = "needs the package gguf: python -m pip install 'octavo[gguf]'"
-        raise InvalidParameterError("to", "gguf", limit) from error
-    return gguf
 
 
 class _Tensors:
@@ -115,7 +105,7 @@ class _Tensors:
         dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}.get(kind.name)
         if dtype is not None:
             return tensor.to(dtype).contiguous().view(torch.uint8).numpy()
-        return self._library.quants.quantize(tensor.float().contiguous().numpy(), kind)
+        return import_library("gguf.quants", "gguf").quantize(tensor.float().contiguous().numpy(), kind)
 
     def _renamed(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield ggml's names and tensors; on the meta device, without their values."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -124,3 +125,12 @@ def _for_transformers(settings: dict[str, Any]) -> dict[str, Any]:
     if architecture == "MixtralForCausalLM":
         settings["num_local_experts"] = settings.pop("num_experts")
     return {"model_type": ARCHITECTURES[architecture].model_type, **settings}
+
+
+def import_library(module: str, to: str) -> Any:
+    """Import a module of the library that writes a format, which has its name."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        limit = f"needs the package {to}: python -m pip install 'octavo[{to}]'"
+        raise InvalidParameterError("to", to, limit) from error

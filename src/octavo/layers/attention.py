@@ -1,15 +1,10 @@
-"""Attention of one layer: passes the projection and the layer's parameters to the backend.
-
-Legend: T = tokens, H = query heads, G = kv heads, E = head size.
-"""
+"""Weights of attention besides its projections. Legend: H = query heads of this rank, E = head size."""
 
 from collections.abc import Mapping
 
 import torch
-from torch import nn
 
-from octavo.attention.base import AttentionLayer, HeadNorms
-from octavo.attention.metadata import AttentionMetadata, LayerKVCache
+from octavo.attention.base import HeadNorms
 from octavo.distributed.groups import Share
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.base import TensorSpec
@@ -49,21 +44,3 @@ class SinkWeights(PlainWeights):
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         is_shard = len(tensor) == self._heads.size
         super().load_weight(name, tensor if is_shard else self.shard_of({name: tensor})[name])
-
-
-class Attention(nn.Module):
-    """Causal attention of one layer, without the projections around it."""
-
-    def __init__(self, layer: AttentionLayer, *, context: BuildContext) -> None:
-        super().__init__()
-        context.attention.check(layer)
-        self._layer, self._backend = layer, context.attention
-
-    def forward(
-        self,
-        qkv: torch.Tensor,  # [T, (H + 2 * G) * E]
-        kv_cache: LayerKVCache,
-        step: AttentionMetadata,
-    ) -> torch.Tensor:  # [T, H * E]
-        """Write this step's keys and values to the cache, and attend to all of each request's context."""
-        return self._backend.forward(qkv, kv_cache, step, self._layer)

@@ -119,6 +119,7 @@ class MixtureOfExperts(nn.Module):
             raise UnsupportedModelError(f"experts of layer {self.layer} must have one weight format, found: {found}")
         self.load = torch.zeros(moe.num_experts, dtype=torch.int64, device=context.device)
         self.is_counted: torch.Tensor | None = None  # [T] int64, if the step is padded
+        self._packed: PackedExperts | None = None
 
     def build_expert(self, number: int, hidden_size: int, intermediate_size: int) -> Expert | ExpertOnOtherRank:
         return Expert(hidden_size, intermediate_size, context=self._context.at(f"experts.{number}"))
@@ -126,25 +127,19 @@ class MixtureOfExperts(nn.Module):
     @property
     def packed(self) -> PackedExperts:
         """The experts of this rank, the shared one last."""
-        return self._pack() if self._is_compressed else self._packed
-
-    @cached_property
-    def _packed(self) -> PackedExperts:
-        return self._pack()
-
-    @cached_property
-    def _is_compressed(self) -> bool:
-        return any(linear.is_compressed for linear in self._linears)
+        if self._packed is not None:
+            return self._packed
+        packed = [linear.packed for linear in self._linears]
+        experts = self._kernels.pack_experts(packed[0::2], packed[1::2])
+        if not any(linear.is_compressed for linear in self._linears):
+            self._packed = experts
+        return experts
 
     @cached_property
     def _linears(self) -> list[MergedLinear]:
         """This rank's linears, two per expert."""
         experts = [expert for expert in (*self.experts, self.shared_expert) if isinstance(expert, Expert)]
         return [linear for expert in experts for linear in (expert.gate_up, expert.down)]
-
-    def _pack(self) -> PackedExperts:
-        packed = [linear.packed for linear in self._linears]
-        return self._kernels.pack_experts(packed[0::2], packed[1::2])
 
     def forward(
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, adapter_ids: torch.Tensor | None

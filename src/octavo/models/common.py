@@ -14,7 +14,7 @@ from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import AttentionMetadata, LayerKVCache
 from octavo.config.model import ModelConfig
 from octavo.kernels.types import SILU, Activation
-from octavo.layers.attention import Attention, HeadNormWeights, SinkWeights
+from octavo.layers.attention import HeadNormWeights, SinkWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import GatedLinear, Linear, QKVLinear
 from octavo.layers.norm import RMSNorm
@@ -62,7 +62,8 @@ class DecoderAttention(nn.Module):
         self.qkv = QKVLinear(in_size, *heads, has_bias=config.attention_bias, context=context.at("qkv"))
         self.head_norms, self.sinks = self.build_head_norms(config, context), self.build_sinks(context)
         self._kernels, self.is_last = context.kernels, layer == config.num_layers - 1
-        self.attention = Attention(self.describe(config, layer), context=context)
+        self.layer, self.backend = self.describe(config, layer), context.attention
+        self.backend.check(self.layer)
         has_bias = config.attention_out_bias
         self.out = Linear(self.qkv.parts["q"], config.hidden_size, has_bias=has_bias, context=context.at("out"))
 
@@ -84,7 +85,7 @@ class DecoderAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the residual stream [T, D]; return (attention of the sum, the sum); last layer: [W, D]."""
         qkv, residual = self.qkv.of_normed(norm, x, residual, step.adapter_ids)
-        attended = self.attention(qkv, kv_cache, step)
+        attended = self.backend.forward(qkv, kv_cache, step, self.layer)
         if self.is_last:
             kept = step.batch.kept_indices
             attended, residual = (self._kernels.kept_rows(rows, kept) for rows in (attended, residual))

@@ -64,7 +64,7 @@ class EagleLayer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Given x [T, 2 D] and the residual stream [T, D], return the last branch's output and the stream [W, D]."""
         attention, kept = self.attention, step.batch.kept_indices
-        attended = attention.attention(attention.qkv(x), kv_cache, step)
+        attended = attention.backend.forward(attention.qkv(x), kv_cache, step, attention.layer)
         attended, residual = (self._kernels.kept_rows(rows, kept) for rows in (attended, residual))
         out: tuple[torch.Tensor, torch.Tensor] = self.mlp(self.mlp_norm, attention.out(attended), residual, None)
         return out

@@ -14,34 +14,31 @@ _MLP = "model.layers.{layer}.mlp"
 _STACKED_GATE_UP, _STACKED_DOWN = f"{_MLP}.experts.gate_up_proj", f"{_MLP}.experts.down_proj"
 _EXPERT, _MIXTRAL_EXPERT = f"{_MLP}.experts.{{expert}}", "model.layers.{layer}.block_sparse_moe.experts.{expert}"
 _PLACE = "layers.{layer}.mlp"
-_QWEN_NAMES = MappingProxyType(
-    {
-        f"{_MLP}.gate": f"{_PLACE}.router:experts",
-        f"{_EXPERT}.gate_proj": f"{_PLACE}.experts.{{expert}}.gate_up:gate",
-        f"{_EXPERT}.up_proj": f"{_PLACE}.experts.{{expert}}.gate_up:up",
-        f"{_EXPERT}.down_proj": f"{_PLACE}.experts.{{expert}}.down",
+
+
+def _expert_names(router: str, expert: str, gate: str, up: str, down: str) -> dict[str, str]:
+    return {
+        router: f"{_PLACE}.router:experts",
+        f"{expert}.{gate}": f"{_PLACE}.experts.{{expert}}.gate_up:gate",
+        f"{expert}.{up}": f"{_PLACE}.experts.{{expert}}.gate_up:up",
+        f"{expert}.{down}": f"{_PLACE}.experts.{{expert}}.down",
     }
-)
+
+
+_QWEN_NAMES = MappingProxyType(_expert_names(f"{_MLP}.gate", _EXPERT, "gate_proj", "up_proj", "down_proj"))
 _QWEN_SPELLINGS = MappingProxyType(
     {
         _STACKED_GATE_UP: (f"{_EXPERT}.gate_proj.weight", f"{_EXPERT}.up_proj.weight"),
         _STACKED_DOWN: (f"{_EXPERT}.down_proj.weight",),
     }
 )
+_MIXTRAL_NAMES = _expert_names("model.layers.{layer}.block_sparse_moe.gate", _MIXTRAL_EXPERT, "w1", "w3", "w2")
 
 
 class MixtralForCausalLM(CausalLM):
     """Mixtral (Jiang et al. 2024, arXiv:2401.04088): Mistral with experts in every layer."""
 
-    weight_names = MappingProxyType(
-        {
-            **DECODER_WEIGHT_NAMES,
-            "model.layers.{layer}.block_sparse_moe.gate": f"{_PLACE}.router:experts",
-            f"{_MIXTRAL_EXPERT}.w1": f"{_PLACE}.experts.{{expert}}.gate_up:gate",
-            f"{_MIXTRAL_EXPERT}.w3": f"{_PLACE}.experts.{{expert}}.gate_up:up",
-            f"{_MIXTRAL_EXPERT}.w2": f"{_PLACE}.experts.{{expert}}.down",
-        }
-    )
+    weight_names = MappingProxyType({**DECODER_WEIGHT_NAMES, **_MIXTRAL_NAMES})
     other_spellings = MappingProxyType(
         {
             f"{_MLP}.gate.weight": ("model.layers.{layer}.block_sparse_moe.gate.weight",),

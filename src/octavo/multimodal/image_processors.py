@@ -104,11 +104,10 @@ class FixedSizeProcessor(ImageProcessor):
     def of(cls, fields: JsonFields, vision: VisionConfig) -> Self:
         kind = fields.text("image_processor_type", "CLIPImageProcessor").removesuffix("Fast")
         if kind not in _DEFAULTS:
-            why = f"is not supported; known: {', '.join(_DEFAULTS)}"
-            raise UnsupportedModelError(f"{fields.origin}: image_processor_type={kind!r} {why}")
+            raise fields.unsupported("image_processor_type", f"; known: {', '.join(_DEFAULTS)}")
         for key in _UNSUPPORTED:
             if fields.flag(key, False):
-                raise UnsupportedModelError(f"{fields.origin}: {key}=True is not supported")
+                raise fields.unsupported(key)
         resample, mean, std, crops = _DEFAULTS[kind]
         crops = fields.flag("do_center_crop", crops)
         short_side = _short_side(fields) if crops else None
@@ -155,7 +154,7 @@ def _side(fields: JsonFields, key: str) -> int:
         return fields.integer(key, 224)
     sides = fields.nested(key)
     if sides.integer("height") != sides.integer("width"):
-        raise UnsupportedModelError(f"{fields.origin}: {key}={fields.values[key]!r} is not supported: not a square")
+        raise fields.unsupported(key, ": not a square")
     return sides.integer("height")
 
 
@@ -255,7 +254,7 @@ def _levels(
     """Return `Patches.levels` by `image_mean`, `image_std` and `rescale_factor`; absent: `mean`, `std` and 1/255."""
     for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
         if not fields.flag(key, True):
-            raise UnsupportedModelError(f"{fields.origin}: {key}=False is not supported")
+            raise fields.unsupported(key)
     means, stds = _numbers(fields, "image_mean", mean), _numbers(fields, "image_std", std)
     if len(means) != vision.in_channels:
         channels = f"pictures of {len(means)} channels, but the vision tower reads {vision.in_channels}"

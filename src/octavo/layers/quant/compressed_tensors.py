@@ -148,7 +148,5 @@ def _expect_format(weights: JsonFields, file_format: str, *supported: str) -> No
 
 
 def _expect(fields: JsonFields, key: str, *supported: object) -> None:
-    value = fields.values.get(key)
-    if value not in supported:
-        known = ", ".join(map(repr, supported))
-        raise UnsupportedModelError(f"{fields.origin}: {key}={value!r} is not supported; supported: {known}")
+    if fields.values.get(key) not in supported:
+        raise fields.unsupported(key, f"; supported: {', '.join(map(repr, supported))}")

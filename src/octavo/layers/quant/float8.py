@@ -14,7 +14,7 @@ import torch
 
 from octavo.config.json_fields import JsonFields
 from octavo.distributed.groups import Share
-from octavo.errors import CheckpointError, UnsupportedModelError
+from octavo.errors import CheckpointError
 from octavo.kernels.quantization import Float8Format, QuantizedWeight, WeightFormat
 from octavo.layers.quant.base import TensorSpec, WeightScheme
 from octavo.layers.quant.names import LayerNames, UniformSchemes
@@ -73,8 +73,8 @@ class Float8Scheme(WeightScheme):
 
 def read_float8(fields: JsonFields) -> UniformSchemes:
     method = fields.text("quant_method")
-    if (kind := fields.text("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
-        raise UnsupportedModelError(f"{fields.origin}: fmt={kind!r} is not supported; supported: 'e4m3'")
+    if fields.text("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        raise fields.unsupported("fmt", "; supported: 'e4m3'")
     if "weight_block_size" in fields:
         sizes = fields.integers("weight_block_size")
         if len(sizes) != 2 or not all(sizes):

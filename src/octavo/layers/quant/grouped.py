@@ -227,7 +227,7 @@ def read_awq(fields: JsonFields) -> UniformSchemes:
     if bits != 4:
         raise UnsupportedModelError(f"{fields.origin}: bits={bits} is not supported; supported: 4")
     if version != "gemm":
-        raise UnsupportedModelError(f"{fields.origin}: version={version!r} is not supported; supported: 'gemm'")
+        raise fields.unsupported("version", "; supported: 'gemm'")
     if type(group_size) is not int or (group_size < 1 and group_size != -1):
         raise fields.fail("group_size", "a number of inputs, or -1 for all of them, is expected")
     form = IntegerFormat(bits=bits, group_size=None if group_size == -1 else group_size)
@@ -242,10 +242,9 @@ class GPTQSchemes(UniformSchemes):
         bits, group_size = fields.integer("bits"), fields.values.get("group_size", -1)
         convention = fields.text("checkpoint_format", "gptq")
         if bits not in (4, 8):
-            raise UnsupportedModelError(f"{fields.origin}: bits={bits} is not supported; supported: 4, 8")
+            raise fields.unsupported("bits", "; supported: 4, 8")
         if convention not in _ADDED_TO_ZEROS:
-            limit = f"is not supported; supported: {', '.join(_ADDED_TO_ZEROS)}"
-            raise UnsupportedModelError(f"{fields.origin}: checkpoint_format={convention!r} {limit}")
+            raise fields.unsupported("checkpoint_format", f"; supported: {', '.join(_ADDED_TO_ZEROS)}")
         scheme = GPTQScheme(
             form=IntegerFormat(bits=bits, group_size=None if group_size == -1 else fields.integer("group_size")),
             is_symmetric=fields.flag("sym", True),

@@ -99,8 +99,8 @@ class OctavoSchemes:
     name = METHOD
 
     def __init__(self, fields: JsonFields) -> None:
-        if (version := fields.integer("version")) != VERSION:
-            raise UnsupportedModelError(f"{fields.origin}: version={version} is not supported; supported: {VERSION}")
+        if fields.integer("version") != VERSION:
+            raise fields.unsupported("version", f"; supported: {VERSION}")
         self._scheme = OctavoScheme(_form(fields, "bits"))
         others = fields.nested("bits_for")
         self._others = {layer: OctavoScheme(_form(others, layer)) for layer in others.values}
@@ -112,8 +112,6 @@ class OctavoSchemes:
 
 
 def _form(fields: JsonFields, key: str) -> IntegerFormat:
-    bits = fields.integer(key)
-    if bits not in FORMS:
-        known = ", ".join(map(str, sorted(FORMS)))
-        raise UnsupportedModelError(f"{fields.origin}: {key}={bits} is not supported; supported: {known}")
+    if (bits := fields.integer(key)) not in FORMS:
+        raise fields.unsupported(key, f"; supported: {', '.join(map(str, sorted(FORMS)))}")
     return FORMS[bits]
