@@ -175,7 +175,7 @@ def draw_cases(native: NativeKernels | None, num_rows: int) -> Iterator[Case]:
         for row in range(num_rows):
             rows.set_row(row, params, [], [], 0)
         step = rows.step(numbers, numbers)
-        columns = {column: torch.from_numpy(values) for column, values in step.columns.items()}
+        columns = {column: torch.from_numpy(values) for column, values in step.arrays[0].items()}
         metadata, is_filtered = SamplingMetadata(**columns), step.ending.is_filtered
         yield Case(
             name=f"draw: {name}, V = {VOCAB}",

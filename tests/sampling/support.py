@@ -64,13 +64,13 @@ class Rows(SamplingRows):
         return [torch.from_numpy(array).to(self.token_ids.device) for array in arrays]
 
     def metadata(self, step: StepSampling) -> SamplingMetadata:
-        return SamplingMetadata(**dict(zip(step.columns, self.send(*step.columns.values()), strict=True)))
+        return SamplingMetadata(**dict(zip(step.arrays[0], self.send(*step.arrays[0].values()), strict=True)))
 
     def process(self, logits: torch.Tensor, step: StepSampling) -> torch.Tensor:
         """Apply the step's logits processors to logits [L, V]."""
         rows, num_tokens = self.send(step.rows.astype(np.int64), step.num_tokens.astype(np.int64))
         context = Context(token_ids=self.token_ids, rows=rows, num_tokens=num_tokens, max_tokens=MAX_LEN)
-        processors = LogitsProcessorTensors.on_device(step.processors, self.send)
+        processors = LogitsProcessorTensors.on_device(step.arrays[1], self.send)
         return process_logits(logits, self.metadata(step), context, processors)
 
 

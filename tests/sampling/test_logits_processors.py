@@ -34,7 +34,7 @@ def process_logits(
     seeded, bad_words = params.replace(seed=0), bad_words_token_ids
     rows.add(0, seeded, prompt=prompt, output=output, eos_token_ids=eos_token_ids, bad_words=bad_words)
     step = rows.gather([0])
-    if not step.processors:
+    if not step.arrays[1]:
         return list(logits)
     processed: list[float] = rows.process(torch.tensor([logits]), step)[0].tolist()
     return processed
@@ -147,7 +147,7 @@ def processed_rows(logits: torch.Tensor, row_ids: list[int], *, is_masked: bool)
     words = np.random.default_rng(4).integers(-(2**31), 2**31, (len(ROWS), 3), dtype=np.int32)
     masks = {at: words[row] for at, row in enumerate(row_ids) if is_masked and row in MASKED}
     step = rows.gather(row_ids, masks=masks_of(masks))
-    return rows.process(logits[row_ids], step) if step.processors else logits[row_ids]
+    return rows.process(logits[row_ids], step) if step.arrays[1] else logits[row_ids]
 
 
 @pytest.mark.usefixtures("_kernels")

@@ -40,7 +40,7 @@ def arrays_of(*params: SamplingParams, bad_words: tuple[list[int], ...] = ()) ->
     for row, wanted in enumerate(params):
         rows.set_row(row, wanted.replace(seed=0), [], bad_words, 1)
     step = rows.step(np.arange(len(params), dtype=np.int32), np.ones(len(params), dtype=np.int32))
-    return {**step.processors, "mask_indices": step.columns["mask_indices"]}
+    return {**step.arrays[1], "mask_indices": step.arrays[0]["mask_indices"]}
 
 
 def test_masks_and_biases_arrive_and_the_rest_is_nothing() -> None:

@@ -10,7 +10,7 @@ from octavo import LLM, SamplingParams
 from octavo.kernels.dispatch import native_kernels
 from octavo.models.interfaces import CausalLM
 from octavo.sampling.rows import SamplingRows
-from octavo.worker.graph import one_torch_thread
+from octavo.worker.graph import torch_threads
 
 # What a step calls: in the model, and after it.
 STEP_CALLS = [(CausalLM, "embed"), (SamplingRows, "step")]
@@ -60,7 +60,7 @@ def test_steps_on_torch_operations_take_all(monkeypatch: pytest.MonkeyPatch, opt
 
 def test_the_number_comes_back_after_a_failure() -> None:
     def fail() -> None:
-        with one_torch_thread():
+        with torch_threads(1):
             raise ValueError(f"a step on {torch.get_num_threads()}")
 
     with pytest.raises(ValueError, match="a step on 1"):

@@ -158,7 +158,7 @@ class SamplingRows:
 
 
 class StepSampling:
-    """What L rows of logits ask for. The columns are empty if all of them are plain argmax."""
+    """What L rows of logits ask for. `arrays` are empty if all of them are plain argmax."""
 
     def __init__(
         self,
@@ -202,7 +202,8 @@ class StepSampling:
         return bool((is_penalized & records["has_processors"]).any())
 
     @cached_property
-    def _arrays(self) -> tuple[Arrays, Arrays]:
+    def arrays(self) -> tuple[Arrays, Arrays]:
+        """The columns [L] of `SamplingMetadata`, and the arrays of `LogitsProcessorTensors` if the step has any."""
         if self._records is None or self.ending == ARGMAX:
             return {}, {}
         records, size = self._records, len(self.rows)
@@ -219,16 +220,6 @@ class StepSampling:
         columns["output_indices"] = output_indices
         columns["mask_indices"] = processors.pop("mask_indices", np.full(size, -1))
         return columns, processors
-
-    @property
-    def columns(self) -> Arrays:
-        """The columns [L] of `SamplingMetadata`."""
-        return self._arrays[0]
-
-    @property
-    def processors(self) -> Arrays:
-        """The arrays of `LogitsProcessorTensors`, if the step has any."""
-        return self._arrays[1]
 
     def part(self, at: NDArray[np.intp]) -> "StepSampling":
         """Return some of the rows [.] in L."""

@@ -120,8 +120,9 @@ class Sampler:
     def _sample(self, logits: Tensor, step: StepSampling) -> Sampled:
         if step.ending == ARGMAX:  # as part of a step
             return Sampled.of_argmax(*logits.max(-1))
-        metadata = SamplingMetadata(**dict(zip(step.columns, self._send(*step.columns.values()), strict=True)))
-        processors = LogitsProcessorTensors.on_device(step.processors, self._send) if step.processors else None
+        columns, arrays = step.arrays
+        metadata = SamplingMetadata(**dict(zip(columns, self._send(*columns.values()), strict=True)))
+        processors = LogitsProcessorTensors.on_device(arrays, self._send) if arrays else None
         context = self._context(step) if step.ending.has_processors else None
         most = None if self._is_queued else int(step.num_logprobs.max(initial=0))
         return sample(logits, metadata, step.ending, context, processors, native=self._native, most_logprobs=most)

@@ -102,7 +102,9 @@ class GraphUses:
         """Write the file; on failure, log the reason."""
         self._num_saved = self._counts.total()
         entries = [
-            [key.num_rows, key.max_context, _words_of(key.ending), uses] for key, uses in self._counts.most_common()
+            [key.num_rows, key.max_context, [of.kind, *(part for part in _ENDING_PARTS if getattr(of, part))], uses]
+            for key, uses in self._counts.most_common()
+            for of in [key.ending]
         ]
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,22 +126,13 @@ def _read(path: Path) -> Counter[GraphKey]:
 
 
 def _parse(entry: list[Any]) -> tuple[GraphKey, int]:
-    """Parse one entry of the file.
-
-    Raises:
-        ValueError, TypeError: the entry is invalid.
-    """
+    """Parse one entry of the file. Raises ValueError, TypeError: the entry is invalid."""
     num_rows, max_context, (kind, *parts), uses = entry
     is_ending = kind in ("argmax", "drawn") and set(parts) <= set(_ENDING_PARTS)
     if not is_ending or not all(type(n) is int and n > 0 for n in (num_rows, max_context, uses)):
         raise ValueError(f"{entry} is not a graph")
     ending = Ending(kind, **dict.fromkeys(parts, True))
     return GraphKey(num_rows=num_rows, max_context=max_context, ending=ending), uses
-
-
-def _words_of(ending: Ending) -> list[str]:
-    """Return the kind and the parts."""
-    return [ending.kind, *(part for part in _ENDING_PARTS if getattr(ending, part))]
 
 
 class DecodeGraphs:

@@ -8,7 +8,7 @@ longest context, W = words of a mask, M = masks in the step, E = biases of a ste
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Self
 
 import numpy as np
@@ -27,7 +27,7 @@ from octavo.sampling.logits_processors import Arrays, Context, LogitsProcessorTe
 from octavo.sampling.logprobs import RATING_SIZE
 from octavo.sampling.rows import ARGMAX, Ending, StepSampling
 from octavo.sampling.sampler import Sampled, sample
-from octavo.worker.decode_graphs import DecodeGraphs, GraphKey, context_bucket, row_bucket
+from octavo.worker.decode_graphs import DecodeGraphs, GraphKey, GraphUses, context_bucket, row_bucket
 from octavo.worker.request_rows import RequestRows, state_slots
 
 _TABLE_COLUMNS = (
@@ -163,8 +163,8 @@ class ExpertLoads:
         self._table.zero_()
 
 
-class DecodeStep:
-    """Computes a bucket of rows, one token each. The key's ending decides which results are written."""
+class GraphedDecoding:
+    """Replays pure decode steps of one token per row. Owned by a runner."""
 
     def __init__(
         self,
@@ -172,35 +172,33 @@ class DecodeStep:
         kv_caches: Sequence[LayerCache],
         rows: RequestRows,
         record: DecodeRecord,
-        loads: ExpertLoads | None = None,
+        queue: DeviceQueue,
+        uses: GraphUses,
+        loads: ExpertLoads | None,
     ) -> None:
         self._model, self._kv_caches, self._rows, self._loads = model, kv_caches, rows, loads
-        self.record = record
+        self._record, self._queue = record, queue
+        self.captured = DecodeGraphs(queue, self._run, uses)
         size, device = record.capacity, rows.transfers.device
-        self.results = torch.zeros(size, 3, dtype=torch.int64, device=device)  # [C, 3] see `Sampled.packed`
-        self.ratings = torch.zeros(size, RATING_SIZE, dtype=torch.int64, device=device)  # [C, .]
+        self._results = torch.zeros(size, 3, dtype=torch.int64, device=device)  # [C, 3] see `Sampled.packed`
+        self._ratings = torch.zeros(size, RATING_SIZE, dtype=torch.int64, device=device)  # [C, .]
         self._places = torch.arange(size + 1, device=device)  # [C + 1]
         self._starts = self._places.to(torch.int32)  # [C + 1]
 
-    def run(self, key: GraphKey) -> None:
-        """Launch the step of `key`."""
-        record, size, token_ids = self.record, key.num_rows, self._rows.token_ids
+    def _run(self, key: GraphKey) -> None:
+        """Launch the step of a bucket of rows. The key's ending decides which results are written."""
+        record, size, token_ids = self._record, key.num_rows, self._rows.token_ids
         grown = tuple(record.integers(f"grown_{name}", size) for name in ("groups", "rows", "columns"))
         self._rows.block_table[grown] = record.integers("grown_blocks", size).to(torch.int32)
         rows, positions = record.integers("rows", size), record.integers("positions", size)  # [N]
-        with self._counting(rows):
+        is_counted = (rows != record.scratch_row).to(torch.int64)  # by expert loads: no padding
+        with nullcontext() if self._loads is None else self._loads.counting(is_counted):
             hidden = self._model.run_stage(self._batch(key, rows, positions), self._kv_caches, None).hidden  # [N, D]
         sampled = self._sample(key, hidden)
         token_ids[rows, positions + 1] = sampled.token_ids.to(torch.int32)
-        self.results[:size] = sampled.packed()
+        self._results[:size] = sampled.packed()
         if sampled.ratings is not None:
-            self.ratings[:size] = sampled.ratings
-
-    def _counting(self, rows: torch.Tensor) -> AbstractContextManager[None]:
-        """Exclude padding from the expert load counters."""
-        if self._loads is None:
-            return nullcontext()
-        return self._loads.counting((rows != self.record.scratch_row).to(torch.int64))
+            self._ratings[:size] = sampled.ratings
 
     def _batch(self, key: GraphKey, rows: torch.Tensor, positions: torch.Tensor) -> ForwardBatch:
         size, block_size = key.num_rows, self._rows.block_size
@@ -231,7 +229,7 @@ class DecodeStep:
     def _sample(self, key: GraphKey, hidden: torch.Tensor) -> Sampled:
         if key.ending == ARGMAX:
             return Sampled.of_argmax(*self._model.logits_argmax(hidden))
-        size, record = key.num_rows, self.record
+        size, record = key.num_rows, self._record
         context = Context(
             token_ids=self._rows.token_ids,
             rows=record.integers("rows", size),
@@ -241,16 +239,6 @@ class DecodeStep:
         logits = self._model.compute_logits(hidden)
         return sample(logits, record.metadata(size), key.ending, context, record.processors)
 
-
-class GraphedDecoding:
-    """Replays pure decode steps. Owned by a runner."""
-
-    def __init__(
-        self, step: DecodeStep, rows: RequestRows, queue: DeviceQueue, graphs: DecodeGraphs, max_model_len: int
-    ) -> None:
-        self.captured = graphs
-        self._step, self._rows, self._queue, self._max_model_len = step, rows, queue, max_model_len
-
     def replay(
         self, scheduler_output: SchedulerOutput, sampling: StepSampling
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
@@ -258,20 +246,23 @@ class GraphedDecoding:
 
         Return packed results [R, 3], and ratings [R, .] if it has logprobs; the next replay overwrites them.
         """
-        key = self._key_of(scheduler_output, sampling.ending) if DecodeRecord.fits(sampling.processors) else None
+        sampling_columns, processors = sampling.arrays
+        key = self._key_of(scheduler_output, sampling.ending) if DecodeRecord.fits(processors) else None
         launch = None if key is None else self.captured.find(key, self._send_padding)
         if launch is None:
             return None
-        tables = table_columns(scheduler_output)
-        if len(tables["grown_rows"]) > len(tables["rows"]):  # many blocks freed at once: too many for the record
+        rows, grown = scheduler_output.rows, scheduler_output.scheduled_cached_reqs
+        columns: dict[str, NDArray[Any]] = {"rows": rows, "positions": scheduler_output.num_computed_tokens}
+        if len(grown.rows) > len(rows):  # many blocks freed at once: too many for the record
             self._rows.apply_tables(scheduler_output)
-            tables = {name: tables[name] for name in ("rows", "positions")}
-        self._step.record.send(self._queue, {**tables, **sampling.columns})
-        if sampling.processors:
-            self._step.record.send_processors(self._queue, sampling.processors)
+        else:
+            columns |= {f"grown_{name}": getattr(grown, name) for name in ("rows", "groups", "columns")}
+            columns["grown_blocks"] = grown.block_ids
+        self._record.send(self._queue, {**columns, **sampling_columns})
+        if processors:
+            self._record.send_processors(self._queue, processors)
         launch()
-        num_rows = len(scheduler_output.rows)
-        return self._step.results[:num_rows], self._step.ratings[:num_rows] if sampling.ending.is_rated else None
+        return self._results[: len(rows)], self._ratings[: len(rows)] if sampling.ending.is_rated else None
 
     def capture_known(self) -> None:
         """Capture the graphs that engines like this one used before."""
@@ -286,17 +277,11 @@ class GraphedDecoding:
             and not self._rows.states.are_read_by_decoding(scheduler_output.rows)
         )
         num_rows = row_bucket(len(scheduler_output.rows))
-        if not is_decoding or num_rows > self._step.record.capacity:
+        if not is_decoding or num_rows > self._record.capacity:
             return None
         longest = int(scheduler_output.num_computed_tokens.max()) + 1
-        return GraphKey(num_rows=num_rows, max_context=context_bucket(longest, self._max_model_len), ending=ending)
+        max_context = context_bucket(longest, self._model.config.max_model_len)
+        return GraphKey(num_rows=num_rows, max_context=max_context, ending=ending)
 
     def _send_padding(self) -> None:
-        self._step.record.send(self._queue, {})
-
-
-def table_columns(scheduler_output: SchedulerOutput) -> dict[str, NDArray[Any]]:
-    """Return the record's columns about a decode step's rows and their blocks."""
-    grown = scheduler_output.scheduled_cached_reqs
-    values = (scheduler_output.rows, scheduler_output.num_computed_tokens)
-    return dict(zip(_TABLE_COLUMNS, (*values, grown.rows, grown.groups, grown.columns, grown.block_ids), strict=True))
+        self._record.send(self._queue, {})

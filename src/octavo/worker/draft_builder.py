@@ -20,7 +20,6 @@ from octavo.loader.stored_tensors import stored_tensors
 from octavo.models.eagle3 import Eagle3Head
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
-from octavo.sampling.sampler import Sampler
 from octavo.worker.draft_progress import OWN_BLOCKS, DraftProgress, EagleProgress
 from octavo.worker.graph import StepGraph
 from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec, make_prefaults
@@ -152,7 +151,6 @@ class DraftBuilder:
             rows,
             RowTables(rows.transfers, rows.token_ids, rows.block_size, model.config.kv_groups, tables),
             progress,
-            Sampler(rows.token_ids, rows.transfers.send, self._kernels),
             states,
             max_tokens=max_tokens,
             uses_processors=self._eagle is not None or (rows.transfers.queue is None and self._place.pp_size == 1),

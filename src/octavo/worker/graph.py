@@ -146,15 +146,15 @@ def _blank_step(
 
 
 @contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Run torch ops on the calling thread, for steps whose layers are native calls.
+def torch_threads(count: int) -> Iterator[None]:
+    """Run torch ops on `count` threads: on the calling one in steps whose layers are native calls.
 
     Torch's remaining ops are small, but from 32,768 elements on they use OpenMP threads, which then spin for a
     millisecond on cores that the kernels' own threads need. Setting and restoring takes 0.3 us. It is not set
     permanently: a program that embeds the engine may use torch itself, with its own number of threads.
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

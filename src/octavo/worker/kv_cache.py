@@ -72,17 +72,14 @@ def allocate_kv_caches(spec: KVCacheSpec, num_blocks: Sequence[int], device: tor
         num_entries = count * group.entries_per_block(spec.block_size)
         for layer in group.layers:
             pools = [_zeros((num_entries, *part.shape), getattr(torch, part.dtype), device) for part in group.parts]
-            caches[layer] = _layer_cache(group, pools)
+            if group.group.kind == "recurrent":
+                caches[layer] = RecurrentStates(*pools)
+            elif group.group.kind == "latent":
+                [vectors] = pools
+                caches[layer] = LayerKVCache(vectors, vectors[..., : group.value_size])
+            else:
+                caches[layer] = LayerKVCache(*pools)
     return [caches[layer] for layer in range(len(caches))]
-
-
-def _layer_cache(group: KVGroupSpec, pools: list[torch.Tensor]) -> LayerCache:
-    if group.group.kind == "recurrent":
-        return RecurrentStates(*pools)
-    if group.group.kind == "latent":
-        [vectors] = pools
-        return LayerKVCache(vectors, vectors[..., : group.value_size])
-    return LayerKVCache(*pools)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch import nn
 
 from octavo.attention.torch_sdpa import SdpaAttention
 from octavo.config.engine import CacheConfig, EngineConfig, SchedulerConfig
-from octavo.config.model import ModelConfig, MoEConfig
+from octavo.config.model import ModelConfig
 from octavo.config.parallel import RankPlace, Stage
 from octavo.contracts.kv_cache import KVCacheSpec, capacity_tokens
 from octavo.device.base import DeviceMemory
@@ -92,6 +92,17 @@ def sharded_config(model: ModelConfig, place: RankPlace, *, is_expert_parallel: 
         raise UnsupportedModelError(
             f"tensor_parallel_size={size}: {model.model} has recurrent states, which are not sharded"
         )
+    moe = model.moe
+    if moe is not None and is_expert_parallel:
+        # Whole experts; a token never causes more work on a rank than on a single one. Router rows go with experts.
+        moe = replace(moe, num_experts=Share.of(moe.num_experts, rank, size).size)
+    elif moe is not None:
+        shared = moe.shared_intermediate_size
+        moe = replace(
+            moe,
+            intermediate_size=Share.of_features(moe.intermediate_size, rank, size).size,
+            shared_intermediate_size=None if shared is None else Share.of_features(shared, rank, size).size,
+        )
     heads = HeadShare.of(model.num_heads, model.num_kv_heads, rank, size)
     return replace(
         model,
@@ -99,21 +110,7 @@ def sharded_config(model: ModelConfig, place: RankPlace, *, is_expert_parallel: 
         num_kv_heads=heads.kv.size,
         intermediate_size=Share.of_features(model.intermediate_size, rank, size).size,
         vocab_size=Share.of_features(model.vocab_size, rank, size).size,
-        moe=model.moe and (_expert_parallel if is_expert_parallel else _tensor_parallel)(model.moe, rank, size),
-    )
-
-
-def _expert_parallel(moe: MoEConfig, rank: int, size: int) -> MoEConfig:
-    """Whole experts; a token never causes more work on a rank than on a single one. Router rows go with experts."""
-    return replace(moe, num_experts=Share.of(moe.num_experts, rank, size).size)
-
-
-def _tensor_parallel(moe: MoEConfig, rank: int, size: int) -> MoEConfig:
-    shared = moe.shared_intermediate_size
-    return replace(
-        moe,
-        intermediate_size=Share.of_features(moe.intermediate_size, rank, size).size,
-        shared_intermediate_size=None if shared is None else Share.of_features(shared, rank, size).size,
+        moe=moe,
     )
 
 
@@ -136,11 +133,7 @@ def activation_bytes(model: ModelConfig, stage: Stage, limits: SchedulerConfig, 
 
 
 def check_weights_fit(model: ModelConfig, num_weights: int, weights_bytes: int, budget_bytes: int) -> None:
-    """Check before loading.
-
-    Raises:
-        InsufficientMemoryError: with both numbers.
-    """
+    """Check before loading. Raises InsufficientMemoryError: with both numbers."""
     if weights_bytes > budget_bytes:
         raise InsufficientMemoryError(
             f"{model.model}: {num_weights / 1e6:,.0f} M weights in {model.dtype} need "

@@ -32,7 +32,7 @@ from octavo.sampling.logprobs import prompt_logprobs
 from octavo.sampling.rows import ARGMAX, StepSampling
 from octavo.sampling.sampler import Sampled, SampledTokens, Sampler, read_now, read_sampled
 from octavo.worker.decode_step import ExpertLoads, GraphedDecoding
-from octavo.worker.graph import StepGraph, one_torch_thread
+from octavo.worker.graph import StepGraph, torch_threads
 from octavo.worker.rank_drafter import RankDrafter
 from octavo.worker.request_rows import LogitsRows, PromptLogprobsUpdate, RequestRows
 from octavo.worker.stages import StageLinks
@@ -190,7 +190,7 @@ class RankModelRunner:
         return sum(kernels.compute_s for kernels in self._timed_kernels)
 
     def _torch_threads(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.graph is None else one_torch_thread()
+        return nullcontext() if self.graph is None else torch_threads(1)
 
     def _launch(self, scheduler_output: SchedulerOutput) -> Callable[[], ModelRunnerOutput]:
         with self._torch_threads():

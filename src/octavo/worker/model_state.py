@@ -8,7 +8,6 @@ D = hidden size.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,6 +23,7 @@ from octavo.contracts.schedule import NO_SLOT, Int32Array, SchedulerOutput
 from octavo.errors import InvalidParameterError
 from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
+from octavo.worker.graph import torch_threads
 
 Send = Callable[..., list[torch.Tensor]]  # copies arrays to the device
 
@@ -194,7 +194,7 @@ class ReplacedEmbeddings(ModelState):
         self._encoder, self._takes_images = model.encoder, model.config.vision is not None
         self._num_outputs = 1 if model.encoder is None else model.encoder.config.num_outputs
         self._encoded: dict[str, torch.Tensor] = {}  # [tokens, outputs * D] each, by content hash
-        self._num_threads = torch.get_num_threads()
+        self._num_threads = torch.get_num_threads()  # all of them, also in a step that uses one
 
     def prepare(self, step: SchedulerOutput) -> None:
         for new in step.scheduled_new_reqs:
@@ -208,7 +208,7 @@ class ReplacedEmbeddings(ModelState):
         inputs = step.scheduled_encoder_inputs
         if not inputs or self._encoder is None:
             return
-        with _threads(self._num_threads):
+        with torch_threads(self._num_threads):
             patches = torch.cat([self._patches(image) for image in inputs]).to(self._encoder.context.dtype)  # [P, C]
             encoded = self._encoder(patches, [image.grid for image in inputs])
         for image, embeddings in zip(inputs, encoded, strict=True):
@@ -265,14 +265,3 @@ class ReplacedEmbeddings(ModelState):
             low, high = max(first, start), min(end, start + len(embeds))
             if low < high:
                 yield np.arange(low, high) - first + part.tokens.start, embeds[low - start : high - start]
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Run torch ops on `count` threads: a step of recorded native calls uses one (see `graph.one_torch_thread`)."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

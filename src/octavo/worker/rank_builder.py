@@ -25,8 +25,8 @@ from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.sampling.rows import SamplingRows
-from octavo.worker.decode_graphs import DecodeGraphs, GraphUses, graph_bytes, row_bucket
-from octavo.worker.decode_step import DecodeRecord, DecodeStep, ExpertLoads, GraphedDecoding
+from octavo.worker.decode_graphs import GraphUses, graph_bytes, row_bucket
+from octavo.worker.decode_step import DecodeRecord, ExpertLoads, GraphedDecoding
 from octavo.worker.draft_builder import DraftBuilder
 from octavo.worker.graph import StepGraph
 from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec, make_prefaults
@@ -35,7 +35,7 @@ from octavo.worker.model_runner import RankModelRunner
 from octavo.worker.model_state import ModelStates
 from octavo.worker.request_rows import RequestRows, Transfers
 from octavo.worker.stages import StageLinks, stage_of
-from octavo.worker.warmup import ProfileRun, measured_peaks
+from octavo.worker.warmup import ProfileRun
 
 logger = logging.getLogger(__name__)
 
@@ -155,9 +155,9 @@ class RankBuilder:
         """Return the memory of a step besides weights and KV, and of graphs; estimated if the device tracks none."""
         if self.queue is not None:
             steps = ProfileRun(model, self._config, self.kv_cache_spec)
-            peaks = measured_peaks(steps, self.devices.peak_bytes)
-            if peaks is not None:
-                return max(peaks), graph_bytes(peaks[1]) if self._takes_graphs else 0
+            prefill, decode = self.devices.peak_bytes(steps.prefill), self.devices.peak_bytes(steps.decode)
+            if prefill is not None and decode is not None:
+                return max(prefill, decode), graph_bytes(decode) if self._takes_graphs else 0
         return self._memory.estimated_activations, 0
 
     def build_runner(
@@ -212,7 +212,6 @@ class RankBuilder:
             table[scratch_row] = scratch_block
         size, vocab_size = row_bucket(scratch_row), config.model.vocab_size
         record = DecodeRecord(size, scratch_row, scratch_blocks[0], vocab_size, self.devices.device)
-        step = DecodeStep(model, kv_caches, rows, record, loads)
         uses = GraphUses.of_engine(
             __version__,
             torch.__version__,
@@ -223,8 +222,7 @@ class RankBuilder:
             config.cache.block_size,
             config.quantization,
         )
-        graphs = DecodeGraphs(self.queue, step.run, uses)
-        return GraphedDecoding(step, rows, self.queue, graphs, config.model.max_model_len)
+        return GraphedDecoding(model, kv_caches, rows, record, self.queue, uses, loads)
 
     @property
     def _takes_graphs(self) -> bool:

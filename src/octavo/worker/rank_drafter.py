@@ -172,7 +172,6 @@ class RankDrafter:
         rows: RequestRows,
         tables: RowTables,
         progress: DraftProgress,
-        sampler: Sampler,
         states: EagleStates | None,
         *,
         max_tokens: int,
@@ -186,7 +185,8 @@ class RankDrafter:
         self.model = model
         self.passes: list[tuple[int, float]] = []  # of the last step: tokens and seconds of each
         self._kv_caches, self._graph, self._states = kv_caches, graph, states
-        self._rows, self._tables, self._progress, self._sampler = rows, tables, progress, sampler
+        self._rows, self._tables, self._progress = rows, tables, progress
+        self._sampler = Sampler(rows.token_ids, rows.transfers.send, model.context.kernels)
         self._max_tokens, self._uses_processors, self._ranks = max_tokens, uses_processors, ranks
         self._shift = 0 if states is None else 1  # tokens known beyond the last entry
 

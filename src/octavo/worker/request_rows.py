@@ -36,10 +36,22 @@ class Transfers:
         self._is_host = queue is None and device.type == "cpu"
 
     def send(self, *arrays: NDArray[Any]) -> list[torch.Tensor]:
-        """Return the arrays as tensors on the device. With a queue, this is one asynchronous copy."""
+        """Return the arrays as tensors on the device.
+
+        With a queue, this is one asynchronous copy: contiguous one-dimensional arrays are packed, word-aligned.
+        """
         if self.queue is None:
             return [torch.from_numpy(array).to(self.device) for array in arrays]
-        return _send_packed(arrays, self.queue, self.device)
+        ends = np.cumsum([-(-array.nbytes // _WORD_BYTES) * _WORD_BYTES for array in arrays])
+        host = self.queue.host_bytes(int(ends[-1]))
+        starts = [0, *ends.tolist()]
+        for start, array in zip(starts, arrays, strict=False):
+            host.numpy()[start : start + array.nbytes] = array.view(np.uint8)
+        on_device = host.to(self.device, non_blocking=True)
+        return [
+            on_device[start : start + array.nbytes].view(torch.from_numpy(array).dtype)
+            for start, array in zip(starts, arrays, strict=False)
+        ]
 
     def look_up(self, table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor | slice) -> torch.Tensor:
         """Return table[rows, columns]."""
@@ -318,20 +330,6 @@ def state_slots(
     before = at_positions[firsts] - 1  # [R]
     begins = torch.where(before >= 0, table[at_rows[firsts], before.clamp(min=0) // block_tokens], -1)
     return GroupSlots(slots, table[at_rows[firsts], :0], begins.to(torch.int64))
-
-
-def _send_packed(arrays: Sequence[NDArray[Any]], queue: DeviceQueue, device: torch.device) -> list[torch.Tensor]:
-    """Pack the arrays, contiguous and one-dimensional, word-aligned into one buffer, and copy it at once."""
-    ends = np.cumsum([-(-array.nbytes // _WORD_BYTES) * _WORD_BYTES for array in arrays])
-    host = queue.host_bytes(int(ends[-1]))
-    starts = [0, *ends.tolist()]
-    for start, array in zip(starts, arrays, strict=False):
-        host.numpy()[start : start + array.nbytes] = array.view(np.uint8)
-    on_device = host.to(device, non_blocking=True)
-    return [
-        on_device[start : start + array.nbytes].view(torch.from_numpy(array).dtype)
-        for start, array in zip(starts, arrays, strict=False)
-    ]
 
 
 def _lazy_zeros(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:

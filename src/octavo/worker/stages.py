@@ -70,7 +70,8 @@ class StageLinks:
         shape = 2 * num_tokens + 1, self._hidden_size
         message = self._stages.receive(shape, self._dtype, self._stages.rank - 1)
         if message[-1, 0] != 0:
-            raise StepError(_words(message))
+            letters = bytes(message[:-1].cpu().contiguous().view(torch.uint8).view(-1).tolist())
+            raise StepError(letters.rstrip(b"\0").decode(errors="replace"))  # as much as fitted
         return IntermediateTensors(message[:num_tokens], message[num_tokens:-1])
 
     def send(self, tensors: IntermediateTensors) -> None:
@@ -88,9 +89,3 @@ class StageLinks:
         letters = torch.frombuffer(bytearray(words.encode()), dtype=torch.uint8)[: len(text)]
         text[: len(letters)] = letters
         self._stages.send(message.to(self._device), self._stages.rank + 1)
-
-
-def _words(message: torch.Tensor) -> str:
-    """Decode an error message, as much of it as fitted."""
-    letters = bytes(message[:-1].cpu().contiguous().view(torch.uint8).view(-1).tolist())
-    return letters.rstrip(b"\0").decode(errors="replace")

@@ -5,7 +5,6 @@ Legend: T = tokens of the step, R = requests in it, B = blocks of one request, D
 
 import logging
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -56,21 +55,15 @@ class Warmup:
     def run(self) -> None:
         """Run both kinds of step, log how long each took, then clear the row."""
         start_s = time.perf_counter()
-        self._prefill_warmup()
-        prefilled_s = time.perf_counter()
-        self._decode_warmup()
-        done_s = time.perf_counter()
-        self._step(_scheduler_output(rows=0, start=0, count=0, forget=True))
-        logger.info("warm-up: prefill %.3f s, decode %.3f s", prefilled_s - start_s, done_s - prefilled_s)
-
-    def _prefill_warmup(self) -> None:
         self._step(_scheduler_output(rows=1, start=0, count=self._num_prompt_tokens, new=self._request()))
-
-    def _decode_warmup(self) -> None:
+        prefilled_s = time.perf_counter()
         for step in range(self._num_decode_steps):
             self._step(_scheduler_output(rows=1, start=self._num_prompt_tokens + step, count=1))
         if self._runner.drafter is not None and self._num_decode_steps > 1:
             self._step(_scheduler_output(rows=1, start=self._num_prompt_tokens, count=2, num_drafts=1))
+        done_s = time.perf_counter()
+        self._step(_scheduler_output(rows=0, start=0, count=0, forget=True))
+        logger.info("warm-up: prefill %.3f s, decode %.3f s", prefilled_s - start_s, done_s - prefilled_s)
 
     def _step(self, scheduler_output: SchedulerOutput) -> None:
         self._runner.begin(scheduler_output).result()
@@ -184,9 +177,3 @@ class ProfileRun:
             seq_lens_list=[bound] * len(lens) if bound else lens,
             rows=torch.zeros(len(lens), dtype=torch.int64, device=self._device),
         ).shared_by(self._config.model.kv_groups)
-
-
-def measured_peaks(steps: ProfileRun, peak_bytes: Callable[[Callable[[], None]], int | None]) -> tuple[int, int] | None:
-    """Return the peak extra memory of prefill and decode; None if the device does not track memory."""
-    prefill, decode = peak_bytes(steps.prefill), peak_bytes(steps.decode)
-    return None if prefill is None or decode is None else (prefill, decode)

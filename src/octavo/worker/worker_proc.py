@@ -201,7 +201,9 @@ class RemoteRank:
         if self._store is not None:
             meeting = replace(rank.rendezvous, listen_fd=self._store.detach())
             rank = msgspec.structs.replace(rank, rendezvous=meeting)
-        connection = call_executor(executor, token, rank.rank)
+        line = socket.create_connection(executor, timeout=_CONNECT_S)
+        line.sendall(token + rank.rank.to_bytes(_RANK_BYTES, "little"))  # see `accept_rank`
+        connection = as_connection(line)
         WorkerProc(rank, Inbox(connection).receive, connection.send_bytes).run()
 
 
@@ -224,13 +226,6 @@ class Inbox:
         except (EOFError, OSError):
             logging.shutdown()
             os._exit(0)
-
-
-def call_executor(address: tuple[str, int], token: bytes, rank: int) -> "Connection[bytes, bytes]":
-    """Connect to an executor and identify this rank: the token, then the rank."""
-    line = socket.create_connection(address, timeout=_CONNECT_S)
-    line.sendall(token + rank.to_bytes(_RANK_BYTES, "little"))
-    return as_connection(line)
 
 
 def accept_rank(line: socket.socket, token: bytes) -> int | None:
