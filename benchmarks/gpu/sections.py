@@ -37,7 +37,7 @@ def measure_decode(plan: Plan, report: Report, limits: Limits) -> None:
                 _report_decode(plan, report, limits, engine, f"{name} b{batch}", geometry, batch)
             for label, params in _DRAWS.items():
                 _report_decode(plan, report, limits, engine, f"{name} b{batch} {label}", geometry, batch, **params)
-            report.add(f"{name} graphs captured", float(engine.num_graphs), note=engine.core.profile)
+            report.add(f"{name} graphs captured", float(engine.num_graphs), note=engine.core.ready.profile)
 
 
 def _report_decode(

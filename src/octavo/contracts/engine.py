@@ -266,8 +266,8 @@ ToCore = AddRequests | CallMethod | Shutdown
 class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The model is loaded. Messages sent earlier are kept."""
 
-    profile: str  # see `Executor.profile`
-    kv_tokens: int  # see `capacity_tokens`
+    profile: str  # device, dtype and kernels: everything the exact bits of an output depend on
+    kv_tokens: int  # of full-length requests, that the KV cache holds
 
 
 class CoreFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -127,12 +127,7 @@ class AsyncLLMEngine:
             EngineDeadError: the engine died.
         """
         [processed] = await self._process(
-            [prompt],
-            [sampling_params],
-            [lora_request],
-            request_id=request_id,
-            priority=priority,
-            cache_salt=cache_salt,
+            [prompt], [sampling_params], [lora_request], request_id=request_id, priority=priority, cache_salt=cache_salt
         )
         updated = asyncio.Event()
         state = self._start(processed, updated.set)

@@ -19,15 +19,7 @@ import msgspec
 import zmq
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.engine import (
-    CallMethod,
-    CallResult,
-    CoreFailed,
-    CoreReady,
-    EngineCoreOutputs,
-    FromCore,
-    Shutdown,
-)
+from octavo.contracts.engine import CallMethod, CallResult, CoreFailed, CoreReady, EngineCoreOutputs, FromCore, Shutdown
 from octavo.contracts.frames import encode_frames, plain
 from octavo.errors import EngineDeadError, OctavoError, anew, named_error
 from octavo.working_folder import child_environment
@@ -118,11 +110,6 @@ class ChildCore:
         with contextlib.suppress(BrokenPipeError):  # it has exited; `notice_exit` reports why
             self.child.stdin.write(msgspec.json.encode(config, enc_hook=plain) + b"\n")
             self.child.stdin.flush()
-
-    @property
-    def loaded(self) -> CoreReady:
-        assert self.ready is not None, "load comes first"
-        return self.ready
 
     def try_send(self, frames: Sequence[bytes | memoryview]) -> bool:
         """Send a message; return False if nobody is there any more to take it, which has not been noticed yet.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
+from octavo.contracts.engine import CoreReady, EngineCoreOutputs, EngineCoreRequest
 from octavo.contracts.kv_cache import capacity_tokens
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import EngineDeadError
@@ -46,11 +46,11 @@ class EngineCore:
     ) -> None:
         self._executor = executor
         num_blocks = executor.start()
-        self.profile = executor.profile
-        self.kv_tokens = capacity_tokens(
+        kv_tokens = capacity_tokens(
             config.model.kv_groups, num_blocks, block_size=config.cache.block_size,
             max_model_len=config.model.max_model_len, max_chunk=config.scheduler.max_num_batched_tokens,
         )  # fmt: skip
+        self.ready = CoreReady(profile=executor.profile, kv_tokens=kv_tokens)
         self._grammars: GrammarManager = GrammarManager(partial(_make_grammar_backend, config))
         self._adapters = None if config.lora is None else HostAdapters(executor.call, config.lora.max_cpu_loras)
         blocks = BlockManager(config.cache, num_blocks, config.model.kv_groups)

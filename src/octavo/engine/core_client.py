@@ -3,21 +3,13 @@
 from typing import Any, Protocol
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
+from octavo.contracts.engine import CoreReady, EngineCoreOutputs, EngineCoreRequest
 
 
 class EngineCoreClient(Protocol):
     """Call `load` first. One thread may add, abort and call while another gets outputs."""
 
-    @property
-    def profile(self) -> str:
-        """Device, dtype and kernels of the core: everything the exact bits of an output depend on."""
-
-    @property
-    def kv_tokens(self) -> int:
-        """How many tokens of full-length requests the KV cache holds."""
-
-    def load(self) -> None:
+    def load(self) -> CoreReady:
         """Return when the model is loaded. A core in a separate process starts loading when the client is created.
 
         Raises UserError: about the options, the model or the memory.

@@ -19,7 +19,6 @@ from octavo.contracts.engine import (
     CallMethod,
     CallResult,
     CoreFailed,
-    CoreReady,
     FromCore,
     Shutdown,
     ToCore,
@@ -69,7 +68,7 @@ class CoreProc:
 
     def _serve(self, core: EngineCore) -> None:
         freeze_loaded_objects()
-        self._send(CoreReady(profile=core.profile, kv_tokens=core.kv_tokens))
+        self._send(core.ready)
         while self._handle_messages(core):
             if core.has_work():
                 self._send(core.step())

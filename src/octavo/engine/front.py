@@ -12,6 +12,7 @@ from octavo.config.args import DEFAULT_MODEL, EngineArgs, for_streaming
 from octavo.config.engine import EngineConfig
 from octavo.config.model import ModelConfig
 from octavo.config.speculative import DraftModelConfig
+from octavo.contracts.engine import CoreReady
 from octavo.device.process import without_garbage_collection
 from octavo.engine.core_client import EngineCoreClient, make_client
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
@@ -33,6 +34,7 @@ class EngineFront:
     inputs: InputProcessor
     outputs: OutputProcessor
     client: EngineCoreClient
+    core: CoreReady
     request_numbers: "itertools.count[int]"
 
     @classmethod
@@ -51,7 +53,7 @@ class EngineFront:
             if config.draft_model is not None:
                 check_draft_tokenizer(config.draft_model, config.model, tokenizer)
             with without_garbage_collection():
-                client.load()
+                core = client.load()
             on_stage("warming up (3 of 3)")
             client.call("warmup_model")
             max_loras = None if config.lora is None else config.lora.max_loras
@@ -63,6 +65,7 @@ class EngineFront:
                 inputs=InputProcessor(config, tokenizer),
                 outputs=OutputProcessor(tokenizer, metrics),
                 client=client,
+                core=core,
                 request_numbers=itertools.count(),
             )
         except BaseException:

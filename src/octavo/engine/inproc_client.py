@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
+from octavo.contracts.engine import CoreReady, EngineCoreOutputs, EngineCoreRequest
 from octavo.engine.core import EngineCore
 from octavo.executor.base import make_executor
 
@@ -25,21 +25,14 @@ class InprocClient:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._core_thread: int | None = None  # the thread that last got outputs
 
-    @property
-    def profile(self) -> str:
-        return self._core.profile
-
-    @property
-    def kv_tokens(self) -> int:
-        return self._core.kv_tokens
-
-    def load(self) -> None:
+    def load(self) -> CoreReady:
         executor = make_executor(self._config)
         try:
             self._loaded = EngineCore(self._config, executor)
         except BaseException:
             executor.exit()
             raise
+        return self._loaded.ready
 
     def add(self, requests: list[EngineCoreRequest]) -> None:
         for request in requests:

@@ -15,14 +15,7 @@ from octavo.lora_request import LoRARequest
 from octavo.multimodal.messages import has_images
 from octavo.multimodal.processor import MultiModalProcessor
 from octavo.multimodal.prompt import MultiModalPrompt
-from octavo.sampling_params import (
-    NO_SAMPLING,
-    PoolingParams,
-    RequestPriority,
-    SamplingParams,
-    derive_seed,
-    draw_seed,
-)
+from octavo.sampling_params import NO_SAMPLING, PoolingParams, RequestPriority, SamplingParams, derive_seed, draw_seed
 from octavo.structured.checker import StructuredOutputChecker
 from octavo.structured_output import StructuredOutput
 from octavo.tokenizer.tokenizer import ContextLimit, Tokenizer

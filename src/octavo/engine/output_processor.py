@@ -85,12 +85,7 @@ class CompletionState:
         return self._text[0] if self._text else ""
 
     def push(
-        self,
-        first_index: int,
-        token_ids: list[int],
-        logprobs: Sequence[TokenLogprobs],
-        *,
-        hides_last: bool = False,
+        self, first_index: int, token_ids: list[int], logprobs: Sequence[TokenLogprobs], *, hides_last: bool = False
     ) -> None:
         """Add new tokens, the first of which is output token `first_index`; tokens repeated by a replay are skipped.
 

@@ -25,6 +25,7 @@ from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import (
     AddRequests,
     CallMethod,
+    CoreReady,
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishedRequest,
@@ -88,25 +89,19 @@ class ProcessClient:
         self._arrived.append((number, outputs))
 
     @property
-    def profile(self) -> str:
-        return self._replicas[0].loaded.profile
-
-    @property
-    def kv_tokens(self) -> int:
-        return sum(replica.loaded.kv_tokens for replica in self._replicas)
-
-    @property
     def pids(self) -> list[int]:
         """The process id of each replica."""
         return [replica.child.pid for replica in self._replicas]
 
-    def load(self) -> None:
+    def load(self) -> CoreReady:
         """See `EngineCoreClient.load`: all replicas. Raises what the first one raised that failed."""
         while any(replica.ready is None for replica in self._replicas):
             for replica in self._replicas:
                 if replica.death is not None:
                     raise anew(replica.death)
             self._receive(_POLL_S)
+        ready = [replica.ready for replica in self._replicas if replica.ready is not None]
+        return CoreReady(profile=ready[0].profile, kv_tokens=sum(each.kv_tokens for each in ready))
 
     def add(self, requests: list[EngineCoreRequest]) -> None:
         """See `EngineCoreClient.add`. Samples of one request stay together."""

@@ -121,9 +121,9 @@ class EngineLifecycle:
         front = self.service.front
         return ServerInfo(
             version=__version__,
-            profile=front.client.profile,
+            profile=front.core.profile,
             max_model_len=front.config.model.max_model_len,
-            kv_cache_tokens=front.client.kv_tokens,
+            kv_cache_tokens=front.core.kv_tokens,
             settings={
                 spec.name: getattr(args, spec.name)
                 for args in (self._args, self._server_args)
@@ -157,7 +157,7 @@ class EngineLifecycle:
         return None if self._service is None or self._engine is None else self._engine.metrics
 
     def _summary(self, engine: AsyncLLMEngine) -> str:
-        num_tokens, length = engine.front.client.kv_tokens, engine.front.config.model.max_model_len
+        num_tokens, length = engine.front.core.kv_tokens, engine.front.config.model.max_model_len
         capacity = f"{num_tokens:,} tokens, {num_tokens / length:.1f} requests of {length:,}"
         return f"{self.served_name} is ready after {time.monotonic() - self._started_s:.1f} s; KV cache: {capacity}"
 

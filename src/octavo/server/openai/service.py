@@ -56,7 +56,7 @@ class OpenAICompatibleService:
         self._media_reader = MediaReader.of(args)
         # Of their own: threads that wait for other servers must not keep requests from being prepared.
         self._fetchers = ThreadPoolExecutor(_MAX_FETCHES, thread_name_prefix="fetch")
-        self._fingerprint = f"octavo-{__version__}-{self.front.client.profile}"
+        self._fingerprint = f"octavo-{__version__}-{self.front.core.profile}"
         self._formats = AnswerFormats(
             self.front.tokenizer,
             tool_call_parser_name=args.tool_call_parser,
