@@ -1,10 +1,7 @@
 """`octavo bench throughput|latency`: offline speed of a model, with random prompts and outputs of fixed length.
 
-Prompts are never the same twice, so that no cache ever hits. With `--num-images`, each is a message with that many
-random pictures before its text; `--num-adapters` random LoRA adapters are used in turn. Speed at given lengths does not
-depend on the generated text, so dummy weights will do: `octavo bench latency --model FOLDER --load-format dummy`.
-
-`octavo bench serve`, which measures a server from outside, is in `octavo.cli.load_test`.
+Prompts are never the same twice, so that no cache ever hits. Speed at given lengths does not depend on the generated
+text, so dummy weights will do: `octavo bench latency --model FOLDER --load-format dummy`.
 """
 
 import json as json_codec
@@ -269,8 +266,7 @@ def request_times(outputs: "Sequence[RequestOutput]") -> Report:
 
 
 def _draft_report(outputs: "Sequence[RequestOutput]") -> Report:
-    """Return how many drafts were verified, the share of them that was accepted, and the tokens that a request got in
-    a step because of them; nothing if there were none."""
+    """Return how many drafts were verified, the share that was accepted, and the tokens of a request in a step."""
     num_drafts = sum(output.metrics.num_drafts for output in outputs)
     num_accepted = sum(output.metrics.num_accepted_drafts for output in outputs)
     num_tokens = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)

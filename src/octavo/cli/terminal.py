@@ -19,8 +19,8 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))  # by file descrip
 def prepare_streams() -> None:
     """Set the streams of this process. What the encoding of the output lacks is written as backslash escapes.
 
-    Those that the caller has closed read nothing, and discard what is written. Their file descriptors are in use then,
-    also in child processes: a socket that got one of them would receive what libraries print.
+    Those that the caller has closed are the null device, also in child processes: a socket that got one of their file
+    descriptors would receive what libraries print.
     """
     for name, mode in _STREAMS:
         if getattr(sys, name) is None:

@@ -46,8 +46,7 @@ def read_rope(config: JsonFields, facts: ArchitectureFacts, head_dim: int, max_p
 def read_local_rope(config: JsonFields, default_theta: float | None) -> RopeConfig | None:
     """Read the rotary settings of layers with a window, where they have their own; None: they do not.
 
-    Version 4 writes `rope_local_base_freq`, version 5 `rope_parameters: {sliding_attention, full_attention}`. Scaled
-    ones are refused.
+    Version 4 writes `rope_local_base_freq`, version 5 `rope_parameters: {sliding_attention, full_attention}`.
     """
     if default_theta is None:
         return None
@@ -74,8 +73,13 @@ def _one_axis(config: JsonFields, fields: JsonFields, max_position_embeddings: i
         factor = fields.number("factor", max_position_embeddings / original)
         own = _yarn(fields, factor)
     else:
-        factor = fields.number("factor")
-        own = _llama3(fields) if kind == "llama3" else {}
+        factor, own = fields.number("factor"), {}
+    if kind == "llama3":
+        own = {key: fields.number(key) for key in ("low_freq_factor", "high_freq_factor")}
+        if own["low_freq_factor"] >= own["high_freq_factor"]:
+            raise fields.fail(
+                "low_freq_factor", f"less than high_freq_factor ({own['high_freq_factor']:g}) is expected"
+            )
     return RopeConfig(theta=theta, kind=kind, factor=factor, original_max_position=original, **own)
 
 
@@ -96,14 +100,13 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
 def max_supported_len(rope: RopeConfig, max_position_embeddings: int) -> int:
     """Return the maximum context length that the checkpoint supports, in tokens.
 
-    linear and yarn multiply the original length by their factor. The length in a llama3 checkpoint is already the
-    scaled one. dynamic is limited to the original length: beyond it, frequencies would depend on the longest request of
-    the batch.
+    The length in a llama3 checkpoint is already the scaled one. Beyond the original length, frequencies of the dynamic
+    kind would depend on the longest request of the batch.
     """
     if rope.kind not in {"linear", "yarn", "dynamic"}:
         return max_position_embeddings
     assert rope.original_max_position is not None
-    return int(rope.original_max_position * (1.0 if rope.kind == "dynamic" else rope.factor))
+    return rope.original_max_position if rope.kind == "dynamic" else int(rope.original_max_position * rope.factor)
 
 
 def _merged(config: JsonFields) -> JsonFields:
@@ -143,13 +146,6 @@ def _original_max_position(config: JsonFields, fields: JsonFields, kind: RopeKin
     if config.integer("original_max_position_embeddings", stated) != stated:
         raise config.fail("original_max_position_embeddings", f"the rotary settings say {stated}")
     return stated
-
-
-def _llama3(fields: JsonFields) -> dict[str, Any]:
-    low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
-    if low >= high:
-        raise fields.fail("low_freq_factor", f"less than high_freq_factor ({high:g}) is expected")
-    return {"low_freq_factor": low, "high_freq_factor": high}
 
 
 def _yarn(fields: JsonFields, factor: float) -> dict[str, Any]:
