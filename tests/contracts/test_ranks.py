@@ -14,8 +14,7 @@ from octavo.contracts.ranks import (
     RankResult,
     decode_from_rank,
     decode_to_rank,
-    encode_from_rank,
-    encode_to_rank,
+    encode_rank_message,
 )
 from octavo.contracts.schedule import (
     CachedRequestData,
@@ -99,7 +98,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def test_an_order() -> None:
-    arrived = decode_to_rank(encode_to_rank(ORDER))
+    arrived = decode_to_rank(encode_rank_message(ORDER))
     assert_same(ORDER, arrived)
     assert isinstance(arrived, SchedulerOutput)
     assert arrived.rows.flags.writeable  # torch shares its memory
@@ -107,7 +106,7 @@ def test_an_order() -> None:
 
 def test_a_call() -> None:
     call = RankCall(call_id=7, method="initialize_kv_cache", arguments=[[64, 32]])
-    assert decode_to_rank(encode_to_rank(call)) == call
+    assert decode_to_rank(encode_rank_message(call)) == call
 
 
 @pytest.mark.parametrize(
@@ -120,9 +119,9 @@ def test_a_call() -> None:
     ],
 )
 def test_replies(message: FromRank) -> None:
-    assert_same(message, decode_from_rank(bytes(encode_from_rank(message))))
+    assert_same(message, decode_from_rank(bytes(encode_rank_message(message))))
 
 
 def test_columns_of_other_types_are_refused() -> None:
     with pytest.raises(AssertionError, match="float64"):
-        encode_from_rank(msgspec.structs.replace(ANSWER, num_sampled=np.zeros(1)))
+        encode_rank_message(msgspec.structs.replace(ANSWER, num_sampled=np.zeros(1)))

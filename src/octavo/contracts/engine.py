@@ -49,9 +49,7 @@ class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
     rotary_positions: bytes | None = None  # [3, prompt] int32: positions for multimodal rotary embeddings
     embedding_spans: list[EmbeddingSpan] = []
     vision: list[VisionInput] = []  # in the order of the prompt
-    whole_spans: list[
-        tuple[int, int]
-    ] = []  # [start, end): tokens that attend to each other; a step computes them to the end
+    whole_spans: list[tuple[int, int]] = []  # [start, end) of tokens that attend to each other: never cut by a step
 
     @property
     def num_images(self) -> int:
@@ -153,9 +151,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions_total: int = 0
     num_prefix_queries_total: int = 0  # prompt tokens looked up in the prefix cache
     num_prefix_hits_total: int = 0  # prompt tokens found in the prefix cache
-    step_s_total: float = (
-        0.0  # seconds of steps whose native calls are timed: while there is work, from output to output
-    )
+    step_s_total: float = 0.0  # of steps whose native calls are timed: while there is work, from output to output
     compute_s_total: float = 0.0  # of these, in native calls; the rest is the host's, not hidden behind them
 
     @property

@@ -3,6 +3,7 @@
 Pixels are a thousand times larger than the rest of a message, and are not copied into it.
 """
 
+import struct
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +15,7 @@ MessageT = TypeVar("MessageT")
 # By code of the extension type in place of an array, which holds its frame and its width, 32 bits each.
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.uint8)}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
-_NUMBER_BYTES = 4
+_PLACE = struct.Struct("<II")
 
 
 def plain(value: object) -> int | float | str:
@@ -37,9 +38,7 @@ def encode_frames(message: object) -> list[bytes | memoryview]:
         assert array.dtype in _CODES, f"tables of {array.dtype} cannot be sent"
         tables.setdefault(id(array), array)
         frame, (_, width) = list(tables).index(id(array)), array.shape
-        return msgspec.msgpack.Ext(
-            _CODES[array.dtype], b"".join(each.to_bytes(_NUMBER_BYTES, "little") for each in (frame, width))
-        )
+        return msgspec.msgpack.Ext(_CODES[array.dtype], _PLACE.pack(frame, width))
 
     head = msgspec.msgpack.encode(message, enc_hook=place)
     return [head, *(np.ascontiguousarray(table).data.cast("B") for table in tables.values())]
@@ -49,7 +48,7 @@ class FrameDecoder(Generic[MessageT]):
     """Decodes messages of one type."""
 
     def __init__(self, kind: Any) -> None:
-        self._decoder = msgspec.msgpack.Decoder(kind, ext_hook=self._table, dec_hook=_as_it_is)
+        self._decoder = msgspec.msgpack.Decoder(kind, ext_hook=self._table, dec_hook=as_it_is)
         self._frames: Sequence[bytes] = ()
         self._tables: dict[int, np.ndarray[Any, Any]] = {}
 
@@ -61,14 +60,14 @@ class FrameDecoder(Generic[MessageT]):
         return message
 
     def _table(self, code: int, data: memoryview) -> "np.ndarray[Any, Any]":
-        frame, width = (int.from_bytes(data[at : at + _NUMBER_BYTES], "little") for at in (0, _NUMBER_BYTES))
+        frame, width = _PLACE.unpack(data)
         if frame not in self._tables:
             flat = np.frombuffer(bytearray(self._frames[frame]), dtype=_DTYPES[code])
             self._tables[frame] = flat.reshape(-1, width)
         return self._tables[frame]
 
 
-def _as_it_is(expected: type, value: Any) -> Any:
-    """Check the type of a table that `ext_hook` has already decoded."""
-    assert isinstance(value, np.ndarray), f"got {type(value)} instead of a table ({expected})"
+def as_it_is(expected: type, value: Any) -> Any:
+    """Check the type of an array that an `ext_hook` has already decoded. A `dec_hook` of msgspec."""
+    assert isinstance(value, np.ndarray), f"got {type(value)} instead of an array ({expected})"
     return value

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from octavo.contracts.frames import plain
+from octavo.contracts.frames import as_it_is, plain
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 
 
@@ -41,32 +41,23 @@ ToRank = SchedulerOutput | RankCall
 FromRank = ModelRunnerOutput | RankResult | RankFailure
 
 
-def encode_to_rank(message: ToRank) -> bytearray:
-    """Encode a step or a call."""
-    return _encode(_ORDERS[type(message)], message)
+def encode_rank_message(message: ToRank | FromRank) -> bytearray:
+    """Encode a message to or from a rank. Replies come without request ids, which the executor knows."""
+    buffer = bytearray(_KINDS[type(message)])
+    _encoder.encode_into(message, buffer, 1)
+    return buffer
 
 
 def decode_to_rank(message: bytes | bytearray) -> ToRank:
     """Decode a message to a rank; arrays are writable and own their memory."""
-    decoded: ToRank = _DECODE_ORDER[message[0]](memoryview(message)[1:])
+    decoded: ToRank = _DECODE[message[0]](memoryview(message)[1:])
     return decoded
-
-
-def encode_from_rank(message: FromRank) -> bytearray:
-    """Encode a reply. Request ids are left out, because the executor knows them."""
-    return _encode(_KINDS[type(message)], message)
 
 
 def decode_from_rank(message: bytes) -> FromRank:
     """Decode a reply."""
-    decoded: FromRank = _REPLIES[message[0]](memoryview(message)[1:])
+    decoded: FromRank = _DECODE[message[0]](memoryview(message)[1:])
     return decoded
-
-
-def _encode(kind: bytes, message: object) -> bytearray:
-    buffer = bytearray(kind)
-    _encoder.encode_into(message, buffer, 1)
-    return buffer
 
 
 # A column is an extension type whose code is the dtype number; a 2-D table adds _TABLE and starts with its width.
@@ -94,18 +85,12 @@ def _to_array(code: int, data: memoryview) -> "np.ndarray[Any, Any]":
     return np.frombuffer(bytearray(data[_WIDTH_BYTES:]), _DTYPES[code - _TABLE]).reshape(-1, width)
 
 
-def _as_it_is(expected: type, value: Any) -> Any:
-    """Check the type of an array that `ext_hook` has already decoded."""
-    assert isinstance(value, np.ndarray), f"got {type(value)} instead of a column ({expected})"
-    return value
-
-
 def _decoder(cls: Any) -> Any:
-    return msgspec.msgpack.Decoder(cls, ext_hook=_to_array, dec_hook=_as_it_is).decode
+    return msgspec.msgpack.Decoder(cls, ext_hook=_to_array, dec_hook=as_it_is).decode
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_from_array)
-_ORDERS: dict[type, bytes] = {SchedulerOutput: b"s", RankCall: b"c"}
-_DECODE_ORDER: dict[int, Any] = {kind[0]: _decoder(cls) for cls, kind in _ORDERS.items()}
-_KINDS: dict[type, bytes] = {ModelRunnerOutput: b"a", RankResult: b"r", RankFailure: b"f"}
-_REPLIES: dict[int, Any] = {kind[0]: _decoder(cls) for cls, kind in _KINDS.items()}
+_KINDS: dict[type, bytes] = {
+    SchedulerOutput: b"s", RankCall: b"c", ModelRunnerOutput: b"a", RankResult: b"r", RankFailure: b"f"
+}  # fmt: skip
+_DECODE: dict[int, Any] = {kind[0]: _decoder(cls) for cls, kind in _KINDS.items()}

@@ -19,7 +19,7 @@ import msgspec
 
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
-from octavo.contracts.ranks import FromRank, RankCall, RankFailure, RankResult, decode_from_rank, encode_to_rank
+from octavo.contracts.ranks import FromRank, RankCall, RankFailure, RankResult, decode_from_rank, encode_rank_message
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import EngineDeadError, EngineError, OctavoError, named_error
 from octavo.executor.ranks import Ranks, RankWatch
@@ -112,7 +112,7 @@ class DistributedExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> StepFuture:
         if self._watch.death is not None:
             raise self._watch.death
-        self._broadcast(encode_to_rank(scheduler_output))
+        self._broadcast(encode_rank_message(scheduler_output))
         step = StepFuture(scheduler_output, self._receive_step)
         self._steps.append(step)
         return step
@@ -121,7 +121,7 @@ class DistributedExecutor:
         self.check_health()
         call_id, call = next(self._call_ids), CallFuture(method, self._receive_call)
         self._calls[call_id] = call
-        self._broadcast(encode_to_rank(RankCall(call_id=call_id, method=method, arguments=list(arguments))))
+        self._broadcast(encode_rank_message(RankCall(call_id=call_id, method=method, arguments=list(arguments))))
         return call
 
     def check_health(self) -> None:

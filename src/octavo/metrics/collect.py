@@ -28,9 +28,8 @@ class HttpMetrics:
 
     num_in_flight: int = 0  # requests without a complete response
     responses: Counter[int] = field(default_factory=Counter)  # by status; 499: the client disconnected first
-    requests: Counter[tuple[str, str, str]] = field(
-        default_factory=Counter
-    )  # by method, route, class: ("GET", "/", "2xx")
+    # By method, route, class: ("GET", "/", "2xx").
+    requests: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     rejections: Counter[str] = field(default_factory=Counter)  # by cause: the `code` of the error
     num_client_aborts: int = 0  # clients that disconnected before the end of their response
     num_bytes_sent: int = 0  # bodies only
@@ -50,11 +49,14 @@ class AdapterMetrics:
         self.waiting[name] += 1
 
     def record_start(self, name: str) -> None:
-        _count_down(self.waiting, name)
+        self.waiting -= Counter([name])  # keeps positive counts
         self.running[name] += 1
 
     def record_end(self, name: str, *, has_run: bool) -> None:
-        _count_down(self.running if has_run else self.waiting, name)
+        if has_run:
+            self.running -= Counter([name])
+        else:
+            self.waiting -= Counter([name])
         self.requests[name] += 1
 
     def record_events(self, events: AdapterEvents) -> None:
@@ -63,42 +65,6 @@ class AdapterMetrics:
 
     def num_unfinished(self, name: str) -> int:
         return self.waiting[name] + self.running[name]
-
-
-def _count_down(counts: Counter[str], name: str) -> None:
-    counts[name] -= 1
-    if not counts[name]:
-        del counts[name]
-
-
-class StatsLog:
-    """Called after every step; logs when the interval has passed. An interval of 0 means never."""
-
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
-        self._last_s: float | None = None  # None: before the first step
-        self._num_prompt_tokens = 0
-        self._num_generation_tokens = 0
-
-    def tick(self, now_s: float, stats: SchedulerStats, num_prompt_tokens: int, num_generation_tokens: int) -> None:
-        """Record a step; totals count from the start."""
-        if self._last_s is None:
-            self._last_s = now_s
-        elapsed_s = now_s - self._last_s
-        if self._interval_s == 0.0 or elapsed_s < self._interval_s:
-            return
-        facts = {
-            "running": stats.num_running,
-            "waiting": stats.num_waiting,
-            "prompt_tokens_per_s": round((num_prompt_tokens - self._num_prompt_tokens) / elapsed_s, 1),
-            "generation_tokens_per_s": round((num_generation_tokens - self._num_generation_tokens) / elapsed_s, 1),
-            "kv_cache_usage": round(stats.kv_cache_usage, 3),
-            "prefix_hit_rate": round(stats.num_prefix_hits_total / max(1, stats.num_prefix_queries_total), 3),
-            "preemptions": stats.num_preemptions_total,
-        }
-        logger.info("load: %s", " ".join(f"{name}={value}" for name, value in facts.items()), extra={"facts": facts})
-        self._last_s = now_s
-        self._num_prompt_tokens, self._num_generation_tokens = num_prompt_tokens, num_generation_tokens
 
 
 class EngineMetrics:
@@ -135,7 +101,10 @@ class EngineMetrics:
         self.max_tokens = Histogram(*SIZES)  # allowed to each request
         self.step_tokens = Histogram(*STEP)
         self.adapters = AdapterMetrics()
-        self._log = StatsLog(stats_interval_s)
+        # The log line of the engine's load: its interval (0: never), and time and totals of the last one.
+        self._stats_interval_s = stats_interval_s
+        self._logged_s: float | None = None  # None: before the first step
+        self._logged_tokens = 0, 0
 
     @property
     def lost_replicas(self) -> list[int]:
@@ -159,7 +128,30 @@ class EngineMetrics:
         if outputs.spec_decode is not None:
             self.spec_decode_by_replica[outputs.replica] = outputs.spec_decode
         if self.stats is not None:
-            self._log.tick(now_s, self.stats, self.num_prompt_tokens, self.num_generation_tokens)
+            self._log_load(now_s, self.stats)
+
+    def _log_load(self, now_s: float, stats: SchedulerStats) -> None:
+        """Log the load if the interval has passed since the first step or the last line."""
+        if self._logged_s is None:
+            self._logged_s = now_s
+        elapsed_s = now_s - self._logged_s
+        if self._stats_interval_s == 0.0 or elapsed_s < self._stats_interval_s:
+            return
+        totals = self.num_prompt_tokens, self.num_generation_tokens
+        prompt_tokens, generation_tokens = (
+            total - last for total, last in zip(totals, self._logged_tokens, strict=True)
+        )
+        facts = {
+            "running": stats.num_running,
+            "waiting": stats.num_waiting,
+            "prompt_tokens_per_s": round(prompt_tokens / elapsed_s, 1),
+            "generation_tokens_per_s": round(generation_tokens / elapsed_s, 1),
+            "kv_cache_usage": round(stats.kv_cache_usage, 3),
+            "prefix_hit_rate": round(stats.num_prefix_hits_total / max(1, stats.num_prefix_queries_total), 3),
+            "preemptions": stats.num_preemptions_total,
+        }
+        logger.info("load: %s", " ".join(f"{name}={value}" for name, value in facts.items()), extra={"facts": facts})
+        self._logged_s, self._logged_tokens = now_s, totals
 
     def record_arrival(self, request: EngineCoreRequest) -> None:
         """Record a request that is about to be sent to the core."""

@@ -20,7 +20,7 @@ import msgspec
 
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
-from octavo.contracts.ranks import FromRank, RankCall, RankFailure, RankResult, decode_to_rank, encode_from_rank
+from octavo.contracts.ranks import FromRank, RankCall, RankFailure, RankResult, decode_to_rank, encode_rank_message
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.device.process import limit_spinning
 from octavo.distributed.rendezvous import Rendezvous
@@ -98,7 +98,7 @@ class WorkerProc:
         )
 
     def _reply(self, message: FromRank) -> None:
-        encoded = encode_from_rank(message)
+        encoded = encode_rank_message(message)
         with self._send_lock:
             self._send(encoded)
 
