@@ -32,7 +32,7 @@ def running_rows() -> RunningRows:
     running = make_scheduler(max_num_seqs=NUM_ROWS, max_model_len=256).running
     for index in range(NUM_ROWS):
         request = Request(make_request(f"r{index}", [1, 2, 3], max_tokens=200), index, 256)
-        running.insert(request, [[]], num_cached_tokens=0, num_freed=[0], last_hash=b"")
+        running.insert(request, [[]], running.blocks.find_prefix(request.token_ids, b""))
     return running
 
 

@@ -108,7 +108,7 @@ def test_every_running_request_advances(num_running: int) -> None:
     running = make_scheduler(max_num_seqs=num_running, max_model_len=64).running
     for index in range(num_running):
         request = Request(make_request(f"{index}", [1] * 8), index, 64)
-        running.insert(request, [[index]], num_cached_tokens=0, num_freed=[0], last_hash=b"")
+        running.insert(request, [[index]], running.blocks.find_prefix(request.token_ids, b""))
     assert StepPace(MOST, 0.25, lambda: 0.0).budget(running) >= num_running
 
 

@@ -59,8 +59,8 @@ FAULTS = [
     ),
     Fault(
         name="a preempted request is computed again from a block too far",
-        right="self.num_hashed[row] = num_cached_tokens\n",
-        wrong="self.num_hashed[row] = num_cached_tokens + (request.num_preemptions > 0) * self.blocks.block_size\n",
+        right="self.num_hashed[row] = prefix.num_tokens\n",
+        wrong="self.num_hashed[row] = prefix.num_tokens + (request.num_preemptions > 0) * self.blocks.block_size\n",
         tests="scheduler/test_preemption.py scheduler/test_random_schedules.py",
     ),
     # -- worker, attention, kernels

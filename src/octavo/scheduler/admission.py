@@ -87,7 +87,9 @@ class Admission:
         """Move waiting requests into rows while budget, rows and blocks last; stop at the first that does not fit."""
         while budget > 0 and self._running.has_room:
             request = self._waiting.peek(now_s)
-            if request is None or self._is_still_rejected(request) or not self._try(request, builder, now_s, budget):
+            if request is None or (request is self._rejected and not self._has_more_room):
+                break
+            if not self._try(request, builder, now_s, budget):
                 break
             room = self._encoder.admit(request, budget) if request.limits_chunks else budget
             budget -= builder.add_admitted(request, room)
@@ -97,11 +99,10 @@ class Admission:
         """Free blocks minus one per running request, or admission would cause the next preemption."""
         return [num_free - len(self._running) for num_free in self._blocks.num_free]
 
-    def _is_still_rejected(self, request: Request) -> bool:
-        """True if there is no more room than last time. At the latest when nothing runs, all blocks are free."""
-        if request is not self._rejected:
-            return False
-        return all(now <= then for now, then in zip(self._num_spare_blocks, self._num_spare_then, strict=True))
+    @property
+    def _has_more_room(self) -> bool:
+        """True if there is more room than last time. At the latest when nothing runs, all blocks are free."""
+        return any(map(gt, self._num_spare_blocks, self._num_spare_then))
 
     def _try(self, request: Request, builder: StepBuilder, now_s: float, budget: int) -> bool:
         """Give a request a row and blocks for all its known tokens, so that a prompt never stalls halfway.
@@ -134,13 +135,8 @@ class Admission:
         if may_use_prefix and not request.num_preemptions:  # hits on its own blocks do not count
             blocks.num_prefix_queries_total += num_tokens
             blocks.num_prefix_hits_total += prefix.num_tokens
-        self._running.insert(
-            request,
-            [self._table(group, prefix, num_new) for group, num_new in enumerate(num_new_blocks)],
-            num_cached_tokens=prefix.num_tokens,
-            num_freed=prefix.first_columns,
-            last_hash=prefix.last_hash,
-        )
+        tables = [self._table(group, prefix, num_new) for group, num_new in enumerate(num_new_blocks)]
+        self._running.insert(request, tables, prefix)
         return True
 
     def _num_new_blocks(self, num_tokens: int, num_cached_tokens: int) -> list[int]:

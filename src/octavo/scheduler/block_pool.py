@@ -38,11 +38,7 @@ class BlockPool:
             self._link_before(self._blank, block_id)
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
-        """Allocate `count` blocks, each with one owner, next to block `after` where possible.
-
-        Raises:
-            OutOfBlocksError: fewer than `count` are free; nothing was allocated.
-        """
+        """Allocate `count` blocks, each with one owner, next to block `after` where possible; all, or OutOfBlocksError."""
         if count > self.num_free:
             raise OutOfBlocksError(count, self.num_free)
         block_ids: list[int] = []

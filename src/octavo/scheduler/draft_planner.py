@@ -255,22 +255,16 @@ class StepCosts:
             return None
         if self._curve is None:
             counts = sorted(self._measured)
-            times = _without_falls(np.array([self._measured[count].seconds for count in counts]))
+            times = np.array([self._measured[count].seconds for count in counts])
+            # Without the noise that makes a longer step take less time: there the truth is between the longest time of
+            # all shorter steps and the shortest of all longer ones. The former alone would let one disturbed step make
+            # all longer ones look expensive, which then are not measured again.
+            longest, shortest = np.maximum.accumulate(times), np.minimum.accumulate(times[::-1])[::-1]
+            times = (longest + shortest) / 2
             if self._falls_to_zero:
                 counts, times = [0, *counts], np.concatenate(([0.0], times))
             self._curve = np.array(counts, dtype=np.float64), times
         return np.interp(num_tokens, *self._curve)
-
-
-def _without_falls(seconds: Float64Array) -> Float64Array:
-    """Return the times of steps of more and more tokens [N] without noise that makes a longer one take less time.
-
-    Where one does, the truth is between the longest time of all shorter steps and the shortest of all longer ones. The
-    former alone would let one disturbed step make all longer ones look expensive, which then are not measured again.
-    """
-    longest, shortest = np.maximum.accumulate(seconds), np.minimum.accumulate(seconds[::-1])[::-1]
-    middle: Float64Array = (longest + shortest) / 2
-    return middle
 
 
 def _bucket(num_tokens: int) -> int:

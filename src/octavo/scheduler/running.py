@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.contracts.schedule import BoolArray, Int32Array
-from octavo.scheduler.block_manager import BlockManager
+from octavo.scheduler.block_manager import BlockManager, CachedPrefix
 from octavo.scheduler.request import Request, RequestStatus
 
 RowIndices = NDArray[np.intp]  # numpy's index type: with any other, an indexed read takes three times as long
@@ -106,21 +106,13 @@ class RunningRows:
         ]
         return [self.request_at(row) for row in rows]
 
-    def insert(
-        self,
-        request: Request,
-        block_ids: list[list[int]],
-        *,
-        num_cached_tokens: int,
-        num_freed: list[int],
-        last_hash: bytes,
-    ) -> int:
-        """Move a waiting request into a free row; its tokens live there from now on."""
+    def insert(self, request: Request, block_ids: list[list[int]], prefix: CachedPrefix) -> None:
+        """Move a waiting request into a free row; its tokens live there from now on. `prefix` is part of its blocks."""
         row = self._free_rows.pop()
         num_tokens = len(request.token_ids)
         self.tokens[row, :num_tokens] = request.token_ids
         self.num_prompt[row], self.num_known[row], self.num_in_flight[row] = request.num_prompt_tokens, num_tokens, 0
-        self.num_computed[row] = self.num_hashed[row] = num_cached_tokens
+        self.num_computed[row] = self.num_hashed[row] = prefix.num_tokens
         self.limit[row] = request.max_num_tokens
         self.is_constrained[row] = request.is_constrained
         self.is_speculative[row] = request.params.speculative
@@ -128,14 +120,13 @@ class RunningRows:
         for group, table in enumerate(block_ids):
             self.block_ids[group][row] = table
             self.num_slots[group, row] = len(table) * self.blocks.block_sizes[group]
-            self.num_freed[group, row] = num_freed[group]
-        self.last_hash[row] = last_hash
+            self.num_freed[group, row] = prefix.first_columns[group]
+        self.last_hash[row] = prefix.last_hash
         request.row, request.status = row, RequestStatus.RUNNING
         place = bisect_left(self._order, request.order)
         self._order.insert(place, request.order)
         self._ordered_rows.insert(place, row)
         self._active = None
-        return row
 
     def advance(self, rows: RowIndices, ends: Int32Array, num_sampled: NDArray[np.integer] | BoolArray) -> None:
         """Count the tokens of `rows` [R] before `ends` [R] as computed, and those to be sampled [R] as in flight."""

@@ -8,11 +8,6 @@ will sample counts immediately, as a token in flight.
 
 With `num_batches` in flight, one per pipeline stage, a row waits for its last token instead, and the rows are spread
 over the batches (`RunningScheduler`).
-
-What lives elsewhere: progress of running requests in `running`, what they compute next and the step being built in
-`step_builder`, waiting requests in `admission`, images to encode in `encoder_schedule`, blocks in `block_manager`, a
-step's output in `step_update`, finish conditions in `request`, what holds requests back and what it adds to steps in
-`gate`, the two messages in `contracts`.
 """
 
 import threading
@@ -271,17 +266,14 @@ class Scheduler:
         for unsure in (step, *self._in_flight):  # hashes of later steps may depend on unfilled blocks
             for group, block_id in unsure.hashed_blocks:
                 self.blocks.pools[group].forget_hashes([block_id])
-        self._forgotten_req_ids += [req_id for req_id in output.finished_req_ids if not self._is_running(req_id)]
+        running_ids = set(self.running.req_ids_of(self.running.active))
+        self._forgotten_req_ids += [req_id for req_id in output.finished_req_ids if req_id not in running_ids]
         unsure_requests = [request for gate in self._gates for request in gate.after_failed_step(output)]
         for request in step.current_requests(self.running):
             self._fail(request, error)
         for request in [*self.running.holders(step.hashed_blocks), *unsure_requests]:
             if request.row is not None:
                 self._preempt(request, is_sound=False)
-
-    def _is_running(self, request_id: str) -> bool:
-        request = self._requests.get(request_id)
-        return request is not None and request.row is not None
 
     def take_finished(self) -> EngineCoreOutputs:
         """Report ends that no step's output carries: aborts and failed steps."""

@@ -199,7 +199,7 @@ class StepBuilder:
         return self._rows, self._counts
 
     def add_spec_decode(self, extra: SpecDecodeTokens) -> None:
-        """Add guesses after the known tokens of the running rows [R], which have blocks for them."""
+        """Add tokens to verify after the known ones of the running rows [R], which have blocks for them."""
         self._extra = extra
         self.num_tokens += len(extra.token_ids)
 

@@ -51,11 +51,9 @@ class StructuredOutputChecker:
         self._lock = threading.Lock()
 
     def check(self, constraint: StructuredOutput) -> None:
-        """Raise if no output can satisfy `constraint`. May take seconds for a malicious one.
+        """Raise InvalidParameterError if no output can satisfy `constraint`. May take seconds for a malicious one.
 
-        Raises:
-            InvalidParameterError: names the location of the error.
-            GrammarTooComplexError: validation takes too much time or memory.
+        GrammarTooComplexError: that takes too much time or memory.
         """
         with self._lock:
             if constraint not in self._good:
@@ -81,8 +79,11 @@ class StructuredOutputChecker:
             line = process.stdout.readline()
         except BrokenPipeError:
             line = b""
+        if not line and (code := self._end(process)) in _KILLED_BY_A_CONSTRAINT:
+            limit = "compilation takes too much time or memory"
+            raise GrammarTooComplexError(f"structured_output.{constraint.kind}: {limit}")
         if not line:
-            raise _death(constraint, self._end(process))
+            raise RequestError(f"structured_output could not be checked: the checker process exited with {code}")
         verdict = msgspec.json.decode(line, type=Verdict)
         if verdict.field:
             raise InvalidParameterError(verdict.field, verdict.value, verdict.limit)
@@ -91,7 +92,8 @@ class StructuredOutputChecker:
         if self._process is not None and self._process.poll() is not None:  # it was killed from outside
             self._end(self._process)
         if self._process is None:
-            self._process = _start()
+            command, pipe = child_command(__name__), subprocess.PIPE
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=child_environment())
         return self._process
 
     def _end(self, process: "subprocess.Popen[bytes]") -> int:
@@ -109,23 +111,8 @@ class StructuredOutputChecker:
             return process.wait()
 
 
-def _start() -> "subprocess.Popen[bytes]":
-    command = child_command(__name__)
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
-
-
-def _death(constraint: StructuredOutput, returncode: int) -> GrammarTooComplexError | RequestError:
-    if returncode in _KILLED_BY_A_CONSTRAINT:
-        return GrammarTooComplexError(f"structured_output.{constraint.kind}: compilation takes too much time or memory")
-    return RequestError(f"structured_output could not be checked: the checker process exited with {returncode}")
-
-
 def check_structured_output(constraint: StructuredOutput) -> None:
-    """Raise if no output can satisfy `constraint`.
-
-    Raises:
-        InvalidParameterError: names the location of the error.
-    """
+    """Raise InvalidParameterError, which names the location, if no output can satisfy `constraint`."""
     for field, what, content in _parts(constraint):
         _CHECKS[what](f"structured_output.{field}", content)
     if constraint.kind in ("choice", "tags") and (error := _validate(grammar_text(constraint, {}))) is not None:

@@ -48,7 +48,15 @@ def are_disjoint(one: Any, other: Any, root: Schema, steps: int = MAX_STEPS) -> 
     return (
         not common
         or any(_excludes_all(*pair, root, steps) for pair in ((one, other), (other, one)))
-        or (common == {"object"} and _differ_in_a_property(one, other, root, steps))
+        # A property that one of them requires has no value that both allow.
+        or (
+            common == {"object"}
+            and any(
+                are_disjoint(_property(this, name), _property(that, name), root, steps - 1)
+                for this, that in ((one, other), (other, one))
+                for name in required(this)
+            )
+        )
     )
 
 
@@ -61,14 +69,16 @@ def _excludes_all(one: Schema, other: Schema, root: Schema, steps: int) -> bool:
         branches = one.get(name)
         if isinstance(branches, list) and enough(are_disjoint(each, other, root, steps - 1) for each in branches):
             return True
-    return _lies_below(one, other) or _is_shorter(one, other) or _formats_differ(one, other)
+    formats = {each for each in (one.get("format"), other.get("format")) if isinstance(each, str)}
+    formats_differ = types_of(one) & types_of(other) == {"string"} and len(formats) == 2
+    return _lies_below(one, other) or _is_shorter(one, other) or (formats_differ and formats <= _SEPARATE_FORMATS)
 
 
 def types_of(schema: Schema) -> frozenset[str]:
     """Return the types that a schema's `type` allows; an integer is a number as well."""
     given = schema.get("type")
     listed = [given] if isinstance(given, str) else given
-    names = frozenset(filter(_is_text, listed)) if isinstance(listed, list) else ALL_TYPES
+    names = frozenset(name for name in listed if isinstance(name, str)) if isinstance(listed, list) else ALL_TYPES
     return names | {"integer"} if "number" in names else names
 
 
@@ -139,28 +149,10 @@ def _is_shorter(one: Schema, other: Schema) -> bool:
     return _is_number(most) and _is_number(least) and most < least
 
 
-def _formats_differ(one: Schema, other: Schema) -> bool:
-    both = {each for each in (one.get("format"), other.get("format")) if isinstance(each, str)}
-    return types_of(one) & types_of(other) == {"string"} and len(both) == 2 and both <= _SEPARATE_FORMATS
-
-
-def _differ_in_a_property(one: Schema, other: Schema, root: Schema, steps: int) -> bool:
-    """Whether a property that one of them requires has no value that both allow."""
-    for this, that in ((one, other), (other, one)):
-        for name in required(this):
-            if are_disjoint(_property(this, name), _property(that, name), root, steps - 1):
-                return True
-    return False
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
 def required(schema: Schema) -> list[str]:
     """Return the names that a schema requires."""
     names = schema.get("required", [])
-    return list(filter(_is_text, names)) if isinstance(names, list) else []
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def properties_of(schema: Any) -> dict[str, Any]:

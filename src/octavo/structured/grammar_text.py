@@ -39,11 +39,9 @@ class Vocabulary:
 
 
 def whole_grammar(constraint: StructuredOutput, vocabulary: Vocabulary) -> str:
-    """Return the grammar of an output in `constraint`, including reasoning; see `grammar_text`.
+    """Return the grammar of an output in `constraint`, reasoning included.
 
-    Raises:
-        InvalidParameterError: a reasoning tag is not a token of this model.
-        ValueError: a GBNF grammar that does not parse.
+    InvalidParameterError: a reasoning tag is not a token of this model. ValueError: a GBNF grammar does not parse.
     """
     answer = None if constraint.kind == "reasoning" else grammar_text(constraint, vocabulary.special_tokens)
     if constraint.reasoning is not None:
@@ -56,7 +54,8 @@ def _with_reasoning(answer: str | None, reasoning: Reasoning, vocabulary: Vocabu
     """Return the grammar of reasoning and then `answer` (None: anything). Optional unless already open."""
     begin = _token("begin", reasoning.begin, vocabulary)
     end = _token("end", reasoning.end, vocabulary)
-    thinking = f"{_up_to(reasoning.max_tokens, vocabulary.any_but(end))} <[{end}]>"
+    count = "*" if reasoning.max_tokens is None else f"{{0,{reasoning.max_tokens}}}"
+    thinking = f"{'' if reasoning.max_tokens == 0 else vocabulary.any_but(end) + count} <[{end}]>"
     if answer is None:
         at_once = f"({vocabulary.any_but(begin)} any)?"
         start = f"{thinking} any" if reasoning.is_open else f"<[{begin}]> {thinking} any | {at_once}"
@@ -64,12 +63,6 @@ def _with_reasoning(answer: str | None, reasoning: Reasoning, vocabulary: Vocabu
     opening = f"{thinking} gap?" if reasoning.is_open else f"(<[{begin}]> {thinking} gap?)?"
     main = {"name": "main", "lark_grammar": f"start: {opening} @answer\n{_GAP}"}
     return json.dumps({"grammars": [main, *_named(answer)]})
-
-
-def _up_to(max_count: int | None, item: str) -> str:
-    if max_count is None:
-        return f"{item}*"
-    return f"{item}{{0,{max_count}}}" if max_count else ""
 
 
 def _token(name: str, tag: str, vocabulary: Vocabulary) -> int:
@@ -87,11 +80,7 @@ def _named(grammar: str) -> list[dict[str, object]]:
 
 
 def grammar_text(constraint: StructuredOutput, special_tokens: Mapping[str, int]) -> str:
-    """Return the grammar of `constraint`. `special_tokens` are those that plain text cannot produce, by text.
-
-    Raises:
-        ValueError: a GBNF grammar that does not parse.
-    """
+    """Return the grammar of `constraint`. `special_tokens` are those that plain text cannot produce, by text."""
     match constraint.kind:
         case "json_schema":
             return schema_grammar(str(constraint.json_schema))
@@ -115,11 +104,7 @@ def schema_grammar(schema: str) -> str:
 
 
 def lark_of(grammar: str) -> str:
-    """Return a grammar in Lark, given Lark or GBNF.
-
-    Raises:
-        ValueError: a GBNF grammar that does not parse.
-    """
+    """Return a grammar in Lark, given Lark or GBNF; ValueError if GBNF does not parse."""
     if _GBNF_RULE.search(grammar) is None:
         return grammar
     from llguidance.gbnf_to_lark import gbnf_to_lark

@@ -54,11 +54,7 @@ class LLGuidanceMatcher:
         self.matcher = matcher
 
     def accept(self, token_id: int) -> None:
-        """Advance by one token.
-
-        Raises:
-            GrammarError, GrammarTooComplexError: this output cannot continue.
-        """
+        """Advance by one token; GrammarError or GrammarTooComplexError if this output cannot continue."""
         if self.matcher.consume_token(token_id):
             return
         problem = _first_line(self.matcher)
@@ -70,6 +66,13 @@ class LLGuidanceMatcher:
         """Return next tokens that the grammar leaves no choice about; often none."""
         token_ids: list[int] = self.matcher.compute_ff_tokens()
         return token_ids
+
+    @property
+    def dead_end(self) -> OctavoError | None:
+        """Why no token may come next; None if one may or the output is complete."""
+        if (problem := _first_line(self.matcher)) == _NOTHING_FOLLOWS:
+            return GrammarError("the grammar allows no next token")
+        return GrammarTooComplexError(f"structured_output: {problem}") if self.matcher.is_error() else None
 
     def copy(self) -> "LLGuidanceMatcher":
         return LLGuidanceMatcher(self.matcher.deep_copy())
@@ -118,11 +121,9 @@ class LLGuidanceBackend:
         return self._tokenizer.decode_bytes([token_id])
 
     def compile(self, constraint: StructuredOutput) -> LLGuidanceMatcher:
-        """Compile a constraint within limits on time and memory; return its initial state, to be copied.
+        """Compile a constraint; return its initial state, to be copied.
 
-        Raises:
-            InvalidParameterError: it is malformed or cannot be satisfied.
-            GrammarTooComplexError: it exceeds the limits.
+        InvalidParameterError: it is malformed or cannot be satisfied. GrammarTooComplexError: it exceeds the limits.
         """
         text = whole_grammar(constraint, self._vocabulary)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_limits_of(text))
@@ -144,7 +145,7 @@ class LLGuidanceBackend:
             matchers[0].matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         else:
             fill_next_token_bitmask_par(self._executor, [(m.matcher, i) for i, m in enumerate(matchers)], words)
-        return [_problem(m.matcher) for m in matchers]
+        return [matcher.dead_end for matcher in matchers]
 
 
 def validate(grammar: str) -> str | None:
@@ -158,13 +159,6 @@ def validate(grammar: str) -> str | None:
 
 def _limits_of(grammar: str) -> LLParserLimits:
     return _LIMITS if _LONG_COUNT.search(grammar) is None else _LONG_LIMITS
-
-
-def _problem(matcher: LLMatcher) -> OctavoError | None:
-    """Return why no token may come next; None if one may or the output is complete."""
-    if _first_line(matcher) == _NOTHING_FOLLOWS:
-        return GrammarError("the grammar allows no next token")
-    return GrammarTooComplexError(f"structured_output: {_first_line(matcher)}") if matcher.is_error() else None
 
 
 def _first_line(matcher: LLMatcher) -> str:
@@ -197,11 +191,7 @@ class _Spelling:
 
 
 def _plain_text_tokenizer(tokenizer_json: str, size: int, end_token_ids: Sequence[int] | None) -> TokenizerWrapper:
-    """Return a tokenizer for `LLTokenizer` with `size` tokens that spells all text in ordinary tokens.
-
-    Raises:
-        ValueError: the library does not support this kind of tokenizer.
-    """
+    """Return a tokenizer of `size` tokens that spells all text in ordinary ones. ValueError: not for this kind."""
     ends = None if end_token_ids is None else list(end_token_ids)
     library = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=ends, slices=[])
     tokenizer = Tokenizer.from_str(json.dumps(_without_lead(json.loads(tokenizer_json), library)))

@@ -38,7 +38,7 @@ def rewritten(schema: Any, root: Schema) -> Any:
     """Return one schema rewritten, without its subschemas; `root` has the definitions."""
     if not isinstance(schema, dict) or not _is_well_formed(schema):  # the library names what is wrong
         return schema
-    if _is_never(schema):
+    if "not" in schema and schema["not"] in ({}, True):
         return False
     result = dict(schema)
     if result.get("not") is False:
@@ -67,17 +67,10 @@ def rewritten(schema: Any, root: Schema) -> Any:
 
 def _is_well_formed(schema: Schema) -> bool:
     """Whether the keywords that are read here have values of their kind."""
-    return all(
-        isinstance(schema[name], kind) for names, kind in _KINDS.items() for name in names if name in schema
-    ) and all(isinstance(need, (list, dict, bool)) for need in _all_needs(schema))
-
-
-def _all_needs(schema: Schema) -> list[Any]:
-    return [need for name in _DEPENDENT if name in schema for need in schema[name].values()]
-
-
-def _is_never(schema: Schema) -> bool:
-    return schema.get("not") in ({}, True) and "not" in schema
+    if not all(isinstance(schema[name], kind) for names, kind in _KINDS.items() for name in names if name in schema):
+        return False
+    needs = [need for name in _DEPENDENT if name in schema for need in schema[name].values()]
+    return all(isinstance(need, (list, dict, bool)) for need in needs)
 
 
 def _limit_bounds(schema: Schema) -> None:

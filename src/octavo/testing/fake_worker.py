@@ -105,27 +105,17 @@ class FakeWorker:
             self._kv.append(np.full((count + 1) * size, _NOTHING_WRITTEN, dtype=np.int64))
 
     @classmethod
-    def of(
-        cls,
-        scheduler: Scheduler,
-        *,
-        vocab_size: int = 1000,
-        has_first_stage: bool = False,
-        drafter: Drafter | None = None,
-    ) -> "FakeWorker":
+    def of(cls, scheduler: Scheduler, **options: Any) -> "FakeWorker":
         """Build a worker with as many KV blocks as `scheduler` manages."""
-        return cls(
-            num_blocks=[pool.num_blocks for pool in scheduler.blocks.pools],
-            block_size=scheduler.blocks.block_size,
-            groups=scheduler.blocks.groups,
-            vocab_size=vocab_size,
-            has_first_stage=has_first_stage,
-            drafter=drafter,
-        )
+        blocks = scheduler.blocks
+        num_blocks = [pool.num_blocks for pool in blocks.pools]
+        return cls(num_blocks=num_blocks, block_size=blocks.block_size, groups=blocks.groups, **options)
 
     def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Update the rows, write and read all keys and values, and sample."""
-        self._fill_slots(scheduler_output)
+        for fill in scheduler_output.adapter_fills:
+            assert fill.content_hash in self.loaded, f"slot {fill.slot}: its adapter is not in the host cache"
+            self.slots[fill.slot] = fill.content_hash
         self.update_rows(scheduler_output)
         drafts = self._try_drafts(scheduler_output)
         held = tuple(self.rows[row].request_id for row in scheduler_output.rows.tolist())
@@ -178,11 +168,6 @@ class FakeWorker:
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         """No-op: there are no keys and values."""
         return False
-
-    def _fill_slots(self, scheduler_output: SchedulerOutput) -> None:
-        for fill in scheduler_output.adapter_fills:
-            assert fill.content_hash in self.loaded, f"slot {fill.slot}: its adapter is not in the host cache"
-            self.slots[fill.slot] = fill.content_hash
 
     def update_rows(self, scheduler_output: SchedulerOutput) -> None:
         """Apply the diffs of a step to the rows, as every worker does before computing."""
