@@ -74,11 +74,11 @@ def test_requests_round_trip(request_: EngineCoreRequest) -> None:
     copy = msgspec.msgpack.decode(msgspec.msgpack.encode(request_), type=EngineCoreRequest)
     assert copy == request_
     assert type(copy.sampling_params) is SamplingParams
-    assert copy.sampling_params.stop == request_.sampling_params.stop
+    assert copy.params.stop == request_.params.stop
 
 
 def test_collections_come_back_as_what_they_were() -> None:
-    params = msgspec.msgpack.decode(msgspec.msgpack.encode(REQUESTS[1]), type=EngineCoreRequest).sampling_params
+    params = msgspec.msgpack.decode(msgspec.msgpack.encode(REQUESTS[1]), type=EngineCoreRequest).params
     assert params.logit_bias == {50256: -100.0, 7: 1.5}
     assert (params.stop_token_ids, params.allowed_token_ids) == ((9,), (1, 2, 3))
     assert (params.bad_words, params.stop) == (("never",), ("END", "\n"))

@@ -38,7 +38,7 @@ class BlockPool:
             self._link_before(self._blank, block_id)
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
-        """Allocate `count` blocks of one owner, next to block `after` where possible; raise OutOfBlocksError if fewer are free."""
+        """Allocate `count` blocks, next to block `after` where possible; OutOfBlocksError if fewer are free."""
         if count > self.num_free:
             raise OutOfBlocksError(count, self.num_free)
         block_ids: list[int] = []
