@@ -126,12 +126,18 @@ class Qwen2VisionTower(VisionTower):
         layouts = [PatchLayout.of(grid, self.config) for grid in grids]
         num_tokens = [len(layout.rows) // self.config.merge_unit for layout in layouts]
         x = self.embed(patches, layouts, grids)
-        outputs = [self.in_order(output, layouts) for output in self.run_blocks(x, self.step_of(layouts), num_tokens)]
-        return list(torch.split(torch.cat(outputs, dim=-1), num_tokens))
+        outputs = self.run_blocks(x, self.step_of(layouts), num_tokens)  # in the order of the layouts
+        parts = torch.split(torch.cat(outputs, dim=-1), num_tokens)
+        return [layout.arranged(part, back=True) for layout, part in zip(layouts, parts, strict=True)]
 
     def embed(self, patches: torch.Tensor, layouts: Sequence[PatchLayout], grids: Sequence[Grid]) -> torch.Tensor:
         """Return x [P, V], the patches in the order of the layouts."""
-        x: torch.Tensor = self.patch_embedding(_reordered(patches, layouts, self.config.merge_unit))
+        if self.config.window_size is not None:
+            parts = torch.split(patches, [len(layout.rows) for layout in layouts])
+            squares = (part.view(-1, self.config.merge_unit, part.shape[-1]) for part in parts)
+            arranged = (layout.arranged(part) for layout, part in zip(layouts, squares, strict=True))
+            patches = torch.cat([part.flatten(0, 1) for part in arranged])
+        x: torch.Tensor = self.patch_embedding(patches)
         return x
 
     def step_of(self, layouts: Sequence[PatchLayout]) -> VisionStep:
@@ -152,35 +158,12 @@ class Qwen2VisionTower(VisionTower):
             x = block(x, step)
         return [self.merger(x, num_tokens)]
 
-    def in_order(self, merged: torch.Tensor, layouts: Sequence[PatchLayout]) -> torch.Tensor:
-        """Return rows [P / U, D], computed in the order of the layouts, in that of the input."""
-        if self.config.window_size is None:
-            return merged
-        parts = torch.split(merged, [len(layout.rows) // self.config.merge_unit for layout in layouts])
-        inverse = (torch.argsort(_order(layout)).to(merged.device) for layout in layouts)
-        return torch.cat([part[back] for part, back in zip(parts, inverse, strict=True)])
-
 
 class Qwen2VLForConditionalGeneration(VisionLanguageModel):
     """The decoder is Qwen2's, which is the family's own with biases."""
 
     tower = Qwen2VisionTower
     renamed_prefixes = MappingProxyType({**OF_VISION_MODELS, "model.visual.": "visual."})
-
-
-def _order(layout: PatchLayout) -> torch.Tensor:
-    assert layout.order is not None, "a tower with windows orders its patches"
-    return layout.order
-
-
-def _reordered(patches: torch.Tensor, layouts: Sequence[PatchLayout], unit: int) -> torch.Tensor:
-    """Return `patches` [P, C] in the order of the layouts."""
-    if all(layout.order is None for layout in layouts):
-        return patches
-    parts = torch.split(patches, [len(layout.rows) for layout in layouts])
-    squares = (part.view(-1, unit, part.shape[-1]) for part in parts)
-    orders = (_order(layout).to(patches.device) for layout in layouts)
-    return torch.cat([part[order].flatten(0, 1) for part, order in zip(squares, orders, strict=True)])
 
 
 class FusedVisionBlock(VisionBlock):

@@ -53,6 +53,12 @@ class PatchLayout:
         rows, columns = (axis.view(-1, unit)[order].flatten() for axis in (rows, columns))
         return cls(order=order, rows=rows, columns=columns, frames=frames, windows=windows)
 
+    def arranged(self, squares: torch.Tensor, *, back: bool = False) -> torch.Tensor:
+        """Bring merged squares [M, ...] from the order of the input into this one, or back."""
+        if self.order is None:
+            return squares
+        return squares[(self.order.argsort() if back else self.order).to(squares.device)]
+
 
 def _positions(height: int, width: int, merge: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rows and columns [P] of a frame's patches, in squares of merge x merge."""

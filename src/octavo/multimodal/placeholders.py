@@ -97,9 +97,15 @@ def _next_between_marks(
     input_ids: Sequence[int], start: int, counts: Mapping[int, list[int]], vision: VisionConfig
 ) -> range | None:
     """Return the next placeholders, between vision start and end; None: there are no more."""
-    for position in range(start, len(input_ids) - 1):
-        if input_ids[position] == vision.vision_start_token_id and input_ids[position + 1] in counts:
-            return range(position + 1, _end_of(input_ids, position + 1, vision))
+    for first in range(start + 1, len(input_ids)):
+        if input_ids[first - 1] != vision.vision_start_token_id or input_ids[first] not in counts:
+            continue
+        end = next((at for at in range(first, len(input_ids)) if input_ids[at] != input_ids[first]), len(input_ids))
+        if end == len(input_ids) or input_ids[end] != vision.vision_end_token_id:
+            found = "the end of the prompt" if end == len(input_ids) else f"token {input_ids[end]}"
+            limit = f"the vision end token ({vision.vision_end_token_id}) is missing after the placeholder at {first}"
+            raise InvalidParameterError("prompt", found, limit)
+        return range(first, end)
     return None
 
 
@@ -117,18 +123,6 @@ def _next_run(
                 raise InvalidParameterError("prompt", "other tokens among placeholders", limit)
             return run
     return None
-
-
-def _end_of(input_ids: Sequence[int], position: int, vision: VisionConfig) -> int:
-    """Return the position of the vision end after the placeholders from `position` on."""
-    end = position
-    while end < len(input_ids) and input_ids[end] == input_ids[position]:
-        end += 1
-    if end == len(input_ids) or input_ids[end] != vision.vision_end_token_id:
-        found = "the end of the prompt" if end == len(input_ids) else f"token {input_ids[end]}"
-        limit = f"the vision end token ({vision.vision_end_token_id}) is missing after the placeholder at {position}"
-        raise InvalidParameterError("prompt", found, limit)
-    return end
 
 
 def _check_used(

@@ -130,24 +130,19 @@ def _token_text(value: object) -> str | None:
 
 def _read_chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return chat templates by name. Separate files override `tokenizer_config.json`."""
-    separate = {name: path / CHAT_TEMPLATE_FOLDER / f"{name}.jinja" for name in CHAT_TEMPLATE_NAMES}
-    return _read_main_templates(path, config) | {
-        name: _read_text(file) for name, file in separate.items() if file.is_file()
-    }
-
-
-def _read_main_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    files = {name: path / CHAT_TEMPLATE_FOLDER / f"{name}.jinja" for name in CHAT_TEMPLATE_NAMES}
+    separate = {name: _read_text(file) for name, file in files.items() if file.is_file()}
     if (file := path / "chat_template.jinja").is_file():
-        return {"default": _read_text(file)}
+        return {"default": _read_text(file), **separate}
     found = _read_json(path / "chat_template.json").get("chat_template") or config.get("chat_template")
     if isinstance(found, list):
         found = {entry["name"]: entry["template"] for entry in found}
-    if isinstance(found, dict):
-        templates = {name: found[name] for name in CHAT_TEMPLATE_NAMES if name in found}
-        if any(not isinstance(text, str) for text in templates.values()):
-            raise TypeError("a chat template has to be text")
-        return templates
-    return {"default": found} if isinstance(found, str) else {}
+    elif isinstance(found, str):
+        found = {"default": found}
+    templates = {name: found[name] for name in CHAT_TEMPLATE_NAMES if isinstance(found, dict) and name in found}
+    if any(not isinstance(text, str) for text in templates.values()):
+        raise TypeError("a chat template has to be text")
+    return templates | separate
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -68,7 +68,9 @@ class _Name:
 
     def __init__(self, name: str) -> None:
         self.is_whole = name.startswith(_REGEX) or "*" in name  # it stands for whole names, not for a part of them
-        self.text = _as_of_text(name.strip("."))
+        # As layers inside a larger model are called in a model of text alone.
+        inner = _PREFIX.sub("model.", f"{name.strip('.')}.")
+        self.text = inner.replace("model.lm_head.", "lm_head.").removesuffix(".")
         if name.startswith(_REGEX):
             pattern = name.removeprefix(_REGEX)
         else:
@@ -87,11 +89,6 @@ def _containing(name: str) -> str:
     before = r"(?<!\d)" if name[0].isdigit() else ""
     after = r"(?!\d)" if name[-1].isdigit() else r"(?![^.])" if name.rsplit(".", maxsplit=1)[-1] == "gate" else ""
     return before + re.escape(name) + after
-
-
-def _as_of_text(name: str) -> str:
-    """Return the name that layers inside a larger model have in a model of text alone."""
-    return _PREFIX.sub("model.", f"{name}.").replace("model.lm_head.", "lm_head.").removesuffix(".")
 
 
 def _spellings(layer: str) -> list[str]:
