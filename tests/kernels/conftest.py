@@ -8,7 +8,7 @@ import torch
 from tests.kernels.levels import LEVELS
 
 from octavo.kernels.native import NativeKernels
-from octavo.kernels.native_weights import IntegerWeights
+from octavo.kernels.native_weights import IntegerWeights, LinearSpec, address
 from octavo.kernels.onednn import Float32CpuKernels, HalfCpuKernels, has_onednn
 from octavo.kernels.quantization import IntegerFormat, LowBitWeight, QuantizedWeight, WeightFormat
 from octavo.kernels.reference import Kernels
@@ -67,7 +67,14 @@ class InOneForm(NativeKernels):
         return super().pack_linear(weight, bias, role, form if role == "router" else form or self._form)
 
     def quantize(self, weight: torch.Tensor, form: IntegerFormat) -> QuantizedWeight:
-        """Quantize to the integers that packing would choose."""
-        integers = self.weight_kinds[IntegerFormat]
-        assert isinstance(integers, IntegerWeights)
-        return integers.quantize(weight, form)
+        """Quantize to the integers that packing would choose, in the plain layout."""
+        weight, (num_outputs, in_size) = weight.contiguous(), weight.shape
+        values = torch.empty(num_outputs, in_size, dtype=torch.int8)
+        scales = torch.empty(num_outputs, form.num_groups(in_size), dtype=torch.float32)
+        num_multipliers = form.num_multipliers(in_size)
+        multipliers = torch.empty(num_outputs, num_multipliers, dtype=torch.int8) if num_multipliers else None
+        kind = self.weight_kinds[IntegerFormat]
+        assert isinstance(kind, IntegerWeights)
+        integers = kind.describe(LinearSpec(num_outputs, in_size, "plain", form))
+        self.native.quantize(integers, *map(address, (weight, values, scales, multipliers)))
+        return QuantizedWeight(format=form, values=values, scales=scales, multipliers=multipliers)

@@ -134,7 +134,7 @@ class ForwardBatch:
         ]
         query_start_loc = [0, *accumulate(lens)]
         seq_lens = [start + length for start, length in zip(starts, lens, strict=True)]
-        return cls(
+        batch = cls(
             input_ids=torch.tensor([token_id for ids in inputs for token_id in ids], device=device),
             positions=torch.cat(positions).to(device),
             query_start_loc=torch.tensor(query_start_loc, dtype=torch.int32, device=device),
@@ -145,7 +145,8 @@ class ForwardBatch:
             block_size=block_size,
             query_start_loc_list=query_start_loc,
             seq_lens_list=seq_lens,
-        ).shared_by(groups)
+        )
+        return batch.shared_by(groups) if groups else batch
 
     @property
     def kept_adapter_ids(self) -> Tensor | None:

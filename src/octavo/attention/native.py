@@ -6,7 +6,8 @@ one query head of one token; a row block is up to 32 rows of one request, comput
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -212,22 +213,8 @@ class PagedSegments(EncoderSegments):
 def _batch_of(lengths: list[int]) -> ForwardBatch:
     """Return a step of S requests, new ones, whose tokens see their whole prompt."""
     block_size = min(_MAX_BLOCK, -(-max(lengths) // _TILE) * _TILE)
-    starts, counts = [0, *accumulate(lengths)], torch.tensor(lengths)
-    num_blocks = -(-counts // block_size)  # [S]
-    first_blocks = num_blocks.cumsum(0) - num_blocks
-    numbers = torch.arange(int(num_blocks.max()))
-    table = (first_blocks[:, None] + numbers).where(numbers < num_blocks[:, None], 0)
-    positions = torch.arange(starts[-1]) - torch.tensor(starts[:-1]).repeat_interleave(counts)  # [P]
-    return ForwardBatch(
-        input_ids=positions,  # not read
-        positions=positions,
-        query_start_loc=torch.tensor(starts, dtype=torch.int32),
-        seq_lens=counts.to(torch.int32),
-        slot_mapping=positions + (first_blocks * block_size).repeat_interleave(counts),
-        block_table=table.to(torch.int32),
-        logits_indices=positions[:1],  # not read
-        block_size=block_size,
-        query_start_loc_list=starts,
-        seq_lens_list=lengths,
-        visible_ends=counts.to(torch.int32).repeat_interleave(counts),
-    )
+    bounds = [0, *accumulate(-(-length // block_size) for length in lengths)]
+    block_ids = [list(range(*span)) for span in pairwise(bounds)]
+    nothing = [[0] * length for length in lengths]  # token ids are not read
+    batch = ForwardBatch.of_sequences(nothing, [0] * len(lengths), block_ids, block_size, ())
+    return replace(batch, visible_ends=batch.seq_lens.repeat_interleave(batch.seq_lens))

@@ -115,7 +115,7 @@ class IntegerWeights(WeightKind):
 
     def fill(self, weight: Weight, spec: LinearSpec) -> dict[str, Tensor]:
         assert not isinstance(weight, BlockWeight), "blocks are never converted to another form"
-        integers = self._describe(spec)
+        integers = self.describe(spec)
         packed = zeros_on_large_pages((integers.packed_size,), torch.uint8)
         has_offsets = isinstance(weight, QuantizedWeight) and weight.offsets is not None
         scales = torch.empty(1 + has_offsets, integers.scales_size)  # and offsets, in the order of the panels' outputs
@@ -134,20 +134,9 @@ class IntegerWeights(WeightKind):
         weight, scales = tensors["weight"], tensors["scales"]
         offsets = scales[1].data_ptr() if len(scales) > 1 else NO_ADDRESS
         addresses = weight.data_ptr(), scales[0].data_ptr(), offsets, address(tensors.get("bias"))
-        return self.cpu.PackedWeight.of_integers(self._describe(spec), *addresses)
+        return self.cpu.PackedWeight.of_integers(self.describe(spec), *addresses)
 
-    def quantize(self, weight: Tensor, form: IntegerFormat) -> QuantizedWeight:
-        """Quantize weight [N, K] bfloat16 to the integers that packing it would choose, in the plain layout."""
-        weight, (num_outputs, in_size) = weight.contiguous(), weight.shape
-        values = torch.empty(num_outputs, in_size, dtype=torch.int8)
-        scales = torch.empty(num_outputs, form.num_groups(in_size), dtype=torch.float32)
-        num_multipliers = form.num_multipliers(in_size)
-        multipliers = torch.empty(num_outputs, num_multipliers, dtype=torch.int8) if num_multipliers else None
-        integers = self._describe(LinearSpec(num_outputs, in_size, "plain", form))
-        self.native.quantize(integers, *map(address, (weight, values, scales, multipliers)))
-        return QuantizedWeight(format=form, values=values, scales=scales, multipliers=multipliers)
-
-    def _describe(self, spec: LinearSpec) -> Any:
+    def describe(self, spec: LinearSpec) -> Any:
         form = spec.form
         assert isinstance(form, IntegerFormat)
         return self.cpu.Integers(
@@ -169,7 +158,7 @@ class BlockWeights(WeightKind):
 
     def fill(self, weight: Weight, spec: LinearSpec) -> dict[str, Tensor]:
         assert isinstance(weight, BlockWeight), "nothing is quantized to blocks"
-        blocks = self._describe(spec)
+        blocks = self.describe(spec)
         packed = zeros_on_large_pages((blocks.packed_size,), torch.uint8)
         parts = [rows.contiguous() for rows in (weight if spec.is_gated else weight.joined()).parts]
         self.native.pack_blocks(blocks, [rows.data_ptr() for rows in parts], packed.data_ptr())
@@ -177,9 +166,9 @@ class BlockWeights(WeightKind):
 
     def handle(self, tensors: Mapping[str, Tensor], spec: LinearSpec) -> Any:
         addresses = tensors["weight"].data_ptr(), address(tensors.get("bias"))
-        return self.cpu.PackedWeight.of_blocks(self._describe(spec), *addresses)
+        return self.cpu.PackedWeight.of_blocks(self.describe(spec), *addresses)
 
-    def _describe(self, spec: LinearSpec) -> Any:
+    def describe(self, spec: LinearSpec) -> Any:
         form = spec.form
         assert isinstance(form, BlockFormat)
         form = form if spec.is_gated else form.joined()

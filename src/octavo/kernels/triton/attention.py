@@ -172,14 +172,6 @@ def join_sink(
 
 
 @triton.jit
-def _tanh(x: tl.tensor) -> tl.tensor:
-    """Return tanh(x), to some 1e-7."""
-    power = tl.exp2(tl.abs(x) * -2.8853900817779268)  # e^-2|x|
-    size = (1.0 - power) / (1.0 + power)
-    return tl.where(x < 0.0, -size, size)
-
-
-@triton.jit
 def attend_span(
     query: tl.tensor,  # [ROWS, E_BLOCK]
     positions: tl.tensor,  # [ROWS], of the rows' tokens; -1: no row
@@ -213,7 +205,10 @@ def attend_span(
         keys = tl.load(key_pool + places, mask=is_read, other=0.0).to(query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")  # [ROWS, TILE]
         if score_scale is not None:
-            scores = _tanh(scores * score_scale)
+            capped = scores * score_scale
+            power = tl.exp2(tl.abs(capped) * -2.8853900817779268)  # e^-2|x|
+            size = (1.0 - power) / (1.0 + power)  # tanh, to some 1e-7
+            scores = tl.where(capped < 0.0, -size, size)
         is_seen = at[None, :] <= lasts[:, None]
         if WINDOW > 0:
             is_seen &= at[None, :] > positions[:, None] - WINDOW

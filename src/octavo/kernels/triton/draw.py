@@ -36,12 +36,6 @@ def key_of(logit: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _logit(key: tl.tensor) -> tl.tensor:
-    """Return the float32 number of a key."""
-    return tl.where(key < 0, -2147483648 - key, key).to(tl.int32).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _narrowed(
     state: tl.tensor, sums: tl.tensor, limit: tl.tensor, ways: tl.tensor, BY_MASS: tl.constexpr
 ) -> tuple[tl.tensor, ...]:
@@ -136,7 +130,8 @@ def _threshold_kernel(
     limit, threshold = tl.load(limits + row), tl.load(floors + row)
     if _is_limited(tl.load(temperatures + row), limit, tl.load(max_logit + row), off):
         _, high, _, _ = _narrowed(states + row * 4, sums + row * 16, limit, ways, BY_MASS=BY_MASS)
-        threshold = _logit(high)
+        bits = tl.where(high < 0, -2147483648 - high, high).to(tl.int32)  # the inverse of `key_of`
+        threshold = bits.to(tl.float32, bitcast=True)
     tl.store(thresholds + row, threshold)
 
 
@@ -179,13 +174,6 @@ def _part_size(num_rows: int, vocab_size: int) -> int:
     """Return how many ids a program scans: few if there are few rows, so that all of the GPU has work."""
     wanted = num_rows * vocab_size // _PROGRAMS
     return max(_FEWEST_IDS, min(_MAX_IDS, int(triton.next_power_of_2(max(1, wanted)))))
-
-
-@triton.jit
-def _gumbel(word: tl.tensor) -> tl.tensor:
-    """Return -log(-log u) for u = (word + 1/2) 2^-32, float64."""
-    uniform = (word.to(tl.float64) + 0.5) * (1.0 / 4294967296.0)
-    return -tl.log(-tl.log(uniform))
 
 
 @triton.jit
@@ -244,7 +232,9 @@ def _draw_kernel(
                     is_id = token_ids < vocab_size
                     logit = tl.load(logits + row * vocab_size + token_ids, mask=is_id, other=float("-inf"))
                     relative = (logit.to(tl.float64) - peak) / temperature
-                    score = relative + _gumbel(words[lane])
+                    # Noise is -log(-log u) for u = (word + 1/2) 2^-32.
+                    uniform = (words[lane].to(tl.float64) + 0.5) * (1.0 / 4294967296.0)
+                    score = relative + -tl.log(-tl.log(uniform))
                     is_better = score > best
                     if IS_FILTERED:
                         is_better = is_better & (logit >= threshold) & (relative >= least)

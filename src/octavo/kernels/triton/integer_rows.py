@@ -64,28 +64,6 @@ def _rotated(
 
 
 @triton.jit
-def _put_integers(
-    wide: tl.tensor,  # [BLOCK] float32, padded with zeros
-    values: tl.tensor,  # [P] int8
-    scale: tl.tensor,
-    PADDED: tl.constexpr,  # P
-    BLOCK: tl.constexpr,
-) -> None:
-    # Bit patterns of float magnitudes compare like the magnitudes, with NaN last.
-    bits = tl.max(wide.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0)
-    largest = bits.to(tl.float32, bitcast=True)
-    is_finite = bits < 0x7F800000
-    is_computed = is_finite & (largest >= 7.52316384526264e-37)  # 2^-120
-    inverse = tl.where(is_computed, tl.div_rn(127.0, tl.where(is_computed, largest, 1.0)), 0.0)
-    unknown = tl.where(is_finite, 0.0, float("nan"))
-    tl.store(scale, tl.where(is_computed, tl.div_rn(largest, 127.0), unknown))
-    # Adding 1.5 * 2^23 rounds to the nearest integer, ties to even: no bits are left for fractions.
-    rounded = tl.where(is_computed, wide, 0.0) * inverse + 12582912.0 - 12582912.0
-    places = tl.arange(0, BLOCK)
-    tl.store(values + places, rounded.to(tl.int8), mask=places < PADDED)
-
-
-@triton.jit
 def _integer_rows_kernel(
     x: tl.tensor,  # [T, K]; if IS_ACTIVATED, before the activation
     residual: tl.tensor | None,  # [T, K]
@@ -129,13 +107,23 @@ def _integer_rows_kernel(
         if OFFSET != 0.0:
             factors += OFFSET
         row = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps) * factors).to(row.dtype)
-    floats = row.to(tl.float32)
+    wide = row.to(tl.float32)
     if IS_ROTATED:
         size = SIZE
         if sizes is not None:
             size, mixing_scale = tl.load(sizes + number), tl.load(mixing_scales + number)
-        floats = _rotated(floats, size, mixing_scale, SPANS_ROW, BLOCK, NUM_STEPS)
-    _put_integers(floats, values + number * PADDED, scales + number, PADDED, BLOCK)
+        wide = _rotated(wide, size, mixing_scale, SPANS_ROW, BLOCK, NUM_STEPS)
+    # Bit patterns of float magnitudes compare like the magnitudes, with NaN last.
+    bits = tl.max(wide.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0)
+    largest = bits.to(tl.float32, bitcast=True)
+    is_finite = bits < 0x7F800000
+    is_computed = is_finite & (largest >= 7.52316384526264e-37)  # 2^-120
+    inverse = tl.where(is_computed, tl.div_rn(127.0, tl.where(is_computed, largest, 1.0)), 0.0)
+    unknown = tl.where(is_finite, 0.0, float("nan"))
+    tl.store(scales + number, tl.where(is_computed, tl.div_rn(largest, 127.0), unknown))
+    # Adding 1.5 * 2^23 rounds to the nearest integer, ties to even: no bits are left for fractions.
+    rounded = tl.where(is_computed, wide, 0.0) * inverse + 12582912.0 - 12582912.0
+    tl.store(values + number * PADDED + columns, rounded.to(tl.int8), mask=columns < PADDED)
 
 
 def integer_rows(

@@ -35,7 +35,13 @@ def repair() -> None:
     interpreter._patch_lang_tensor = _patch_tensor
     interpreter._patch_lang = _patch_language
     interpreter.InterpretedFunction.__call__ = _call_function
-    _speed_up()
+    tl.core.block_type.__init__ = _make_block_type
+    tl.core.tensor.__init__ = _make_tensor
+    interpreter.TritonSemantic.broadcast_impl_value = _broadcast
+    interpreter._get_np_dtype = _numpy_dtype
+    options = interpreter.interpreter_builder.options
+    if not options.debug:  # where the check for overflow would not be asserted
+        interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
 
 
 _patch_tensor_unrepaired = interpreter._patch_lang_tensor
@@ -92,17 +98,6 @@ class _Shape(NamedTuple):
     name: str
     constants: Any  # tl.tuple of tl.constexpr: the shape of a tensor
     constant_numel: Any
-
-
-def _speed_up() -> None:
-    """Patch the interpreter of this process. Idempotent."""
-    tl.core.block_type.__init__ = _make_block_type
-    tl.core.tensor.__init__ = _make_tensor
-    interpreter.TritonSemantic.broadcast_impl_value = _broadcast
-    interpreter._get_np_dtype = _numpy_dtype
-    options = interpreter.interpreter_builder.options
-    if not options.debug:  # where the check for overflow would not be asserted
-        interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
 
 
 _broadcast_unequal = interpreter.TritonSemantic.broadcast_impl_value
