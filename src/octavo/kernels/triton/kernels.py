@@ -79,14 +79,14 @@ class TritonKernels(Kernels):
     def normed_linear(self, x: Tensor, fused: Fused, packed: PackedLinear) -> tuple[Tensor, Tensor]:
         if not _is_of_integers(packed):
             return super().normed_linear(x, fused, packed)
-        rows = integer_rows(x, packed.padded_size, packed.rotation, fused=fused)
+        rows = integer_rows(x, packed.padded_size, packed.form.rotation, fused=fused)
         return integer_product(rows, packed, x.dtype), rows.total
 
     def mlp(self, x: Tensor, fused: Fused, up: PackedLinear, down: PackedLinear) -> tuple[Tensor, Tensor]:
         if not _is_of_integers(down):
             return super().mlp(x, fused, up, down)
         middle, total = self.normed_linear(x, fused, up)
-        rows = integer_rows(middle, down.padded_size, down.rotation, activation=fused.activation)
+        rows = integer_rows(middle, down.padded_size, down.form.rotation, activation=fused.activation)
         return integer_product(rows, down, x.dtype), total
 
     def router_logits(self, x: Tensor, router: PackedLinear) -> Tensor:

@@ -107,7 +107,7 @@ class LowBitExperts(TritonExperts):
         # Experts smaller than Q leave zeros: these do not change a row's integers, and are multiplied by zero weights.
         make = x.new_empty if self.are_sizes_alike else x.new_zeros
         middle, out = make(num_pairs, self.num_parts * self.row_size), x.new_empty(num_pairs, hidden_size)
-        padded_size, rotation = self.gate_up[0].padded_size, self.gate_up[0].rotation
+        padded_size, rotation = self.gate_up[0].padded_size, self.gate_up[0].form.rotation
         if self.form.is_float:
             self._launch(padded_rows(x, padded_size), None, pairs, middle, is_into=True)
             self._launch(activate(middle, activation), None, pairs, out, is_into=False)

@@ -20,7 +20,7 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from octavo.kernels.quantization import Float8Format, PlainFormat, QuantizedWeight, Rotation
+from octavo.kernels.quantization import Float8Format, PlainFormat, QuantizedWeight
 from octavo.kernels.types import PackedLinear
 
 STEP = 128  # inputs per iteration: the largest group
@@ -43,11 +43,6 @@ class LowBitLinear(PackedLinear):
     def padded_size(self) -> int:
         """Return P."""
         return len(self.weight) * _BLOCK
-
-    @property
-    def rotation(self) -> Rotation | None:
-        """How activations must be rotated."""
-        return self.form.rotation
 
 
 def pack_low_bit(weight: QuantizedWeight, bias: Tensor | None) -> LowBitLinear:

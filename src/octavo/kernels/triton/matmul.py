@@ -129,7 +129,7 @@ def low_bit_linear(x: Tensor, packed: LowBitLinear, dtype: torch.dtype, *, one_t
     With `one_tiling`, that of floats is the same for any number of rows.
     """
     if isinstance(packed.form, IntegerFormat):
-        return integer_product(integer_rows(x, packed.padded_size, packed.rotation), packed, dtype)
+        return integer_product(integer_rows(x, packed.padded_size, packed.form.rotation), packed, dtype)
     return weight_only_linear(x, packed, dtype, one_tiling=one_tiling)
 
 
@@ -140,7 +140,7 @@ def integer_product(rows: IntegerRows, packed: LowBitLinear, dtype: torch.dtype)
 
 def weight_only_linear(x: Tensor, packed: LowBitLinear, dtype: torch.dtype, *, one_tiling: bool) -> Tensor:
     """Apply a linear to unquantized x [T, K], whatever the weight's form."""
-    assert packed.rotation is None, "rotated weights need rotated rows"
+    assert packed.form.rotation is None, "rotated weights need rotated rows"
     return _launch(padded_rows(x, packed.padded_size), None, packed, dtype, one_tiling=one_tiling)
 
 
