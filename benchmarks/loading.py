@@ -74,13 +74,13 @@ def load_here(model: str, quantization: str | None, dtype: str) -> dict[str, flo
     from octavo.config.args import EngineArgs
     from octavo.config.parallel import ALONE
     from octavo.distributed.rendezvous import Rendezvous
-    from octavo.worker.rank_builder import RankBuilder
+    from octavo.worker.worker import Worker
 
     options: dict[str, Any] = {"quantization": quantization, "dtype": dtype, "packed_cache_gib": _PACKED_GIB}
-    builder = RankBuilder(EngineArgs(model_name=model, **options).resolve(), ALONE, Rendezvous())
+    worker = Worker(EngineArgs(model_name=model, **options).resolve(), ALONE, Rendezvous())
     before = _peak_bytes()
     begun_s = time.perf_counter()
-    builder.load_model()
+    worker.load_model()
     return {"load_s": time.perf_counter() - begun_s, "peak_bytes": float(_peak_bytes() - before)}
 
 

@@ -65,7 +65,7 @@ class BenchEngine:
 
     @property
     def device(self) -> torch.device:
-        return self._executor.worker.builder.devices.device
+        return self._executor.worker.devices.device
 
     @property
     def graphs(self) -> GraphedDecoding | None:

@@ -14,13 +14,11 @@ from typing import Any
 import torch
 
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
-from octavo.config.parallel import ALONE
-from octavo.distributed.rendezvous import Rendezvous
 from octavo.engine.front import ModelName, engine_args
 from octavo.errors import InvalidParameterError, PromptTooLongError, UnsupportedModelError
 from octavo.scheduler.block_pool import BlockPool
 from octavo.tokenizer.tokenizer import Tokenizer
-from octavo.worker.rank_builder import RankBuilder
+from octavo.worker.worker import Worker
 
 TokenIds = Sequence[int] | torch.Tensor
 
@@ -70,17 +68,17 @@ class ModelRunner:
         self._tokenizer = Tokenizer.from_path(config.tokenizer_path)
         self._max_model_len, self._vocab_size = config.model.max_model_len, config.model.vocab_size
         self._block_size = config.cache.block_size
-        builder = RankBuilder(config, ALONE, Rendezvous())
-        loaded = builder.load_model()
+        worker = Worker(config)
+        worker.load_model()
         # A handle keeps its whole context: every KV group has the same blocks, including those outside a window.
-        spec = builder.kv_cache_spec
-        num_blocks = spec.num_bytes(builder.count_kv_blocks(loaded)) // sum(spec.bytes_per_block)
+        spec = worker.kv_cache_spec
+        num_blocks = spec.num_bytes(worker.count_kv_blocks()) // sum(spec.bytes_per_block)
         self._groups = config.model.kv_groups
-        runner, _ = builder.build_runner(loaded, [num_blocks] * len(self._groups))
+        worker.initialize_kv_cache([num_blocks] * len(self._groups))
         self._pool = BlockPool(num_blocks)
-        self._model = loaded.model
-        self._kv_caches = [cache for cache in runner.kv_caches if isinstance(cache, LayerKVCache)]
-        self.device = builder.devices.device
+        self._model = worker.model
+        self._kv_caches = [cache for cache in worker.runner.kv_caches if isinstance(cache, LayerKVCache)]
+        self.device = worker.devices.device
 
     def run_model(self, input_ids: TokenIds, past_key_values: KVHandle | None = None) -> ModelOutput:
         """Compute `input_ids`, [T] or [1, T], as a continuation of `past_key_values`.

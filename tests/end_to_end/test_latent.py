@@ -78,7 +78,7 @@ def test_a_token_takes_one_vector(mix: tuple[str, tuple[int, ...]], checkpoint: 
     """20 elements of 4 bytes in each layer that attends, where keys and values of two heads would take 40."""
     folder = str(checkpoint(mix[0]).folder)
     config = EngineArgs(model_name=folder, tokenizer="demo", dtype="float32", block_size=4, num_kv_blocks=64).resolve()
-    spec = Worker(config).builder.kv_cache_spec
+    spec = Worker(config).kv_cache_spec
     for group, num_bytes in zip(spec.groups, spec.bytes_per_block, strict=True):
         if group.group.kind == "latent":
             assert num_bytes == len(group.layers) * 4 * 20 * 4

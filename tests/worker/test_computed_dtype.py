@@ -54,13 +54,13 @@ def test_auto(
     rank, text = worker(tmp_path, caplog, changes, **options)
     assert rank.profile.startswith("cpu-bfloat16-native-")
     assert form in rank.profile
-    assert rank.builder.config.model.dtype == "bfloat16"
+    assert rank.config.model.dtype == "bfloat16"
     assert text.count("stored in float16, for which this CPU has no kernels: computing in bfloat16") == 1
 
 
 def test_a_draft_model_follows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rank, text = worker(tmp_path, caplog, {}, speculative_config={"model": str(tmp_path)})
-    draft = rank.builder.config.draft_model
+    draft = rank.config.draft_model
     assert draft is not None
     assert draft.model.dtype == "bfloat16"
     assert text.count("computing in bfloat16") == 1

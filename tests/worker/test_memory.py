@@ -34,8 +34,8 @@ from octavo.worker.memory import (
     kv_budget,
     weights_bytes,
 )
-from octavo.worker.rank_builder import RankBuilder
 from octavo.worker.stages import plan_stages
+from octavo.worker.worker import Worker
 
 FULL = KVGroupSpec(group=KVGroup(), layers=(0, 1), parts=(KVPart((2, 8), "bfloat16", 2),) * 2)
 SPEC = KVCacheSpec(block_size=16, groups=(FULL,))
@@ -199,7 +199,7 @@ def test_blocks_have_room_for_a_draft_model(tmp_path: Path) -> None:
         case.save(folders.setdefault(name, tmp_path / name))
     model, draft = (str(folders[name]) for name in ("qwen3-mixed-windows", "llama-multi-head"))
     plain, alone, drafted = (
-        RankBuilder(EngineArgs(model_name=name, speculative_config=config).resolve(), ALONE, Rendezvous())
+        Worker(EngineArgs(model_name=name, speculative_config=config).resolve(), ALONE, Rendezvous())
         for name, config in ((model, None), (draft, None), (model, {"model": draft}))
     )
     of_draft = alone.kv_cache_spec.bytes_per_block

@@ -333,7 +333,7 @@ def test_kv_memory_leaves_room_for_the_largest_steps_and_for_graphs(
     options = {**OPTIONS, "max_num_batched_tokens": 200, "num_kv_blocks": None}
     worker = Worker(EngineArgs(model_name="demo", **options).resolve())
     worker.load_model()
-    plan = worker.builder.devices.attention(torch.float32).plan
+    plan = worker.devices.attention(torch.float32).plan
 
     def note(self: FixedAttention, batch: ForwardBatch) -> torch.Tensor:
         batches.append(batch)
@@ -341,7 +341,7 @@ def test_kv_memory_leaves_room_for_the_largest_steps_and_for_graphs(
         return planned
 
     monkeypatch.setattr(FixedAttention, "plan", note)
-    report = worker.builder.measure_memory(worker.loaded)
+    report = worker.measure_memory()
     assert report.activation_bytes == 5 << 20
     assert report.graph_bytes == graph_bytes(3 << 20)
     prefill, decode = batches
@@ -356,5 +356,5 @@ def test_kv_memory_leaves_room_for_the_largest_steps_and_for_graphs(
 def test_an_estimate_serves_where_nobody_counts(place: Place) -> None:
     worker = Worker(EngineArgs(model_name="demo", **{**OPTIONS, "num_kv_blocks": None}).resolve())
     worker.load_model()
-    assert worker.builder.measure_memory(worker.loaded).graph_bytes == 0
-    assert worker.builder.measure_memory(worker.loaded).activation_bytes > 0
+    assert worker.measure_memory().graph_bytes == 0
+    assert worker.measure_memory().activation_bytes > 0

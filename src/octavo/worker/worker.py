@@ -1,51 +1,133 @@
-"""The worker: one rank from start to end. A `RankBuilder` builds its parts; its runner executes every step."""
+"""The worker: one rank from start to end. It builds its parts; its runner executes every step."""
 
+import logging
+import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import cast
 
+import torch
+
+from octavo._version import __version__
+from octavo.attention.metadata import LayerCache
 from octavo.config.engine import EngineConfig
+from octavo.config.model import DType
 from octavo.config.parallel import ALONE, RankPlace
 from octavo.contracts.engine import AdapterRef
+from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
+from octavo.device.manager import DeviceManager
+from octavo.device.process import give_back_freed_memory, keep_freed_memory
+from octavo.distributed.connect import make_groups
 from octavo.distributed.rendezvous import Rendezvous
+from octavo.errors import InvalidParameterError
+from octavo.layers.context import BuildContext
+from octavo.layers.quant.registry import resolve_schemes
+from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
-from octavo.worker.kv_cache import KVPrefault
+from octavo.models.registry import initialize_model
+from octavo.sampling.rows import SamplingRows
+from octavo.worker.decode_graphs import GraphUses, graph_bytes, row_bucket
+from octavo.worker.decode_step import DecodeRecord, ExpertLoads, GraphedDecoding
+from octavo.worker.draft_builder import DraftBuilder
+from octavo.worker.graph import StepGraph
+from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec, make_prefaults
+from octavo.worker.memory import MemoryReport, RankMemory, check_length_fits, choose_num_blocks, sharded_config
 from octavo.worker.model_runner import RankModelRunner
-from octavo.worker.rank_builder import LoadedModels, RankBuilder
-from octavo.worker.warmup import Warmup
+from octavo.worker.model_state import ModelStates
+from octavo.worker.request_rows import RequestRows, Transfers
+from octavo.worker.stages import StageLinks, stage_of
+from octavo.worker.warmup import ProfileRun, Warmup
+
+logger = logging.getLogger(__name__)
 
 _NOBODY_ELSE = Rendezvous()
 
 
 class Worker:
-    """Runs one rank. Call in this order: `load_model`, `count_kv_blocks`, `initialize_kv_cache`, `begin`.
+    """One rank from start to end: selects implementations by its place and options, builds its parts, runs its steps.
 
-    With several ranks, call each method on all of them concurrently, as it may communicate. The constructor returns
-    when all ranks of the replica have connected.
+    Call in this order: `load_model`, `count_kv_blocks`, `initialize_kv_cache`, `begin`. With several ranks, call each
+    method on all of them concurrently, as it may communicate. The constructor returns when all ranks of the replica
+    have connected.
     """
 
     def __init__(self, config: EngineConfig, place: RankPlace = ALONE, rendezvous: Rendezvous = _NOBODY_ELSE) -> None:
         self.place = place
-        self.builder = RankBuilder(config, place, rendezvous)
-        self._config = self.builder.config
-        self.profile = self.builder.profile
-        self._loaded: LoadedModels | None = None
+        self.devices = DeviceManager(config.device, config.threads, rendezvous.local_rank)
+        self.config = config = with_computed_dtype(config, self.devices, place)
+        is_expert_parallel = config.parallel.enable_expert_parallel
+        self._part = sharded_config(config.model, place, is_expert_parallel=is_expert_parallel)
+        self._dtype: torch.dtype = getattr(torch, config.model.dtype)
+        self._schemes, self._kernels = resolve_schemes(
+            config.model.quantization,
+            config.quantization,
+            lambda forms: self.devices.kernels(self._dtype, forms, deterministic=config.deterministic),
+            self._where,
+        )
+        self._attention = self.devices.attention(self._dtype, kv_cache_dtype=config.cache.kv_cache_dtype)
+        if config.deterministic:
+            self._check_deterministic()
+        self._groups = make_groups(place, rendezvous, self.devices.device)
+        if is_expert_parallel:
+            self._groups = replace(self._groups, experts=self._groups.tensor)
+        self._stage = stage_of(config.model, place)
+        draft = config.draft_model
+        self._draft = None if draft is None else DraftBuilder(config, draft, place, self.devices, self._dtype)
+        self._memory = RankMemory(config, self.devices, self._part, self._stage)
+        self.queue = self.devices.queue() if self._stage.is_whole else None
+        self._transfers = Transfers(self.devices.device, self.queue)
+        self._models: list[CausalLM] = []  # the rank's own, and perhaps a draft model
+        self._states: ModelStates | None = None
         self._runner: RankModelRunner | None = None
         self._adapter_loads: ThreadPoolExecutor | None = None  # one thread, with the first adapter
         self._kv_prefaults: list[tuple[int, KVPrefault]] = []  # with their KV group
 
     @property
-    def loaded(self) -> LoadedModels:
-        assert self._loaded is not None, "call load_model first"
-        return self._loaded
+    def model(self) -> CausalLM:
+        assert self._models, "call load_model first"
+        return self._models[0]
 
     @property
-    def model(self) -> CausalLM:
-        return self.loaded.model
+    def states(self) -> ModelStates:
+        assert self._states is not None, "call load_model first"
+        return self._states
 
     @property
     def runner(self) -> RankModelRunner:
         assert self._runner is not None, "call initialize_kv_cache first"
         return self._runner
+
+    @property
+    def profile(self) -> str:
+        """Device, dtype, kernels and tensor-parallel size, in one word: everything that affects the last bits."""
+        kernels = f"{self._kernels.name}-{self._schemes.name}".removesuffix("-")
+        names = [self.devices.device.type, str(self._dtype).removeprefix("torch."), kernels]
+        ranks = [f"tp{self.place.tp_size}"] if self.place.tp_size > 1 else []
+        return "-".join([*names, self._attention.name, *ranks])
+
+    @property
+    def _where(self) -> str:
+        return f"{self.devices.device.type} with {str(self._dtype).removeprefix('torch.')}"
+
+    def _check_deterministic(self) -> None:
+        """Check the kernels against `deterministic`.
+
+        Raises:
+            InvalidParameterError: with them, a row's bits may depend on the batch.
+        """
+        unsure = [part.name for part in (self._kernels, self._attention) if not part.is_batch_invariant]
+        if unsure:
+            limit = f"false: on {self._where}, bits may depend on the batch in {' and '.join(unsure)}"
+            raise InvalidParameterError("deterministic", True, limit)
+        logger.info("deterministic: so it is with %s and %s, always", self._kernels.name, self._attention.name)
+
+    @property
+    def kv_cache_spec(self) -> KVCacheSpec:
+        layout = self._attention.kv_layout(self.config.model.head_dim)
+        spec = make_kv_cache_spec(self._part, self._stage.layers, self.config.cache.block_size, layout)
+        return spec if self._draft is None else self._draft.with_draft(spec)
 
     def load_model(self) -> None:
         """Read the weights.
@@ -54,7 +136,31 @@ class Worker:
             InsufficientMemoryError: they cannot fit; raised before reading anything.
             CheckpointError: the files do not match the configuration.
         """
-        self._loaded = self.builder.load_model()
+        start_s, config = time.perf_counter(), self.config
+        keep_freed_memory()
+        check_length_fits(self._part, self._memory.budget_bytes)
+        eagle = None if config.draft_model is None else config.draft_model.eagle
+        context = BuildContext(
+            kernels=self._kernels,
+            attention=self._attention,
+            dtype=self._dtype,
+            device=self.devices.device,
+            groups=self._groups,
+            stage=self._stage,
+            schemes=self._schemes,
+            aux_layers=() if eagle is None else eagle.aux_layers,
+        )
+        models = [initialize_model(config.model, context)]
+        if self._draft is not None:
+            models.append(self._draft.initialize())
+        self._memory.check_weights_fit(*models)
+        self._models = [get_model_loader(config.load).load(models[0])]
+        if self._draft is not None:
+            self._models.append(self._draft.load(models[1], self.model))
+        give_back_freed_memory()  # that no step will use again
+        send, memory = self._transfers.send, self.devices.memory
+        self._states = ModelStates.of_model(self.model, config, send, lambda: memory().free_bytes)
+        logger.info("model %s ready in %.2f s", config.model.model, time.perf_counter() - start_s)
 
     def count_kv_blocks(self) -> list[int]:
         """Measure the memory left; return how many KV blocks of each group fit into it.
@@ -62,18 +168,64 @@ class Worker:
         Raises:
             InsufficientMemoryError: too few for a single request.
         """
-        return self.builder.count_kv_blocks(self.loaded)
+        config, memory = self.config, self.measure_memory()
+        return choose_num_blocks(config.model, config.cache, self.kv_cache_spec, memory, config.scheduler)
+
+    def measure_memory(self) -> MemoryReport:
+        """Report the device's memory with weights loaded and no KV yet."""
+        activations, graphs = self._step_bytes()
+        activations += self._memory.encoder_bytes + (self._draft.activation_bytes if self._draft else 0)
+        scratch = self.kv_cache_spec.num_bytes(self._scratch_blocks)
+        return self._memory.report(self._models, activations=activations, graphs=graphs, scratch=scratch)
+
+    def _step_bytes(self) -> tuple[int, int]:
+        """Return the memory of a step besides weights and KV, and of graphs; estimated if the device tracks none."""
+        if self.queue is not None:
+            steps = ProfileRun(self.model, self.config, self.kv_cache_spec)
+            prefill, decode = (self.devices.peak_bytes(steps.prefill), self.devices.peak_bytes(steps.decode))
+            if prefill is not None and decode is not None:
+                return max(prefill, decode), graph_bytes(decode) if self._takes_graphs else 0
+        return self._memory.estimated_activations, 0
 
     def initialize_kv_cache(self, num_blocks: list[int]) -> None:
         """Allocate `num_blocks` KV blocks of each group, equal on all ranks, and build the runner that uses them."""
-        self._runner, self._kv_prefaults = self.builder.build_runner(self.loaded, num_blocks)
+        config, spec, model = self.config, self.kv_cache_spec, self.model
+        with_scratch = [count + extra for count, extra in zip(num_blocks, self._scratch_blocks, strict=True)]
+        kv_caches = allocate_kv_caches(spec, with_scratch, self.devices.device)
+        self._kv_prefaults = make_prefaults(kv_caches, spec, with_scratch, self._memory.total_bytes)
+        num_rows = config.scheduler.max_num_seqs + self._takes_graphs  # one for padding only
+        rows = RequestRows(
+            num_rows=num_rows,
+            max_model_len=config.model.max_model_len,
+            block_size=config.cache.block_size,
+            groups=config.model.kv_groups,
+            sampling=SamplingRows(num_rows, config.model.vocab_size),
+            states=self.states,
+            transfers=self._transfers,
+        )
+        drafter = None
+        if self._draft is not None:
+            ranks = self._groups.tensor
+            drafter, more = self._draft.build(self._models[1], num_blocks, self._scratch_blocks, rows, ranks)
+            self._kv_prefaults += more
+        loads = ExpertLoads.of_model(model) if self.place.returns_output else None  # before steps are recorded
+        graph = links = None
+        if self.queue is None and not config.enforce_eager:
+            limits = config.cache.block_size, config.scheduler.max_num_batched_tokens
+            graph = StepGraph.capture(model, kv_caches, *limits)
+        if not self._stage.is_whole:
+            links = StageLinks(self._groups.stages, config.model.hidden_size, self._dtype, self.devices.device)
+        graphs = self._decode_graphs(model, rows, kv_caches, num_blocks, loads)
+        self._runner = RankModelRunner(
+            model, kv_caches, rows, graph=graph, graphs=graphs, links=links, expert_loads=loads, drafter=drafter
+        )
 
     def warmup(self) -> None:
         """Run a small prefill and a few decode steps without side effects.
 
         Then capture the graphs that engines like this one used before.
         """
-        Warmup(self.runner, self._config).run()
+        Warmup(self.runner, self.config).run()
         if self.runner.graphs is not None:
             self.runner.graphs.capture_known()
         if self.runner.expert_loads is not None:
@@ -82,7 +234,7 @@ class Worker:
     @property
     def max_steps_in_flight(self) -> int:
         """How many steps to begin before the oldest has finished: two if the host would otherwise wait."""
-        return 1 if self.builder.queue is None else 2
+        return 1 if self.queue is None else 2
 
     def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Begin one step; see `RankModelRunner.begin`."""
@@ -96,8 +248,86 @@ class Worker:
         """
         if self._adapter_loads is None:
             self._adapter_loads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo-adapters")
-        return self._adapter_loads.submit(self.loaded.states.adapters.load, adapter, evicted)
+        return self._adapter_loads.submit(self.states.adapters.load, adapter, evicted)
 
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         """Prefault some KV memory after the blocks in use, for a few ms; False if enough of it is present."""
         return any(prefault.step(num_reached_blocks[group]) for group, prefault in self._kv_prefaults)
+
+    def _decode_graphs(
+        self,
+        model: CausalLM,
+        rows: RequestRows,
+        kv_caches: Sequence[LayerCache],
+        scratch_blocks: Sequence[int],
+        loads: ExpertLoads | None,
+    ) -> GraphedDecoding | None:
+        """Return the capturer of decode steps; None if they are computed op by op, by choice or necessity."""
+        if self.queue is None or not self._takes_graphs:
+            return None
+        config, scratch_row = self.config, self.config.scheduler.max_num_seqs
+        for table, scratch_block in zip(rows.block_tables, scratch_blocks, strict=True):
+            table[scratch_row] = scratch_block
+        size, vocab_size = row_bucket(scratch_row), config.model.vocab_size
+        record = DecodeRecord(size, scratch_row, scratch_blocks[0], vocab_size, self.devices.device)
+        uses = GraphUses.of_engine(
+            __version__,
+            torch.__version__,
+            self.profile,
+            self.devices.describe()["processor"],
+            config.model,
+            config.scheduler.max_num_seqs,
+            config.cache.block_size,
+            config.quantization,
+        )
+        return GraphedDecoding(model, kv_caches, rows, record, self.queue, uses, loads)
+
+    @property
+    def _takes_graphs(self) -> bool:
+        """Whether decoding is captured. Not with several ranks, nor if attention or experts wait for the device."""
+        is_capturable = self._attention.is_capturable and self.place.tp_size == 1
+        if self.config.model.moe is not None:
+            is_capturable &= self._kernels.captures_experts
+        return self.queue is not None and is_capturable and not self.config.enforce_eager
+
+    @property
+    def _scratch_blocks(self) -> list[int]:
+        """Number of scratch blocks of each group, after all others: for padding, and for freed out-of-window blocks."""
+        windows = [of.group.sliding_window for of in self.kv_cache_spec.groups]
+        return [int(self._takes_graphs or window is not None) for window in windows]
+
+
+def with_computed_dtype(config: EngineConfig, devices: DeviceManager, place: RankPlace) -> EngineConfig:
+    """Return `config` with the dtype in which its models are computed on this device; the first rank logs a change.
+
+    It is known only here: to know the device takes torch.
+
+    Raises:
+        InvalidParameterError: the device does not support the dtype.
+    """
+    stated, draft = config.model.dtype, config.draft_model
+    is_quantized = config.model.quantization is not None or config.quantization is not None
+    asked = "auto" if config.is_dtype_auto else stated
+    resolved = devices.resolve_dtype(asked, stated, is_quantized=is_quantized)
+    dtype = cast(DType, str(resolved).removeprefix("torch."))
+    if place.rank == 0 and devices.is_slow(stated, is_quantized=is_quantized):
+        _log(config.model.model, stated, dtype)
+    if dtype == stated:
+        return config
+    if draft is not None:
+        draft = replace(draft, model=replace(draft.model, dtype=dtype))
+    return replace(config, model=replace(config.model, dtype=dtype), draft_model=draft)
+
+
+def _log(model: str, stated: str, dtype: str) -> None:
+    if dtype == stated:
+        logger.warning(
+            "dtype=%s: this CPU has no kernels for it, so torch's reference ops compute, at a small fraction of "
+            "bfloat16's speed, and bits may depend on the batch",
+            dtype,
+        )
+    else:
+        logger.warning(
+            "%s is stored in %s, for which this CPU has no kernels: computing in %s; dtype=%s would compute slowly",
+            model, stated, dtype, stated,
+        )  # fmt: skip
