@@ -85,12 +85,13 @@ def _joined(totals: Tensor, ranks: Tensor, likeliest: Tensor, keys: Tensor) -> T
 
 def read_rating(rating: NDArray[np.int64], max_logit: float, num_logprobs: int, vocab_size: int) -> TokenLogprobs:
     """Read one row of `rate` [3 + K], whose maximum logit is finite."""
-    total, rank, *keys = rating[: 3 + min(num_logprobs, vocab_size)].tolist()
-    relative = np.array([_logit(key >> 32) - max_logit for key in keys])
+    keys, total = rating[2 : 3 + min(num_logprobs, vocab_size)], int(rating[0])
+    bits = keys >> 32  # see `_keys`
+    logits = np.where(bits < 0, -(2**31) - bits, bits).astype(np.int32).view(np.float32).astype(np.float64)
     return TokenLogprobs(
-        token_ids=[_LAST_ID - key % _LOW for key in keys],
-        logprobs=(relative - log_of_mass(total)).astype(np.float32).tolist(),
-        rank=rank,
+        token_ids=(_LAST_ID - keys % _LOW).tolist(),
+        logprobs=(logits - max_logit - log_of_mass(total)).astype(np.float32).tolist(),
+        rank=int(rating[1]),
     )
 
 
@@ -98,8 +99,3 @@ def _keys(logits: Tensor, token_ids: Tensor) -> Tensor:
     """Return int64 keys that sort like logits, ties by ascending id. Both arguments are [L, K] or broadcast."""
     bits = logits.contiguous().view(torch.int32).to(torch.int64)
     return torch.where(bits < 0, -(2**31) - bits, bits) * _LOW + (_LAST_ID - token_ids)
-
-
-def _logit(place: int) -> float:
-    """Convert the upper half of a key back to its float32 logit."""
-    return float(np.array(place if place >= 0 else -(2**31) - place, dtype=np.int64).astype(np.int32).view(np.float32))

@@ -25,14 +25,7 @@ logger = logging.getLogger(__name__)
 
 _ENDING_PARTS = ("has_processors", "is_filtered", "is_rated")
 
-_FEW = (1, 2, 4)
-_SMALL_STEP, _SMALL_MAX = 8, 128  # rows
-_LARGE_STEP = 16
-_SHORTEST_CONTEXT = 512  # tokens
-
-_USES_BEFORE_CAPTURE = 1
 MAX_GRAPHS = 64  # held at once; each takes driver memory in addition to the shared pool
-_BYTES_PER_GRAPH = 2 << 20  # of a few hundred launches; an estimate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,10 +39,10 @@ class GraphKey:
 
 def row_bucket(num_rows: int) -> int:
     """Return the number of rows that a step of `num_rows` is padded to: 1, 2, 4, multiples of 8, above 128 of 16."""
-    for size in _FEW:
+    for size in (1, 2, 4):
         if num_rows <= size:
             return size
-    step = _SMALL_STEP if num_rows <= _SMALL_MAX else _LARGE_STEP
+    step = 8 if num_rows <= 128 else 16
     return -(-num_rows // step) * step
 
 
@@ -59,15 +52,18 @@ def context_bucket(num_tokens: int, max_model_len: int) -> int:
     Kernels that split contexts launch for the bound; programs past a row's end exit immediately. A single bound would
     launch for contexts that hardly any request has.
     """
-    bound = _SHORTEST_CONTEXT
+    bound = 512
     while bound < num_tokens:
         bound *= 2
     return min(bound, max_model_len)
 
 
 def graph_bytes(decode_peak: int) -> int:
-    """Return the memory that graphs may take: their pool, as large as the largest decode step, and the driver's."""
-    return decode_peak + MAX_GRAPHS * _BYTES_PER_GRAPH
+    """Return the memory that graphs may take: their pool, as large as the largest decode step, and the driver's.
+
+    The driver takes an estimated 2 MiB for a graph of a few hundred launches.
+    """
+    return decode_peak + MAX_GRAPHS * (2 << 20)
 
 
 class GraphUses:
@@ -165,7 +161,7 @@ class DecodeGraphs:
         if replay is not None:
             return replay
         self._num_seen[key] += 1
-        is_due = self._num_seen[key] > _USES_BEFORE_CAPTURE and len(self) < MAX_GRAPHS
+        is_due = self._num_seen[key] > 1 and len(self) < MAX_GRAPHS
         return self._capture(key, prepare) if is_due and key not in self._refused else None
 
     def capture_known(self, prepare: Callable[[], None]) -> None:

@@ -44,7 +44,7 @@ class DraftBuilder:
         """Raises InvalidParameterError for EAGLE-3 where steps are launched before the last one's tokens are known."""
         self._config, self._draft, self._place = config, draft, place
         self._devices, self._dtype, self._eagle = devices, dtype, draft.eagle
-        self._num_features = self._num_slots = 0
+        self._num_features = self._num_slots = self._own_blocks = 0
         if draft.eagle is not None:
             if devices.device.type != "cpu":
                 kind = devices.device.type
@@ -52,8 +52,10 @@ class DraftBuilder:
                 raise InvalidParameterError("speculative_config", {"method": "eagle3"}, limit)
             assert config.speculative is not None, "a draft model comes with options"
             self._num_features = draft.eagle.target_hidden_size * len(draft.eagle.aux_layers)
+            self._own_blocks = OWN_BLOCKS  # of each row
             # Between passes, a row collects less than a block, and then all tokens of one more step.
             self._num_slots = config.cache.block_size + config.speculative.num_speculative_tokens + 1
+        self._state_bytes = self._num_features * dtype.itemsize
         with named_by_key():
             self._schemes, self._kernels = resolve_schemes(
                 draft.model.quantization,
@@ -98,14 +100,6 @@ class DraftBuilder:
             draft_bytes[group] += num_bytes
         draft_bytes[self._draft.kv_groups[0]] += self._state_bytes
         return replace(spec, draft_bytes=tuple(draft_bytes))
-
-    @property
-    def _state_bytes(self) -> int:
-        return self._num_features * self._dtype.itemsize
-
-    @property
-    def _own_blocks(self) -> int:
-        return 0 if self._eagle is None else OWN_BLOCKS  # of each row
 
     @property
     def activation_bytes(self) -> int:

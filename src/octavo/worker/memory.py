@@ -270,16 +270,6 @@ class RankMemory:
         )
 
     @property
-    def total_bytes(self) -> int:
-        """The device's memory, or this rank's share of it."""
-        return self._device_memory.total_bytes
-
-    @property
-    def estimated_activations(self) -> int:
-        """An upper bound on the memory of a step in addition to weights and KV, in bytes."""
-        return activation_bytes(self._part, self._stage, self._config.scheduler, self._dtype_bytes)
-
-    @property
     def encoder_bytes(self) -> int:
         """The memory of a vision tower in addition to its weights: cached embeddings, and a step of full budget.
 
@@ -300,7 +290,7 @@ class RankMemory:
 
         `activations`, `graphs` and `scratch`, the KV blocks of padding, are in bytes.
         """
-        budget, memory, adapters = self.budget_bytes, self._device_memory, self.adapter_bytes(models[0])
+        budget, memory, adapters = self.budget_bytes, self.device, self.adapter_bytes(models[0])
         weights = sum(weights_bytes(model) - model.bytes_in_file for model in models)
         free = memory.free_bytes - sum(model.mapped_bytes for model in models)
         kv_bytes = kv_budget(budget, free, weights, activations + graphs + adapters) - scratch
@@ -326,10 +316,10 @@ class RankMemory:
     def budget_bytes(self) -> int:
         """This rank's share of the device's memory: as configured, or the device's default."""
         share = self._config.cache.gpu_memory_utilization or self._devices.default_memory_utilization
-        return int(self._device_memory.total_bytes * share)
+        return int(self.device.total_bytes * share)
 
     @property
-    def _device_memory(self) -> DeviceMemory:
+    def device(self) -> DeviceMemory:
         """The device's memory, divided equally if all ranks share it."""
         memory, parallel = self._devices.memory(), self._config.parallel
         num_ranks = parallel.world_size * parallel.data_parallel_size if self._devices.ranks_share_memory else 1

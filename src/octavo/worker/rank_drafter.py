@@ -265,7 +265,10 @@ class RankDrafter:
             elif (vocab_size := self.model.config.vocab_size) < self._rows.sampling.vocab_size:
                 batch = replace(batch, input_ids=batch.input_ids.clamp(max=vocab_size - 1))
             first += num_tokens
-            result = self._run(batch, incoming)
+            if self._graph is not None:
+                result = self._graph.run(batch, incoming)
+            else:
+                result = self.model.run_stage(batch, self._kv_caches, incoming)
             if table is not None and is_sampled.any():
                 if hidden is not None:
                     outputs.append(batch.of_logits(result.residual).clone())
@@ -281,11 +284,6 @@ class RankDrafter:
         if self._states is not None and len(step.rows):
             ends = counts_of(step)[0] + np.maximum(output.num_sampled - 1, 0)  # [R] behind the last one that is right
             self._states.observe(step, np.minimum(ends, self.model.config.max_model_len), aux, self.compute_entries)
-
-    def _run(self, batch: ForwardBatch, incoming: IntermediateTensors | None) -> IntermediateTensors:
-        if self._graph is not None:
-            return self._graph.run(batch, incoming)
-        return self.model.run_stage(batch, self._kv_caches, incoming)
 
     def _sample_last(
         self, rows: Int32Array, requests: NDArray[np.intp], ends: Int32Array, hidden: torch.Tensor, table: Int32Array

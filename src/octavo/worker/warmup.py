@@ -5,6 +5,7 @@ Legend: T = tokens of the step, R = requests in it, B = blocks of one request, D
 
 import logging
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -32,69 +33,55 @@ from octavo.worker.model_runner import RankModelRunner
 
 logger = logging.getLogger(__name__)
 
-_NUM_PREFILL_TOKENS = 16
-_NUM_DECODE_STEPS = 2
 _REQUEST_ID = "warm-up"
 
 
-class Warmup:
-    """One prompt and its first tokens, on row 0 and the first blocks.
+def warm_up(runner: RankModelRunner, config: EngineConfig) -> None:
+    """Run one prompt and its first tokens, on row 0 and the first blocks; log how long they took, and clear the row.
 
     These steps pay for lazily built kernels and page faults, so that no request has to. They go to the runner directly,
     with their own scheduler outputs, so they never reach scheduler, prefix cache or metrics.
     """
-
-    def __init__(self, runner: RankModelRunner, config: EngineConfig) -> None:
-        self._runner = runner
-        self._block_size, self._num_groups = config.cache.block_size, len(config.model.kv_groups)
-        self._vocab_size = config.model.vocab_size
-        room = config.model.max_model_len - _NUM_DECODE_STEPS
-        self._num_prompt_tokens = max(1, min(_NUM_PREFILL_TOKENS, room, config.scheduler.max_num_batched_tokens))
-        self._num_decode_steps = max(0, min(_NUM_DECODE_STEPS, room - self._num_prompt_tokens))
-
-    def run(self) -> None:
-        """Run both kinds of step, log how long each took, then clear the row."""
-        start_s = time.perf_counter()
-        self._step(_scheduler_output(rows=1, start=0, count=self._num_prompt_tokens, new=self._request()))
-        prefilled_s = time.perf_counter()
-        for step in range(self._num_decode_steps):
-            self._step(_scheduler_output(rows=1, start=self._num_prompt_tokens + step, count=1))
-        if self._runner.drafter is not None and self._num_decode_steps > 1:
-            self._step(_scheduler_output(rows=1, start=self._num_prompt_tokens, count=2, num_drafts=1))
-        done_s = time.perf_counter()
-        self._step(_scheduler_output(rows=0, start=0, count=0, forget=True))
-        logger.info("warm-up: prefill %.3f s, decode %.3f s", prefilled_s - start_s, done_s - prefilled_s)
-
-    def _step(self, scheduler_output: SchedulerOutput) -> None:
-        self._runner.begin(scheduler_output).result()
-
-    def _request(self) -> NewRequestData:
-        num_tokens = self._num_prompt_tokens + self._num_decode_steps
-        return NewRequestData(
-            request_id=_REQUEST_ID,
-            row=0,
-            token_ids=np.arange(self._num_prompt_tokens, dtype=np.int32) % self._vocab_size,
-            num_prompt_tokens=self._num_prompt_tokens,
-            sampling_params=SamplingParams(seed=0),
-            eos_token_ids=[],
-            bad_words_token_ids=[],
-            block_ids=[list(range(-(-num_tokens // self._block_size)))] * self._num_groups,
-            num_computed_tokens=0,
-        )
+    room = config.model.max_model_len - 2
+    num_prompt_tokens = max(1, min(16, room, config.scheduler.max_num_batched_tokens))
+    num_decode_steps = max(0, min(2, room - num_prompt_tokens))
+    num_blocks = -(-(num_prompt_tokens + num_decode_steps) // config.cache.block_size)
+    request = NewRequestData(
+        request_id=_REQUEST_ID,
+        row=0,
+        token_ids=np.arange(num_prompt_tokens, dtype=np.int32) % config.model.vocab_size,
+        num_prompt_tokens=num_prompt_tokens,
+        sampling_params=SamplingParams(seed=0),
+        eos_token_ids=[],
+        bad_words_token_ids=[],
+        block_ids=[list(range(num_blocks))] * len(config.model.kv_groups),
+        num_computed_tokens=0,
+    )
+    start_s = time.perf_counter()
+    _step(runner, start=0, count=num_prompt_tokens, new=[request])
+    prefilled_s = time.perf_counter()
+    for step in range(num_decode_steps):
+        _step(runner, start=num_prompt_tokens + step, count=1)
+    if runner.drafter is not None and num_decode_steps > 1:
+        _step(runner, start=num_prompt_tokens, count=2, num_drafts=1)
+    done_s = time.perf_counter()
+    _step(runner, rows=0, start=0, count=0, finished=[_REQUEST_ID])
+    logger.info("warm-up: prefill %.3f s, decode %.3f s", prefilled_s - start_s, done_s - prefilled_s)
 
 
-def _scheduler_output(
+def _step(
+    runner: RankModelRunner,
     *,
-    rows: int,
+    rows: int = 1,
     start: int,
     count: int,
-    new: NewRequestData | None = None,
+    new: Sequence[NewRequestData] = (),
     num_drafts: int = 0,
-    forget: bool = False,
-) -> SchedulerOutput:
-    """Return a scheduler output for the warm-up row, or for no row. Its last tokens may be drafts of a draft model."""
+    finished: Sequence[str] = (),
+) -> None:
+    """Run a step of the warm-up row, or of no row. Its last tokens may be drafts of a draft model."""
     drafts = SpecDecodeTokens(counts=_ints(num_drafts, rows), token_ids=_ints(DRAWN_IN_RANKS, num_drafts))
-    return SchedulerOutput(
+    scheduler_output = SchedulerOutput(
         step=0,
         req_ids=(_REQUEST_ID,) * rows,
         rows=_ints(0, rows),
@@ -102,11 +89,12 @@ def _scheduler_output(
         num_scheduled_tokens=_ints(count, rows),
         samples=np.ones(rows, dtype=np.bool_),
         total_num_scheduled_tokens=count,
-        scheduled_new_reqs=[new] if new else [],
+        scheduled_new_reqs=list(new),
         scheduled_cached_reqs=CachedRequestData(),
-        finished_req_ids=[_REQUEST_ID] if forget else [],
+        finished_req_ids=list(finished),
         scheduled_spec_decode_tokens=drafts if num_drafts else None,
     )
+    runner.begin(scheduler_output).result()
 
 
 def _ints(value: int, size: int) -> Int32Array:

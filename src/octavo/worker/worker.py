@@ -33,12 +33,19 @@ from octavo.worker.decode_step import DecodeRecord, ExpertLoads, GraphedDecoding
 from octavo.worker.draft_builder import DraftBuilder
 from octavo.worker.graph import StepGraph
 from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec, make_prefaults
-from octavo.worker.memory import MemoryReport, RankMemory, check_length_fits, choose_num_blocks, sharded_config
+from octavo.worker.memory import (
+    MemoryReport,
+    RankMemory,
+    activation_bytes,
+    check_length_fits,
+    choose_num_blocks,
+    sharded_config,
+)
 from octavo.worker.model_runner import RankModelRunner
 from octavo.worker.model_state import ModelStates
 from octavo.worker.request_rows import RequestRows, Transfers
 from octavo.worker.stages import StageLinks, stage_of
-from octavo.worker.warmup import ProfileRun, Warmup
+from octavo.worker.warmup import ProfileRun, warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -185,14 +192,14 @@ class Worker:
             prefill, decode = (self.devices.peak_bytes(steps.prefill), self.devices.peak_bytes(steps.decode))
             if prefill is not None and decode is not None:
                 return max(prefill, decode), graph_bytes(decode) if self._takes_graphs else 0
-        return self._memory.estimated_activations, 0
+        return activation_bytes(self._part, self._stage, self.config.scheduler, self._dtype.itemsize), 0
 
     def initialize_kv_cache(self, num_blocks: list[int]) -> None:
         """Allocate `num_blocks` KV blocks of each group, equal on all ranks, and build the runner that uses them."""
         config, spec, model = self.config, self.kv_cache_spec, self.model
         with_scratch = [count + extra for count, extra in zip(num_blocks, self._scratch_blocks, strict=True)]
         kv_caches = allocate_kv_caches(spec, with_scratch, self.devices.device)
-        self._kv_prefaults = make_prefaults(kv_caches, spec, with_scratch, self._memory.total_bytes)
+        self._kv_prefaults = make_prefaults(kv_caches, spec, with_scratch, self._memory.device.total_bytes)
         num_rows = config.scheduler.max_num_seqs + self._takes_graphs  # one for padding only
         rows = RequestRows(
             num_rows=num_rows,
@@ -225,7 +232,7 @@ class Worker:
 
         Then capture the graphs that engines like this one used before.
         """
-        Warmup(self.runner, self.config).run()
+        warm_up(self.runner, self.config)
         if self.runner.graphs is not None:
             self.runner.graphs.capture_known()
         if self.runner.expert_loads is not None:

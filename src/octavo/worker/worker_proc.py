@@ -28,8 +28,6 @@ from octavo.distributed.shm_broadcast import ReaderEnd, RingReader
 
 TOKEN_BYTES = 32
 _RANK_BYTES = 4
-_CONNECT_S = 30.0
-_PARENT_CHECK_MS = 500
 
 DEFAULT_WORKER = "octavo.worker.worker:Worker"
 
@@ -168,7 +166,7 @@ def _end_with_parent(parent: int) -> None:
     """
     pipe = select.poll()
     pipe.register(sys.stdin.fileno(), select.POLLIN)
-    while not pipe.poll(_PARENT_CHECK_MS) and os.getppid() == parent:
+    while not pipe.poll(500) and os.getppid() == parent:
         pass
     logging.shutdown()
     os._exit(0)  # no cleanup: libraries that communicate with other ranks might wait for them
@@ -201,7 +199,7 @@ class RemoteRank:
         if self._store is not None:
             meeting = replace(rank.rendezvous, listen_fd=self._store.detach())
             rank = msgspec.structs.replace(rank, rendezvous=meeting)
-        line = socket.create_connection(executor, timeout=_CONNECT_S)
+        line = socket.create_connection(executor, timeout=30.0)
         line.sendall(token + rank.rank.to_bytes(_RANK_BYTES, "little"))  # see `accept_rank`
         connection = as_connection(line)
         WorkerProc(rank, Inbox(connection).receive, connection.send_bytes).run()
