@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
+from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 
@@ -24,9 +24,9 @@ from octavo.server.errors import ApiError, as_api_error, bad_request
 from octavo.server.exchange import ExchangeMiddleware, route_path
 from octavo.server.http_protocol import limited_protocol
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.openapi import Pages
+from octavo.server.openapi import add_pages
 from octavo.server.policy import Admission, RequestPolicy
-from octavo.server.routes import Routes, error_response
+from octavo.server.routes import Routes
 from octavo.server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -62,19 +62,16 @@ def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpM
         with_each_expert=args.expert_metrics,
     )
     Routes(lifecycle, args, exposition).add_to(app)
-    Pages(args.root_path).add_to(app)
-    for kind in (HTTPException, RequestValidationError, ApiError, Exception):
-        app.add_exception_handler(kind, _error_handler(http_metrics))
-    return app
+    add_pages(app, args.root_path)
 
-
-def _error_handler(metrics: HttpMetrics) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def answer_error(request: Request, error: Exception) -> Response:
         api_error = _as_api_error(request, error)
-        metrics.rejections[api_error.detail.code or "other"] += 1
-        return error_response(api_error)
+        http_metrics.rejections[api_error.detail.code or "other"] += 1
+        return Response(api_error.body, api_error.status, api_error.headers, media_type="application/json")
 
-    return answer_error
+    for kind in (HTTPException, RequestValidationError, ApiError, Exception):
+        app.add_exception_handler(kind, answer_error)
+    return app
 
 
 def _as_api_error(request: Request, error: Exception) -> ApiError:
@@ -83,32 +80,26 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
     if not isinstance(error, HTTPException):
         return as_api_error(error)
     path = route_path(request.scope)
-    route = f"{request.method} {path}"
+    asked = f"{request.method} {path}"
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
     if error.status_code == 404:
-        return ApiError(404, _not_found(route, path, request.app), code="unknown_url")
+        return ApiError(404, _not_found(asked, path, routes), code="unknown_url")
     if error.status_code == 405:
-        routes = [each for each in _routes(request.app) if each.path_regex.match(path)]
-        methods = ", ".join(sorted({method for each in routes for method in each.methods or ()}))
-        text = f"Method not allowed: {route}. Allowed: {methods}."
+        fitting = [route for route in routes if route.path_regex.match(path)]
+        methods = ", ".join(sorted({method for route in fitting for method in route.methods or ()}))
+        text = f"Method not allowed: {asked}. Allowed: {methods}."
         return ApiError(405, text, code="method_not_allowed", headers={"Allow": methods})
     return ApiError(error.status_code, str(error.detail))
 
 
-def _not_found(route: str, path: str, app: FastAPI) -> str:
-    routes = _routes(app)
-    meant = [each.path for each in routes if len(each.path) > 1 and path.endswith(each.path.removeprefix("/v1"))]
+def _not_found(asked: str, path: str, routes: Sequence[Route]) -> str:
+    meant = [route.path for route in routes if len(route.path) > 1 and path.endswith(route.path.removeprefix("/v1"))]
     if meant:
-        return f"Unknown request URL: {route}. Is {max(meant, key=len)} meant? Check the base URL of the client."
+        return f"Unknown request URL: {asked}. Is {max(meant, key=len)} meant? Check the base URL of the client."
     if path.rpartition("/v1/")[2].partition("/")[0] not in _NOT_OFFERED_YET:
-        return f"Unknown request URL: {route}. /docs lists every route."
-    offered = " and ".join(
-        each.path for each in routes if "POST" in (each.methods or ()) and each.path.startswith("/v1/")
-    )
-    return f"{route} is not offered yet. {offered} are; /docs lists every route."
-
-
-def _routes(app: FastAPI) -> list[Route]:
-    return [each for each in app.routes if isinstance(each, Route)]
+        return f"Unknown request URL: {asked}. /docs lists every route."
+    known = [route.path for route in routes if "POST" in (route.methods or ()) and route.path.startswith("/v1/")]
+    return f"{asked} is not offered yet. {' and '.join(known)} are; /docs lists every route."
 
 
 def with_middleware(

@@ -97,10 +97,7 @@ class Exchange:
         return self.direct_send({"type": "http.response.body", "body": data, "more_body": True})
 
     def limit_to(self, seconds: float) -> None:
-        """End the request `seconds` after it arrived, unless another limit is earlier.
-
-        Raises InvalidParameterError: not a number greater than 0.
-        """
+        """End the request `seconds` after it arrived, unless another limit is earlier."""
         if not 0.0 < seconds < float("inf"):
             raise InvalidParameterError("timeout", seconds, "a finite number of seconds greater than 0")
         assert self.timeout is not None
@@ -133,7 +130,9 @@ class ExchangeMiddleware:
             return
         root = self._args.root_path
         scope.update(root_path=root, path=root + route_of(scope["path"], root))  # the form that ASGI prescribes
-        exchange = Exchange(scope, receive, send, request_id_of(scope["headers"]))
+        sent = (value for name, value in scope["headers"] if name == b"x-request-id" and _REQUEST_ID.fullmatch(value))
+        request_id = next(sent, f"req-{uuid.uuid4().hex}".encode()).decode()
+        exchange = Exchange(scope, receive, send, request_id)
         self._metrics.num_in_flight += 1
         try:
             await self._app(scope, exchange.receive, exchange.send)
@@ -161,14 +160,6 @@ class ExchangeMiddleware:
                 logger.warning("%s (request %s; logged once)", text, exchange.request_id)
         if self._args.access_log:
             log_access(exchange, status)
-
-
-def request_id_of(headers: list[tuple[bytes, bytes]]) -> str:
-    """Return the client's id for its request, or a new one."""
-    for name, value in headers:
-        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-            return value.decode()
-    return f"req-{uuid.uuid4().hex}"
 
 
 def log_access(exchange: Exchange, status: int) -> None:

@@ -93,7 +93,10 @@ class EngineLifecycle:
             # Streams create no cycles, and collecting garbage after every 700 objects cost 7 % of a token.
             freeze_loaded_objects()
             gc.set_threshold(_OBJECTS_BETWEEN_LOOKS, 20, 20)
-            self.on_ready(self._summary(self._engine))
+            num_tokens, length = self.info.kv_cache_tokens, self.info.max_model_len
+            waited_s = time.monotonic() - self._started_s
+            capacity = f"{num_tokens:,} tokens, {num_tokens / length:.1f} requests of {length:,}"
+            self.on_ready(f"{self.served_name} is ready after {waited_s:.1f} s; KV cache: {capacity}")
             self.failure = await self._engine.died()
             self.status = "dead"
             logger.error("the engine has ended: %s", self.failure)
@@ -155,11 +158,6 @@ class EngineLifecycle:
     def metrics(self) -> EngineMetrics | None:
         """The engine's metrics; None while it loads."""
         return None if self._service is None or self._engine is None else self._engine.metrics
-
-    def _summary(self, engine: AsyncLLMEngine) -> str:
-        num_tokens, length = engine.front.core.kv_tokens, engine.front.config.model.max_model_len
-        capacity = f"{num_tokens:,} tokens, {num_tokens / length:.1f} requests of {length:,}"
-        return f"{self.served_name} is ready after {time.monotonic() - self._started_s:.1f} s; KV cache: {capacity}"
 
     def refusal(self) -> ApiError | None:
         """Return the error for requests while there is no engine; None when it is ready."""

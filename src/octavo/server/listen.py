@@ -56,10 +56,7 @@ def serve(settings: Settings, announce: Callable[[str], None] = logger.info) -> 
 
 
 def load_api_keys(args: ServerArgs) -> tuple[str, ...]:
-    """Return the API keys given as options and those in the file: one per line, except blank lines and # comments.
-
-    Raises InvalidParameterError: the file cannot be read, or contains no key, which would leave the server open.
-    """
+    """Return the API keys given as options and those in the file: one per line, except blank lines and # comments."""
     if args.api_key_file is None:
         return args.api_key
     try:
@@ -74,10 +71,7 @@ def load_api_keys(args: ServerArgs) -> tuple[str, ...]:
 
 @contextmanager
 def listening(args: ServerArgs) -> Generator[socket.socket, None, None]:
-    """Yield a listening socket: clients may connect while the rest is still being imported.
-
-    Raises InvalidParameterError: the address cannot be used.
-    """
+    """Yield a listening socket: clients may connect while the rest is still being imported."""
     listener = _unix_socket(args.uds) if args.uds is not None else _tcp_socket(args.host, args.port)
     listener.listen(_BACKLOG)
     try:
@@ -97,10 +91,7 @@ def url_of(listener: socket.socket, args: ServerArgs) -> str:
 
 
 def check_certificate(args: ServerArgs) -> None:
-    """Load the certificate and key, so that errors show before the model is loaded.
-
-    Raises InvalidParameterError: they cannot be read, are not PEM, or do not match.
-    """
+    """Load the certificate and key, so that errors show before the model is loaded."""
     if args.ssl_certfile is not None:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(args.ssl_certfile, args.ssl_keyfile)

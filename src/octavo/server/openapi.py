@@ -4,6 +4,7 @@ Swagger UI comes with the package fastapi-swagger and is served from here, so th
 No page contains anything of the model or the settings, so all are open to browsers, which send no key.
 """
 
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import Any
 
@@ -21,25 +22,18 @@ from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeR
 
 Page = dict[str, Any]
 
-_BODIES: dict[str, type] = {
-    "/v1/chat/completions": ChatCompletionRequest,
-    "/v1/completions": CompletionRequest,
-    "/tokenize": TokenizeRequest,
-    "/detokenize": DetokenizeRequest,
-    "/v1/load_lora_adapter": LoadAdapterRequest,
-    "/v1/unload_lora_adapter": UnloadAdapterRequest,
-}
-_REPLIES: dict[str, type] = {
-    "/v1/chat/completions": ChatCompletion,
-    "/v1/completions": Completion,
-    "/tokenize": TokenizeReply,
-    "/detokenize": DetokenizeReply,
-    "/v1/load_lora_adapter": AdapterReply,
-    "/v1/unload_lora_adapter": AdapterReply,
-    "/v1/models": ModelList,
-    "/v1/models/{name}": ModelCard,
-    "/server_info": ServerInfo,
-    "/tokenizer_info": TokenizerInfo,
+# Of the routes that have either: the body and the reply.
+_TYPES: dict[str, tuple[type | None, type]] = {
+    "/v1/chat/completions": (ChatCompletionRequest, ChatCompletion),
+    "/v1/completions": (CompletionRequest, Completion),
+    "/tokenize": (TokenizeRequest, TokenizeReply),
+    "/detokenize": (DetokenizeRequest, DetokenizeReply),
+    "/v1/load_lora_adapter": (LoadAdapterRequest, AdapterReply),
+    "/v1/unload_lora_adapter": (UnloadAdapterRequest, AdapterReply),
+    "/v1/models": (None, ModelList),
+    "/v1/models/{name}": (None, ModelCard),
+    "/server_info": (None, ServerInfo),
+    "/tokenizer_info": (None, TokenizerInfo),
 }
 _EXAMPLES: dict[str, Page] = {
     "/v1/chat/completions": {
@@ -100,84 +94,68 @@ _HOME = """<!doctype html>
 <body><h1>Octavo</h1><p>An OpenAI-compatible server. Its API is at <code>{base}/v1</code>:</p>
 <ul>{links}</ul></body></html>
 """
-_STREAMED = ("/v1/chat/completions", "/v1/completions")
 
 
-class Pages:
-    """The handlers; `root_path` is the prefix under which a proxy exposes the server."""
+def add_pages(app: FastAPI, root_path: str) -> None:
+    """Register the pages, which the API's own description does not list, and let `app` serve that description.
 
-    def __init__(self, root_path: str) -> None:
-        self._root_path = root_path
+    `root_path` is the prefix under which a proxy exposes the server.
+    """
 
-    def add_to(self, app: FastAPI) -> None:
-        """Register the pages, which the API's own description does not list, and let `app` serve that description."""
-        for path, handler in (("/", self.home), ("/docs", self.docs), ("/docs/{name}", self.asset)):
-            app.add_api_route(path, handler, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
+    async def home() -> Response:
+        links = "".join(f'<li><a href="{root_path}/{to}">/{to}</a> {text}</li>' for to, text in _LINKS)
+        return HTMLResponse(_HOME.format(base=root_path, links=links))
 
-        def openapi() -> Page:
-            if app.openapi_schema is None:
-                app.openapi_schema = make_page(app)
-            return app.openapi_schema
-
-        app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to replace it
-
-    async def home(self) -> Response:
-        links = "".join(f'<li><a href="{self._root_path}/{to}">/{to}</a> {text}</li>' for to, text in _LINKS)
-        return HTMLResponse(_HOME.format(base=self._root_path, links=links))
-
-    async def docs(self) -> Response:
+    async def docs() -> Response:
         return get_swagger_ui_html(
-            openapi_url=f"{self._root_path}/openapi.json",
+            openapi_url=f"{root_path}/openapi.json",
             title="Octavo",
-            swagger_js_url=f"{self._root_path}/docs/swagger-ui-bundle.js",
-            swagger_css_url=f"{self._root_path}/docs/swagger-ui.css",
-            swagger_favicon_url=f"{self._root_path}/docs/favicon-32x32.png",
+            swagger_js_url=f"{root_path}/docs/swagger-ui-bundle.js",
+            swagger_css_url=f"{root_path}/docs/swagger-ui.css",
+            swagger_favicon_url=f"{root_path}/docs/favicon-32x32.png",
         )
 
-    async def asset(self, name: str) -> Response:
+    async def asset(name: str) -> Response:
         if name not in _ASSETS:
             return Response(status_code=404)
         data = (files("fastapi_swagger.resources") / name).read_bytes()
         return Response(data, media_type=_ASSETS[name], headers={"cache-control": "max-age=86400"})
 
+    def openapi() -> Page:
+        if app.openapi_schema is None:
+            app.openapi_schema = make_page(app)
+        return app.openapi_schema
+
+    pages: dict[str, Callable[..., Awaitable[Response]]] = {"/": home, "/docs": docs, "/docs/{name}": asset}
+    for path, page in pages.items():
+        app.add_api_route(path, page, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to replace it
+
 
 def make_page(app: FastAPI) -> Page:
     """Return FastAPI's page of its routes, with the bodies and replies: routes take raw requests, so it knows none."""
     page: Page = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-    types = [*_BODIES.values(), *_REPLIES.values(), ErrorReply]
+    bodies = {path: body for path, (body, _) in _TYPES.items() if body is not None}
+    types = [*bodies.values(), *(reply for _, reply in _TYPES.values()), ErrorReply]
     links, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    link_of = dict(zip(types, links, strict=True))
+    content = {kind: {"application/json": {"schema": link}} for kind, link in zip(types, links, strict=True)}
     for path, operations in page["paths"].items():
         for operation in operations.values():
-            operation["tags"] = [_tag(path)]
-            operation["responses"] = _responses(path, operation["responses"], link_of)
-            if path in _BODIES:
-                content = _json(link_of[_BODIES[path]])
-                content["application/json"]["examples"] = {
-                    name: {"value": value} for name, value in _EXAMPLES[path].items()
-                }
-                operation["requestBody"] = {"required": True, "content": content}
+            is_of_tokens = path in ("/tokenize", "/detokenize", "/tokenizer_info")
+            operation["tags"] = ["tokens" if is_of_tokens else "OpenAI" if path.startswith("/v1/") else "operations"]
+            success = dict(operation["responses"]["200"])
+            if path in _TYPES:
+                success["content"] = dict(content[_TYPES[path][1]])
+            if path.endswith("/completions"):
+                success["content"] |= {"text/event-stream": {"schema": {"type": "string"}}}
+            # All errors have one shape; FastAPI's own validation errors never occur.
+            error = {"description": "Why not.", "content": content[ErrorReply]}
+            operation["responses"] = {"200": success, "default": error}
+            if path in bodies:
+                examples = {name: {"value": value} for name, value in _EXAMPLES[path].items()}
+                body = {"application/json": content[bodies[path]]["application/json"] | {"examples": examples}}
+                operation["requestBody"] = {"required": True, "content": body}
     page["tags"] = [{"name": name, "description": text} for name, text in _TAGS.items()]
     page["components"] = {"schemas": schemas, "securitySchemes": _SECURITY_SCHEMES}
     page["security"] = [{name: []} for name in _SECURITY_SCHEMES] + [{}]  # or none, if the server has no key
     return page
-
-
-def _responses(path: str, responses: Page, link_of: dict[type, Page]) -> Page:
-    """All errors have one shape; FastAPI's own validation errors never occur."""
-    success = dict(responses["200"])
-    if path in _REPLIES:
-        success["content"] = _json(link_of[_REPLIES[path]])
-    if path in _STREAMED:
-        success["content"] |= {"text/event-stream": {"schema": {"type": "string"}}}
-    return {"200": success, "default": {"description": "Why not.", "content": _json(link_of[ErrorReply])}}
-
-
-def _tag(path: str) -> str:
-    if path in ("/tokenize", "/detokenize", "/tokenizer_info"):
-        return "tokens"
-    return "OpenAI" if path.startswith("/v1/") else "operations"
-
-
-def _json(schema: Page) -> Page:
-    return {"application/json": {"schema": schema}}

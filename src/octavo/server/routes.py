@@ -11,7 +11,7 @@ from octavo._version import __version__
 from octavo.errors import InvalidParameterError
 from octavo.metrics.prometheus import Exposition
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ApiError, as_api_error
+from octavo.server.errors import as_api_error
 from octavo.server.exchange import CLIENT_LEFT, Exchange
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.openai.models import LoadAdapterRequest, ModelList, UnloadAdapterRequest
@@ -169,10 +169,6 @@ async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
-
-
-def error_response(error: ApiError) -> Response:
-    return Response(error.body, error.status, error.headers, media_type="application/json")
 
 
 def limit_time(exchange: Exchange, seconds: float) -> None:

@@ -45,18 +45,18 @@ class Settings:
 
     def lines(self, *, with_defaults: bool = False) -> list[str]:
         """Return one line of YAML for each option, with its origin as a comment. Secrets are hidden."""
-        names = [name for name in _FIELDS if with_defaults or name in self.origins]
-        return [f"{name}: {self._shown(name)}  # {self.origins.get(name, 'default')}" for name in names]
+        lines = []
+        for name, spec in _FIELDS.items():
+            if with_defaults or name in self.origins:
+                value = getattr(self.server if hasattr(self.server, spec.name) else self.engine, spec.name)
+                is_hidden = spec.metadata["is_secret"] and value != spec.default
+                shown = f'"{HIDDEN}"' if is_hidden else msgspec.json.encode(value).decode()
+                lines.append(f"{name}: {shown}  # {self.origins.get(name, 'default')}")
+        return lines
 
     def log(self) -> None:
         for line in self.lines():
             logger.info("setting %s", line)
-
-    def _shown(self, name: str) -> str:
-        spec = _FIELDS[name]
-        value = getattr(self.server if hasattr(self.server, spec.name) else self.engine, spec.name)
-        is_hidden = spec.metadata["is_secret"] and value != spec.default
-        return f'"{HIDDEN}"' if is_hidden else msgspec.json.encode(value).decode()
 
 
 def resolve_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config_file: Path | None = None) -> Settings:
@@ -104,10 +104,8 @@ def _from_file(path: Path) -> dict[str, Any]:
         name = str(key).replace("-", "_")
         if name not in _FIELDS:
             raise UnknownOptionError(f"option in {path}:", str(key), _FIELDS)
-        is_list = get_origin(_FIELDS[name].type) is tuple
-        values[name] = (
-            (value,) if is_list and isinstance(value, str) else tuple(value) if isinstance(value, list) else value
-        )
+        parts = [value] if isinstance(value, str) and get_origin(_FIELDS[name].type) is tuple else value
+        values[name] = tuple(parts) if isinstance(parts, list) else parts
     return values
 
 
@@ -115,13 +113,12 @@ def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that set an option. An empty one counts as unset."""
     known = {PREFIX + name.upper() for name in _FIELDS}
     own = {}
+    ignored = "%s comes from Kubernetes and is ignored; set `enableServiceLinks: false` to avoid it"
     for variable, text in environ.items():
         if not variable.startswith(PREFIX) or variable in _OTHER_VARIABLES or not text:
             continue
         if _SERVICE_LINK.match(variable) or text.startswith("tcp://"):
-            logger.warning(
-                "%s comes from Kubernetes and is ignored; set `enableServiceLinks: false` to avoid it", variable
-            )
+            logger.warning(ignored, variable)
         elif variable not in known:
             raise UnknownOptionError("environment variable", variable, known | _OTHER_VARIABLES)
         else:
@@ -137,14 +134,11 @@ def _parse(variable: str, text: str, annotation: Any) -> Any:
         if text.lower() not in _SWITCH_WORDS:
             raise InvalidParameterError(variable, text, "must be true or false")
         return _SWITCH_WORDS[text.lower()]
-    if kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            raise InvalidParameterError(
-                variable, text, f"must be {'an integer' if kind is int else 'a number'}"
-            ) from None
-    return text
+    try:
+        return kind(text) if kind in (int, float) else text
+    except ValueError:
+        limit = f"must be {'an integer' if kind is int else 'a number'}"
+        raise InvalidParameterError(variable, text, limit) from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -159,10 +153,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_settings_file(path: Path) -> dict[Any, Any]:
-    """Return the mapping in a YAML file; an empty file is an empty mapping.
-
-    Raises InvalidParameterError: the file cannot be read, is not YAML, or is not a mapping.
-    """
+    """Return the mapping in a YAML file; an empty file is an empty mapping."""
     try:
         table = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a SafeLoader
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

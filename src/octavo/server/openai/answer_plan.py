@@ -75,10 +75,7 @@ _NUM_TAIL_TOKENS = 16  # enough of a prompt to see its final tags
 
 
 class AnswerFormats:
-    """How one model marks tool calls and reasoning, detected from its chat template or given by name.
-
-    Raises UnknownOptionError: unknown parser name; the message suggests the closest.
-    """
+    """How one model marks tool calls and reasoning, detected from its chat template or given by name."""
 
     def __init__(
         self, tokenizer: Tokenizer, *, tool_call_parser_name: str = AUTO, reasoning_parser_name: str = AUTO
@@ -93,12 +90,6 @@ class AnswerFormats:
         self.reasoning = _named("reasoning parser", reasoning_parser_name, REASONING_FORMATS)
         self.tokenizer = tokenizer
         self.special_tokens = frozenset(map(tokenizer.token_text, tokenizer.special_token_ids))
-
-    @property
-    def reasoning_tags_are_tokens(self) -> bool:
-        """Whether the reasoning tags are single tokens, so that a constraint can recognize them."""
-        tags = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
-        return all(len(self.tokenizer.encode(tag, add_special_tokens=False)) == 1 for tag in tags)
 
     def starts_inside(self, prompt_token_ids: Sequence[int], begun: BegunAnswer | None = None) -> bool | None:
         """Return whether answers to this prompt start inside reasoning; None if there is no reasoning to look for."""
@@ -140,10 +131,7 @@ class AnswerPlan:
 
     @classmethod
     def of(cls, request: ChatCompletionRequest, params: SamplingParams, formats: AnswerFormats) -> Self:
-        """Return the plan of `request` for this model; `params` come from its other fields.
-
-        Raises ApiError, 400; InvalidParameterError: a tool's schema is too large or too deep.
-        """
+        """Return the plan of `request` for this model; `params` come from its other fields."""
         has_tools = bool(request.tools) or request.tool_choice is not None
         tools = tool_use(request, formats.tool_calls) if has_tools else None
         if tools is not None:
@@ -177,7 +165,9 @@ class AnswerPlan:
         constraint, tags = self.params.structured_output, self.formats.reasoning
         if tags is None or starts_inside is None or (constraint is None and self.thinking_budget is None):
             return plan
-        if self.formats.reasoning_tags_are_tokens and not (self.thinks_not and constraint and not starts_inside):
+        encode = self.formats.tokenizer.encode  # a constraint recognizes tags that are single tokens
+        are_tokens = all(len(encode(tag, add_special_tokens=False)) == 1 for tag in (tags.begin, tags.end))
+        if are_tokens and not (self.thinks_not and constraint and not starts_inside):
             budget = 0 if self.thinks_not else self.thinking_budget  # the template opens the reasoning all the same
             reasoning = Reasoning(begin=tags.begin, end=tags.end, is_open=starts_inside, max_tokens=budget)
             whole = replace(constraint, reasoning=reasoning) if constraint else StructuredOutput(reasoning=reasoning)

@@ -46,10 +46,7 @@ def prepare_chat(
     media: MediaReader | None,
     warn: Warn,
 ) -> "ChatStream":
-    """Render, tokenize and validate. May take a while for long conversations, and for images.
-
-    Raises ApiError, UserError: names the problem.
-    """
+    """Render, tokenize and validate. May take a while for long conversations, and for images."""
     if request.add_special_tokens:
         text = "The chat template adds all special tokens; no others can be added."
         raise bad_request(text, "add_special_tokens", "unsupported_parameter")

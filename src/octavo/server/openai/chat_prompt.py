@@ -64,10 +64,7 @@ def render_chat(
     media: "MediaReader | None",
     warn: Warn,
 ) -> TokensPrompt | MultiModalPrompt:
-    """Return the prompt for `messages`; `options` are those of `prompt_options`.
-
-    Raises ApiError, UserError: names the problem.
-    """
+    """Return the prompt for `messages`; `options` are those of `prompt_options`."""
     if request.continue_final_message and request.add_generation_prompt:
         text = "Only one of 'add_generation_prompt' and 'continue_final_message'."
         raise bad_request(text, "continue_final_message")
@@ -140,8 +137,6 @@ def template_messages(
     """Return the conversation for `ChatTemplate.render`; warn if the template will merge system messages.
 
     `media` reads images and videos; None: the model takes text only.
-
-    Raises ApiError, 400: a message part that the model does not take.
     """
     if media is not None:
         media.check_number(messages)

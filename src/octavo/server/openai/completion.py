@@ -29,10 +29,7 @@ from octavo.server.openai.reply_stream import ReplyHead, ReplyStream, make_usage
 def prepare_completion(
     request: CompletionRequest, head: ReplyHead, model: ServedModel, max_prompts: int, warn: Warn
 ) -> "CompletionStream":
-    """Tokenize and validate all prompts. May take a while for long ones.
-
-    Raises ApiError, UserError: names the problem.
-    """
+    """Tokenize and validate all prompts. May take a while for long ones."""
     if request.suffix:
         text = "'suffix' needs a model that fills in the middle of a text; the models served here only continue one."
         raise bad_request(text, "suffix", "unsupported_parameter")

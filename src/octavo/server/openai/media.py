@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
-from urllib.parse import SplitResult, quote, urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 from octavo.errors import InvalidParameterError
 from octavo.multimodal.media import DETAILS, VideoFile
@@ -99,12 +99,15 @@ class RemoteMedia:
         with contextlib.closing(connection):
             connection.sock = socket.create_connection((str(address), port), timeout=_left(deadline_s))
             if parts.scheme == "https":
-                connection.sock = _secured(connection.sock, parts.hostname)
+                connection.sock = ssl.create_default_context().wrap_socket(
+                    connection.sock, server_hostname=parts.hostname, do_handshake_on_connect=False
+                )
             with _ended_at(deadline_s, connection.sock):
                 if isinstance(connection.sock, ssl.SSLSocket):
                     connection.sock.do_handshake()
                 headers = {"Host": parts.netloc, "Accept": self._accept, "Accept-Encoding": "identity"}
-                connection.request("GET", _target(parts), headers=headers)
+                path, query = (quote(part, safe=_KEPT) for part in (parts.path or "/", parts.query))
+                connection.request("GET", path + (f"?{query}" if query else ""), headers=headers)
                 with contextlib.closing(connection.getresponse()) as response:  # it may be the socket's owner by now
                     yield response
 
@@ -172,10 +175,7 @@ class MediaReader:
                 )
 
     def remote_parts(self, messages: Sequence[ChatMessage]) -> Iterator[tuple[str, Callable[[], bytes]]]:
-        """Yield the place of each part that is elsewhere, and a call that fetches it: many may wait at once.
-
-        Raises ApiError, 400: too many parts.
-        """
+        """Yield the place of each part that is elsewhere, and a call that fetches it: many may wait at once."""
         self.check_number(messages)
         for at, message in enumerate(messages):
             for index, part in enumerate(parts_of(message)):
@@ -187,10 +187,7 @@ class MediaReader:
                     yield path, partial(remote.fetch, url, path)
 
     def read(self, part: ContentPart, path: str) -> Mapping[str, object]:
-        """Return a part with the file of its image or video, which is decoded later, one after the other.
-
-        Raises ApiError, 400, InvalidParameterError: no URL, an unknown level of detail, or it cannot be had from there.
-        """
+        """Return a part with the file of its image or video, which is decoded later, one after the other."""
         path = f"{path}.{part.type}"
         given = part.image_url if part.type == "image_url" else part.video_url
         if given is None:
@@ -227,28 +224,18 @@ def _left(deadline_s: float) -> float:
 @contextlib.contextmanager
 def _ended_at(deadline_s: float, connected: socket.socket) -> Iterator[None]:
     """End a connection at the deadline: a server that sends a byte now and then would pass every timeout of a read."""
-    timer = threading.Timer(_left(deadline_s), _end, [connected])
+
+    def end() -> None:
+        with contextlib.suppress(OSError):  # closed in this moment
+            connected.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(_left(deadline_s), end)
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
-
-
-def _end(connected: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # closed in this moment
-        connected.shutdown(socket.SHUT_RDWR)
-
-
-def _secured(raw: socket.socket, host: str) -> ssl.SSLSocket:
-    context = ssl.create_default_context()
-    return context.wrap_socket(raw, server_hostname=host, do_handshake_on_connect=False)
-
-
-def _target(parts: SplitResult) -> str:
-    path, query = (quote(part, safe=_KEPT) for part in (parts.path or "/", parts.query))
-    return path + (f"?{query}" if query else "")
 
 
 def _refusal(name: str, url: str, limit: str) -> InvalidParameterError:

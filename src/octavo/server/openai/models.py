@@ -206,10 +206,7 @@ class ServedModels:
         return ref
 
     def _below_root(self, path: str) -> Path:
-        """Return the folder of an adapter, which with its files must be below the root, symbolic links resolved.
-
-        Raises ApiError, 400.
-        """
+        """Return the folder of an adapter, which with its files must be below the root, symbolic links resolved."""
         assert self._root is not None
         refusal = bad_request("lora_path must be the folder of an adapter below the server's --lora-root.", "lora_path")
         try:

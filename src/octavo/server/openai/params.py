@@ -21,7 +21,6 @@ from octavo.server.openai.protocol import (
     CompletionRequest,
     GenerationRequest,
     ResponseFormat,
-    StructuredOutputs,
 )
 from octavo.server.openai.schemas import closed
 from octavo.server.openai.tools import tool_wire_names
@@ -86,10 +85,7 @@ def _given(request: GenerationRequest) -> dict[str, Any]:
 
 
 def requested_constraint(request: GenerationRequest) -> StructuredOutput | None:
-    """Return a request's constraint; None for free text.
-
-    Raises ApiError, 400: several constraints, an unknown one, a schema that is missing or malformed.
-    """
+    """Return a request's constraint; None for free text."""
     constraints = _constraints(request)
     if not constraints:
         return None
@@ -116,29 +112,17 @@ def is_constrained(request: GenerationRequest) -> bool:
 
 
 def _constraints(request: GenerationRequest) -> list[Constraint]:
-    given = _response_format(request.response_format)
+    kinds = [(name.removeprefix("guided_"), getattr(request, name), name) for name in _GUIDED]
     if (outputs := request.structured_outputs) is not None:
-        given += _structured_outputs(outputs)
-    for name in _GUIDED:
-        if (value := getattr(request, name)) is not None:
-            given.append((_field(name.removeprefix("guided_")), value, name))
-    return given
-
-
-def _structured_outputs(outputs: StructuredOutputs) -> list[Constraint]:
-    values = {name: getattr(outputs, name) for name in outputs.__struct_fields__}
-    if all(value is UNSET for value in values.values()):
-        raise bad_request(f"'structured_outputs' needs one of {', '.join(values)}.", "structured_outputs")
-    return [
-        (_field(name), value, f"structured_outputs.{name}")
-        for name, value in values.items()
+        values = {name: getattr(outputs, name) for name in outputs.__struct_fields__}
+        if all(value is UNSET for value in values.values()):
+            raise bad_request(f"'structured_outputs' needs one of {', '.join(values)}.", "structured_outputs")
+        kinds = [(kind, value, f"structured_outputs.{kind}") for kind, value in values.items()] + kinds
+    return _response_format(request.response_format) + [
+        ("json_schema" if kind == "json" else kind, value, path)
+        for kind, value, path in kinds
         if value not in (UNSET, False, None)
     ]
-
-
-def _field(kind: str) -> str:
-    """Return the field of `StructuredOutput` for a kind of constraint."""
-    return "json_schema" if kind == "json" else kind
 
 
 def _response_format(wanted: ResponseFormat | None) -> list[Constraint]:
@@ -159,10 +143,7 @@ def _response_format(wanted: ResponseFormat | None) -> list[Constraint]:
 
 
 def split_prompts(given: str | list[str | int | list[int]], limit: int) -> list[Prompt]:
-    """Return the prompts of a request: one text, one list of ids, or a list of either.
-
-    Raises ApiError, 400: none, too many, or a list that mixes kinds.
-    """
+    """Return the prompts of a request: one text, one list of ids, or a list of either."""
     if isinstance(given, str):
         return [given]
     if not given:

@@ -278,10 +278,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 def read_request(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
-    """Return a request, and warnings about its fields that have no effect.
-
-    Raises ApiError, 400: malformed or too deeply nested JSON, a missing field or one of the wrong type.
-    """
+    """Return a request, and warnings about its fields that have no effect."""
     if _is_too_deep(body):
         raise bad_request(f"The request's JSON is nested more than {MAX_DEPTH} levels deep.", code="invalid_json")
     try:
@@ -322,13 +319,13 @@ def _type_error(text: str) -> ApiError:
     if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
         param = f"{path}.{missing[1]}".lstrip(".")
         return bad_request(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
-    what = re.sub(r"`([^`]*)`", lambda quoted: _in_words(quoted[1]), what)
+    what = re.sub(r"`([^`]*)`", _in_words, what)
     where = f"Invalid type for '{path}'" if path else "Invalid request body"
     return bad_request(f"{where}: {what[:1].lower()}{what[1:]}.", path or None, "invalid_type")
 
 
-def _in_words(types: str) -> str:
-    names = [_WORDS.get(name, name) for name in types.split(" | ")]
+def _in_words(types: re.Match[str]) -> str:
+    names = [_WORDS.get(name, name) for name in types[1].split(" | ")]
     return " or ".join(name for name in names if name != "null" or len(names) == 1)
 
 
@@ -355,10 +352,8 @@ def _make_whole(value: Any, path: str) -> bool:
         value = value[step]
     if not _is_whole(value[last]):
         return False
-    if isinstance(value, list):
-        value[:] = [int(each) if _is_whole(each) else each for each in value]
-    else:
-        value[last] = int(value[last])
+    for at in range(len(value)) if isinstance(value, list) else [last]:
+        value[at] = int(value[at]) if _is_whole(value[at]) else value[at]
     return True
 
 

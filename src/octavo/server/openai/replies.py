@@ -191,9 +191,7 @@ class ChatRows:
     """The rows of one chat answer. A row is sent with its text, so text removed by a stop string never appears."""
 
     def __init__(self, names: TokenNames, num_top: int, *, skips_special_tokens: bool) -> None:
-        self._names = names
-        self._num_top = num_top
-        self._skips_special_tokens = skips_special_tokens
+        self._names, self._num_top, self._skips_special_tokens = names, num_top, skips_special_tokens
         self._waiting: deque[tuple[int, TokenRow]] = deque()  # each with the number of bytes before it
         self._num_row_bytes = 0
         self._num_text_bytes = 0
@@ -217,27 +215,20 @@ class ChatRows:
         return rest
 
     def _row(self, token_id: int, table: Table) -> TokenRow:
-        return TokenRow(
-            token=self._names.readable(token_id),
-            logprob=finite(table[token_id].logprob),
-            bytes=list(self._names.tokenizer.token_bytes(token_id)),
-            top_logprobs=[
-                TopLogprob(
-                    token=self._names.readable(id_),
-                    logprob=finite(entry.logprob),
-                    bytes=list(self._names.tokenizer.token_bytes(id_)),
-                )
-                for id_, entry in best(table, self._num_top)
-            ],
-        )
+        top = [TopLogprob(**self._entry(id_, entry)) for id_, entry in best(table, self._num_top)]
+        return TokenRow(**self._entry(token_id, table[token_id]), top_logprobs=top)
+
+    def _entry(self, token_id: int, entry: Logprob) -> dict[str, Any]:
+        names = self._names
+        data = list(names.tokenizer.token_bytes(token_id))
+        return {"token": names.readable(token_id), "logprob": finite(entry.logprob), "bytes": data}
 
 
 class CompletionRows:
     """The lists of one completion, with an entry for every token, including the one that ended it."""
 
     def __init__(self, names: TokenNames, num_top: int) -> None:
-        self._names = names
-        self._num_top = num_top
+        self._names, self._num_top = names, num_top
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._num_characters = 0
 
@@ -268,24 +259,20 @@ class CompletionRows:
 def joined(parts: Iterable[CompletionLogprobs]) -> CompletionLogprobs:
     whole = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for part in parts:
-        whole.tokens.extend(part.tokens)
-        whole.token_logprobs.extend(part.token_logprobs)
-        whole.top_logprobs.extend(part.top_logprobs)
-        whole.text_offset.extend(part.text_offset)
+        for name in whole.__struct_fields__:
+            getattr(whole, name).extend(getattr(part, name))
     return whole
 
 
 def prompt_tables(tables: Sequence[Table | None]) -> list[dict[str, object] | None]:
     """Return the `prompt_logprobs` of a reply, by token id, as vLLM's clients read them."""
     return [
-        None
-        if table is None
-        else {
-            str(id_): {"logprob": finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
-            for id_, entry in table.items()
-        }
-        for table in tables
+        None if table is None else {str(id_): _prompt_entry(entry) for id_, entry in table.items()} for table in tables
     ]
+
+
+def _prompt_entry(entry: Logprob) -> dict[str, object]:
+    return {"logprob": finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
 
 
 def best(table: Table, count: int) -> list[tuple[int, Logprob]]:

@@ -35,7 +35,7 @@ class PythonicParser(ToolCallParser):
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
         """Values are JSON, which `keyword_arguments` reads as such."""
         parameters = parameters_of(schema)
-        if parameters is None or not all(_is_argument_name(each.name) for each in parameters):
+        if parameters is None or not all(each.name.isidentifier() and not iskeyword(each.name) for each in parameters):
             return None
         rules = [
             f"a{index}: {quoted(f'{each.name}=')} {json_rule(each.schema)}" for index, each in enumerate(parameters)
@@ -89,10 +89,7 @@ class PythonicParser(ToolCallParser):
             raise MalformedError("tag")
 
     def _read_parentheses(self) -> Steps[str]:
-        """Return the text of the bracketed expression that begins here, brackets included.
-
-        Raises MalformedError: brackets do not match, or the text ends before.
-        """
+        """Return the text of the bracketed expression that begins here, brackets included."""
         pieces: list[str] = []
         awaited: list[str] = []
         while awaited or not pieces:
@@ -145,10 +142,6 @@ def _json_text(arguments: dict[str, object]) -> str:
     return text
 
 
-def _is_argument_name(name: str) -> bool:
-    return name.isidentifier() and not iskeyword(name)
-
-
 def _list_of(num_arguments: int, num_required: int) -> str:
     """Return the rule of arguments a0, a1, ... separated by commas; the first are required."""
     optional = [f'(", " a{index})?' for index in range(num_required, num_arguments)]
@@ -159,10 +152,7 @@ def _list_of(num_arguments: int, num_required: int) -> str:
 
 
 def keyword_arguments(text: str) -> dict[str, object]:
-    """Return the arguments in `text`, such as `(a=1, b=["x"])`, by name, as JSON values.
-
-    Raises MalformedError: for anything else, such as positional arguments or values other than literals.
-    """
+    """Return the arguments in `text`, such as `(a=1, b=["x"])`, by name, as JSON values."""
     try:
         with warnings.catch_warnings(action="ignore"):  # models write unknown escapes
             call = ast.parse(f"f{text}", mode="eval").body

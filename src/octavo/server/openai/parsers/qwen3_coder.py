@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from octavo.server.openai.parsers.base import MalformedError, Steps
+from octavo.server.openai.parsers.base import Emit, MalformedError, Steps
 from octavo.server.openai.parsers.tool_calls import (
     Parameter,
     Schemas,
@@ -88,27 +88,16 @@ class Qwen3CoderParser(ToolCallParser):
         yield from self._takes("\n")
         root = self._schemas[function]
         schema = parameter_schema(root, key)
-        if schema is None or schema.get("type") == "string":
-            yield from self._stream_string()
-        else:
-            yield from self._read_value(schema, root)
-
-    def _stream_string(self) -> Steps[None]:
-        self._arguments('"')
-        if (yield from self._copy_until((_PARAMETER_END,), self._escaped)):
-            self._escaped(self._space_before_end().removesuffix("\n"))
+        is_text = schema is None or schema.get("type") == "string"
+        if is_text:
             self._arguments('"')
-
-    def _read_value(self, schema: Mapping[str, object], root: Mapping[str, object]) -> Steps[None]:
         pieces: list[str] = []
-        if (yield from self._copy_until((_PARAMETER_END,), pieces.append)):
-            pieces.append(self._space_before_end().removesuffix("\n"))
-            self._arguments(json_value("".join(pieces), schema, root))
-
-    def _space_before_end(self) -> str:
-        space = self._rest.partition(_PARAMETER_END)[0]
-        self._skip(len(space))
-        return space
+        emit: Emit = self._escaped if is_text else pieces.append
+        if (yield from self._copy_until((_PARAMETER_END,), emit)):
+            space = self._rest.partition(_PARAMETER_END)[0]
+            self._skip(len(space))
+            emit(space.removesuffix("\n"))
+            self._arguments('"' if schema is None or is_text else json_value("".join(pieces), schema, root))
 
     def _escaped(self, text: str) -> None:
         self._arguments(json.dumps(text, ensure_ascii=False)[1:-1])

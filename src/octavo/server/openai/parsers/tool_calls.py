@@ -67,10 +67,7 @@ class ToolCallParser(StreamParser):
     @classmethod
     @abstractmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
-        """Constrain a call of `name` to arguments that match `schema`; None if the format cannot express that.
-
-        Raises InvalidParameterError: the schema is too large, too deep or no JSON.
-        """
+        """Constrain a call of `name` to arguments that match `schema`; None if the format cannot express that."""
 
     @classmethod
     def tags(cls, schemas: Schemas) -> list[StructuralTag] | None:
