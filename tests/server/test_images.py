@@ -146,7 +146,8 @@ def test_media_are_fetched_over_redirects(media: str) -> None:
 
 def test_parts_that_are_elsewhere_are_fetched_before_requests_are_prepared(media: str) -> None:
     """So the threads that prepare requests, few as they are, never wait for another server."""
-    reader = replace(MediaReader.of(ServerArgs(max_images=2)), remote_images=near())
+    kinds = MediaReader.of(ServerArgs(max_images=2)).kinds
+    reader = MediaReader({**kinds, "image_url": replace(kinds["image_url"], remote=near())})
     parts = [ContentPart(type="image_url", image_url=url) for url in (data_url(png(8, 8)), f"{media}/moved")]
     message = ChatMessage(role="user", content=parts)
     fetched = {path: fetch() for path, fetch in reader.remote_parts([message])}

@@ -81,7 +81,7 @@ async def main():
     while lifecycle.status == "loading":
         await asyncio.sleep(0.05)
     request = ChatCompletionRequest(messages=[ChatMessage(role="user", content="hi")], max_tokens=2)
-    reply = await lifecycle.service.chat_completions(request)
+    reply = await lifecycle.service.chat_completions(request, print, False)
     assert reply.usage.completion_tokens == 2
     running.cancel()
     await lifecycle.close()

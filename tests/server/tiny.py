@@ -29,8 +29,7 @@ async def tiny_app(scope: Scope, receive: Receive, send: Send) -> None:
     exchange = Exchange.in_scope(scope)
     body = exchange.body
     request = json.loads(body) if body else {}
-    if request.get("timeout") is not None:
-        exchange.limit_to(request["timeout"])
+    exchange.limit_to(request.get("timeout"))
     exchange.num_samples = request.get("n", 1)
     match scope["path"].rpartition("/")[2]:
         case "fail":

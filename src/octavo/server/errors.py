@@ -13,7 +13,6 @@ from octavo.errors import EngineDeadError, EngineError, InvalidParameterError, P
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_S = "1"
 # The `type` that OpenAI gives errors of a status.
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _MAX_SHOWN = 200  # characters of a client's value that an error quotes
@@ -68,7 +67,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = "inva
 
 def unavailable(message: str, code: str) -> ApiError:
     """Return a 503 (loading, draining, dead) that clients may retry."""
-    return ApiError(503, message, code=code, headers={"Retry-After": RETRY_AFTER_S})
+    return ApiError(503, message, code=code, headers={"Retry-After": "1"})
 
 
 def as_api_error(error: BaseException, names: Mapping[str, str] | None = None) -> ApiError:
@@ -78,23 +77,18 @@ def as_api_error(error: BaseException, names: Mapping[str, str] | None = None) -
     """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, UserError):
-        return _user_error(error, names or {})
-    if isinstance(error, EngineDeadError):
-        return unavailable(str(error), "engine_dead")
-    if isinstance(error, EngineError):
-        return ApiError(500, str(error), code="engine_error")
-    logger.error("internal error in a request", exc_info=error)
-    return ApiError(500, "Internal server error.", code="internal_error")
-
-
-def _user_error(error: UserError, names: Mapping[str, str]) -> ApiError:
+    names = names or {}
     if isinstance(error, PromptTooLongError):
         text = f"{error.limit}. However, you asked for {error.value}. Please shorten the prompt."
         return bad_request(text, names.get(error.field, error.field), "context_length_exceeded")
     if isinstance(error, InvalidParameterError):
-        param = names.get(error.field, error.field)
-        shown = repr(error.value)
+        param, shown = names.get(error.field, error.field), repr(error.value)
         shown = shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "..."
         return bad_request(f"{param}={shown}: {error.limit}", param)
-    return bad_request(str(error))
+    if isinstance(error, UserError):
+        return bad_request(str(error))
+    if isinstance(error, EngineError):
+        is_dead = isinstance(error, EngineDeadError)
+        return unavailable(str(error), "engine_dead") if is_dead else ApiError(500, str(error), code="engine_error")
+    logger.error("internal error in a request", exc_info=error)
+    return ApiError(500, "Internal server error.", code="internal_error")

@@ -96,8 +96,10 @@ class Exchange:
         self.num_bytes_sent += len(data)
         return self.direct_send({"type": "http.response.body", "body": data, "more_body": True})
 
-    def limit_to(self, seconds: float) -> None:
+    def limit_to(self, seconds: float | None) -> None:
         """End the request `seconds` after it arrived, unless another limit is earlier."""
+        if seconds is None:
+            return
         if not 0.0 < seconds < float("inf"):
             raise InvalidParameterError("timeout", seconds, "a finite number of seconds greater than 0")
         assert self.timeout is not None

@@ -134,7 +134,10 @@ class RequestPolicy:
         except TimeoutError:
             if exchange.timeout is None or not exchange.timeout.expired():
                 raise
-            await self._refuse(exchange, send, exchange.end_error or _timed_out(exchange.elapsed_s))
+            message = f"The request reached its time limit after {exchange.elapsed_s:.1f} s."
+            hint = {"x-should-retry": "false"}  # the same request would time out again
+            late = ApiError(408, message, kind="timeout_error", code="request_timeout", headers=hint)
+            await self._refuse(exchange, send, exchange.end_error or late)
 
     async def _call(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         if exchange.scope["method"] in ("POST", "PUT", "PATCH"):
@@ -203,12 +206,6 @@ def _apply_deadline_header(exchange: Exchange) -> None:
                 shown = value[:50].decode("latin-1")
                 limit = "must be a finite number of seconds greater than 0"
                 raise as_api_error(InvalidParameterError("X-Request-Timeout", shown, limit)) from None
-
-
-def _timed_out(elapsed_s: float) -> ApiError:
-    """The same request would time out again, so clients should not retry."""
-    message = f"The request reached its time limit after {elapsed_s:.1f} s."
-    return ApiError(408, message, kind="timeout_error", code="request_timeout", headers={"x-should-retry": "false"})
 
 
 def check_headers(headers: dict[bytes, bytes], max_bytes: int) -> None:

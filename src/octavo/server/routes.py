@@ -139,10 +139,12 @@ class Routes:
         wire, warnings = await asyncio.to_thread(read_request, body, kind) if is_large else read_request(body, kind)
         exchange.warnings += warnings
         if isinstance(wire, GenerationRequest):
-            if wire.timeout is not None:
-                limit_time(exchange, wire.timeout)
+            try:
+                exchange.limit_to(wire.timeout)
+            except InvalidParameterError as error:
+                raise as_api_error(error) from None
             exchange.num_samples = num_samples(wire, self._args)
-        reply = await unless_client_leaves(request, answer(wire, warn=exchange.warnings.append, is_large=is_large))
+        reply = await unless_client_leaves(request, answer(wire, exchange.warnings.append, is_large))
         if reply is None:
             return Response(status_code=CLIENT_LEFT)
         if not isinstance(reply, msgspec.Struct):
@@ -169,13 +171,6 @@ async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
-
-
-def limit_time(exchange: Exchange, seconds: float) -> None:
-    try:
-        exchange.limit_to(seconds)
-    except InvalidParameterError as error:
-        raise as_api_error(error) from None
 
 
 def num_samples(wire: GenerationRequest, args: ServerArgs) -> int:

@@ -77,7 +77,10 @@ class EventStreamResponse(Response):
                 await self._stream(first, leaving)
         finally:
             self._source.close()
-            await cancel(leaving, pinging, *([self._write] if self._write else []))
+            tasks = [task for task in (leaving, pinging, self._write) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _first_frames(self, leaving: "asyncio.Future[None]") -> bytes:
         """Wait for the first frames; return a ping if they take long."""
@@ -143,13 +146,6 @@ async def wait_for_disconnect(receive: Receive) -> None:
     """Return when the client has disconnected. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def cancel(*tasks: "asyncio.Future[None]") -> None:
-    """Cancel tasks and wait for their end, ignoring what they raise."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def start_at_once(work: Awaitable[None]) -> "asyncio.Task[None] | None":

@@ -10,31 +10,14 @@ from msgspec import UNSET
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_processor import CompletionDelta
 from octavo.server.errors import bad_request
+from octavo.server.openai import replies
 from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
 from octavo.server.openai.chat_prompt import BegunAnswer, render_chat, token_ids_of, unread_parts
 from octavo.server.openai.media import MediaReader
 from octavo.server.openai.models import ServedModel
 from octavo.server.openai.params import Warn, chat_params, process_prompt
-from octavo.server.openai.parsers.base import (
-    Content,
-    Delta,
-    ParsedMessage,
-    Reasoning,
-    ToolCallArguments,
-    ToolCallStart,
-)
+from octavo.server.openai.parsers.base import Content, Delta, ParsedMessage, Reasoning, ToolCallArguments, ToolCallStart
 from octavo.server.openai.protocol import ChatCompletionRequest
-from octavo.server.openai.replies import (
-    AnswerCall,
-    AnswerFunction,
-    AnswerMessage,
-    ChatChoice,
-    ChatCompletion,
-    ChatLogprobs,
-    ChatRows,
-    TokenNames,
-    TokenRow,
-)
 from octavo.server.openai.reply_stream import ReplyHead, ReplyStream
 
 
@@ -57,14 +40,14 @@ def prepare_chat(
     if (template := front.tokenizer.chat_template) is not None:
         for text in unread_parts(request, template, has_tools=answers.tools is not None):
             warn(text)
-    prompt = render_chat(request, request.messages, answers.prompt_options, front, formats.reasoning, media, warn)
+    prompt = render_chat(request, answers.prompt_options, front, formats.reasoning, media, warn)
     token_ids = token_ids_of(prompt)
     answers = answers.after(token_ids, BegunAnswer.of(request, token_ids, front.tokenizer))
     processed = process_prompt(model, request, prompt, answers.params, warn)
     return ChatStream(model, request, head, replace(processed, new_stop_finder=answers.new_stop_finder), answers)
 
 
-class ChatStream(ReplyStream[ChatCompletion]):
+class ChatStream(ReplyStream[replies.ChatCompletion]):
     """The reply to a chat: roles first, then text, reasoning and calls as they arrive, finish reasons, usage."""
 
     def __init__(
@@ -107,7 +90,7 @@ class ChatStream(ReplyStream[ChatCompletion]):
     def _rich(self, answer: "ChatAnswer", delta: CompletionDelta, pieces: Sequence[Delta]) -> list[bytes]:
         """Token ids and logprobs go with the first chunk of their text, or alone."""
         rows = answer.read_logprobs(delta)
-        more: dict[str, Any] = {"logprobs": ChatLogprobs(content=rows)} if rows else {}
+        more: dict[str, Any] = {"logprobs": replies.ChatLogprobs(content=rows)} if rows else {}
         if self._has_token_ids:
             more["token_ids"] = delta.token_ids
         usage = self._chunk_usage
@@ -117,55 +100,51 @@ class ChatStream(ReplyStream[ChatCompletion]):
             more = {}
         return frames
 
-    def _fold(self, deltas: Sequence[CompletionDelta]) -> ChatCompletion:
-        return ChatCompletion(
+    def _fold(self, deltas: Sequence[CompletionDelta]) -> replies.ChatCompletion:
+        return replies.ChatCompletion(
             **msgspec.structs.asdict(self._head),
             choices=[self._choice(self._answers[delta.index], delta) for delta in deltas],
             usage=self._usage(),
             **self._about_prompt(0),
         )
 
-    def _choice(self, answer: "ChatAnswer", delta: CompletionDelta) -> ChatChoice:
+    def _choice(self, answer: "ChatAnswer", delta: CompletionDelta) -> replies.ChatChoice:
         message = ParsedMessage()
         message.add(answer.read(delta))
-        return ChatChoice(
+        return replies.ChatChoice(
             index=delta.index,
             message=wire_message(message),
             finish_reason=answer.finish_reason(delta),
             stop_reason=delta.stop_reason,
-            logprobs=None if delta.logprobs is None else ChatLogprobs(content=answer.read_logprobs(delta)),
+            logprobs=None if delta.logprobs is None else replies.ChatLogprobs(content=answer.read_logprobs(delta)),
             token_ids=delta.token_ids if self._has_token_ids else UNSET,
         )
 
     @property
     def _num_reasoning_tokens(self) -> int:
-        return sum(answer.num_reasoning_tokens for answer in self._answers)
+        return sum(answer.reasoning.num_tokens for answer in self._answers if answer.reasoning is not None)
 
 
 class ChatAnswer:
     """Parses the deltas of one sample."""
 
     def __init__(self, plan: AnswerPlan, *, tokens_as_ids: bool) -> None:
-        self._parser, self._reasoning = plan.readers()
+        self._parser, self.reasoning = plan.readers()
         self._tokenizer = plan.formats.tokenizer
         self._shows_reasoning = plan.shows_reasoning
-        self._rows: ChatRows | None = None
+        self._rows: replies.ChatRows | None = None
         if (num_top := plan.params.logprobs) is not None:
-            names = TokenNames(self._tokenizer, as_ids=tokens_as_ids)
-            self._rows = ChatRows(names, num_top, skips_special_tokens=plan.params.skip_special_tokens)
+            names = replies.TokenNames(self._tokenizer, as_ids=tokens_as_ids)
+            self._rows = replies.ChatRows(names, num_top, skips_special_tokens=plan.params.skip_special_tokens)
         self._has_calls = False
-
-    @property
-    def num_reasoning_tokens(self) -> int:
-        return 0 if self._reasoning is None else self._reasoning.num_tokens
 
     def read(self, delta: CompletionDelta) -> Sequence[Delta]:
         """Return the parsed pieces of the answer that new text completes."""
         pieces = self._parser.push(delta.text)
         if delta.finish_reason is not None:
             pieces = [*pieces, *self._parser.finish(is_cut=delta.finish_reason == "length")]
-        if self._reasoning is not None:
-            self._reasoning.count_tokens(delta.token_ids, self._tokenizer)
+        if self.reasoning is not None:
+            self.reasoning.count_tokens(delta.token_ids, self._tokenizer)
         for piece in pieces:
             if isinstance(piece, ToolCallStart):
                 self._has_calls = True
@@ -173,7 +152,7 @@ class ChatAnswer:
             pieces = [piece for piece in pieces if not isinstance(piece, Reasoning)]
         return pieces
 
-    def read_logprobs(self, delta: CompletionDelta) -> list[TokenRow]:
+    def read_logprobs(self, delta: CompletionDelta) -> list[replies.TokenRow]:
         if self._rows is None or delta.logprobs is None:
             return []
         rows = self._rows.push(delta.token_ids, delta.logprobs, delta.text)
@@ -204,13 +183,13 @@ def wire_delta(delta: Delta) -> dict[str, object]:
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-def wire_message(message: ParsedMessage) -> AnswerMessage:
+def wire_message(message: ParsedMessage) -> replies.AnswerMessage:
     """Return a whole answer. Alongside calls, empty text is null; absent reasoning and calls are left out."""
     calls = [
-        AnswerCall(id=call.id, function=AnswerFunction(name=call.name, arguments=call.arguments))
+        replies.AnswerCall(id=call.id, function=replies.AnswerFunction(name=call.name, arguments=call.arguments))
         for call in message.tool_calls
     ]
-    return AnswerMessage(
+    return replies.AnswerMessage(
         content=None if calls and not message.content else message.content,
         reasoning_content=message.reasoning or UNSET,
         reasoning=message.reasoning or UNSET,

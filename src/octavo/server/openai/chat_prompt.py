@@ -3,6 +3,7 @@
 Templates get messages with text, images as parts, earlier calls as objects, and reasoning under one name.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,9 @@ class BegunAnswer:
         last = request.messages[-1]
         if last.role != "assistant":
             return None
-        begun = cls(content=_text_of(last), reasoning=last.reasoning_content or last.reasoning or "")
+        parts = parts_of(last)
+        content = "".join(part.text or "" for part in parts) if parts else str(last.content or "")
+        begun = cls(content=content, reasoning=last.reasoning_content or last.reasoning or "")
         if request.continue_final_message:
             return begun
         if request.add_generation_prompt is not False:
@@ -57,14 +60,13 @@ class BegunAnswer:
 
 def render_chat(
     request: ChatCompletionRequest | TokenizeRequest,
-    messages: Sequence[ChatMessage],
     options: Mapping[str, object],
     front: EngineFront,
     reasoning: ReasoningFormat | None,
     media: "MediaReader | None",
     warn: Warn,
 ) -> TokensPrompt | MultiModalPrompt:
-    """Return the prompt for `messages`; `options` are those of `prompt_options`."""
+    """Return the prompt of a conversation; `options` are those of `prompt_options`."""
     if request.continue_final_message and request.add_generation_prompt:
         text = "Only one of 'add_generation_prompt' and 'continue_final_message'."
         raise bad_request(text, "continue_final_message")
@@ -75,7 +77,7 @@ def render_chat(
     }
     if request.documents is not None:
         options["documents"] = request.documents
-    plain = template_messages(messages, front.tokenizer, warn, media)
+    plain = template_messages(request.messages or (), front.tokenizer, warn, media)
     if request.continue_final_message and plain:
         plain[-1] = _with_open_thought(plain[-1], front.tokenizer, reasoning)
     has_to_fit = isinstance(request, ChatCompletionRequest) and request.truncate_prompt_tokens is None
@@ -120,12 +122,6 @@ def _with_open_thought(
     if "reasoning_content" in template.source:
         return message
     return {**message, "content": f"{reasoning.begin}\n{thought}"}
-
-
-def _text_of(message: ChatMessage) -> str:
-    if isinstance(message.content, list):
-        return "".join(part.text or "" for part in message.content)
-    return message.content or ""
 
 
 def template_messages(
@@ -189,20 +185,16 @@ def _part_text(part: ContentPart, path: str) -> str:
 
 def _template_call(call: ToolCall) -> dict[str, object]:
     """Templates apply `tojson` to arguments, so they need the object; text that is not one stays text."""
-    plain: dict[str, object] = msgspec.to_builtins(call)
-    plain["type"] = "function"
-    plain["function"] = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
-    return plain
-
-
-def _arguments(arguments: object) -> object:
-    if not isinstance(arguments, str):
-        return arguments or {}
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments
+    given: object = call.function.arguments or {}
+    if isinstance(given, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(given)
+            given = value if isinstance(value, dict) else given
+    return {
+        **msgspec.to_builtins(call),
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": given},
+    }
 
 
 def unread_parts(request: ChatCompletionRequest, template: ChatTemplate, *, has_tools: bool) -> Iterator[str]:

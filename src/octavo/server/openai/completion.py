@@ -11,18 +11,11 @@ from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_processor import CompletionDelta
 from octavo.inputs import Prompt
 from octavo.server.errors import bad_request
+from octavo.server.openai import replies
 from octavo.server.openai.models import ServedModel
 from octavo.server.openai.params import Warn, completion_params, process_prompt, split_prompts, truncated
 from octavo.server.openai.protocol import CompletionRequest
-from octavo.server.openai.replies import (
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    CompletionRows,
-    TokenNames,
-    Usage,
-    joined,
-)
+from octavo.server.openai.replies import CompletionLogprobs
 from octavo.server.openai.reply_stream import ReplyHead, ReplyStream, make_usage
 
 
@@ -60,7 +53,7 @@ def _text_of(prompt: ProcessedRequest, front: EngineFront) -> str:
     return front.tokenizer.decode(prompt.prompt_token_ids, skip_special_tokens=False)
 
 
-class CompletionStream(ReplyStream[Completion]):
+class CompletionStream(ReplyStream[replies.Completion]):
     """The reply to a completion: per sample the echo, text as it arrives, the finish reason; then usage."""
 
     def __init__(
@@ -68,10 +61,12 @@ class CompletionStream(ReplyStream[Completion]):
     ) -> None:
         super().__init__(model.engine, request, head, prompts, is_chat=False)
         front, num_top = model.engine.front, request.logprobs
-        names = TokenNames(front.tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
+        names = replies.TokenNames(front.tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
         self._has_output = request.max_tokens != 0  # else only the prompt is returned
         self._echoed = [_text_of(prompt, front) for prompt in prompts] if request.echo else ()
-        self._rows = [None if num_top is None else CompletionRows(names, num_top) for _ in range(self._num_choices)]
+        self._rows = [
+            None if num_top is None else replies.CompletionRows(names, num_top) for _ in range(self._num_choices)
+        ]
         self._begun: set[int] = set()  # choices whose echo was sent
 
     def _frames(self, delta: CompletionDelta) -> list[bytes]:
@@ -94,22 +89,22 @@ class CompletionStream(ReplyStream[Completion]):
             return []
         return [self._chunks.piece(index, text, logprobs=logprobs, usage=self._chunk_usage, **more)]
 
-    def _fold(self, deltas: Sequence[CompletionDelta]) -> Completion:
-        return Completion(
+    def _fold(self, deltas: Sequence[CompletionDelta]) -> replies.Completion:
+        return replies.Completion(
             **msgspec.structs.asdict(self._head),
             choices=[self._choice(delta) for delta in deltas],
             usage=self._usage(),
         )
 
-    def _choice(self, delta: CompletionDelta) -> CompletionChoice:
+    def _choice(self, delta: CompletionDelta) -> replies.CompletionChoice:
         parts = (self._echo(delta.index), self._read(delta))
         rows = [logprobs for _, logprobs in parts if logprobs is not None]
-        return CompletionChoice(
+        return replies.CompletionChoice(
             index=delta.index,
             text="".join(text for text, _ in parts),
             finish_reason=self._finish_reason(delta),
             stop_reason=delta.stop_reason,
-            logprobs=None if self._rows[delta.index] is None else joined(rows),
+            logprobs=None if self._rows[delta.index] is None else replies.joined(rows),
             token_ids=delta.token_ids if self._has_token_ids else UNSET,
             **self._about_prompt(delta.index // self._num_samples),
         )
@@ -138,7 +133,7 @@ class CompletionStream(ReplyStream[Completion]):
         assert delta.finish_reason is not None
         return delta.finish_reason if self._has_output else "length"
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> replies.Usage:
         """Return the tokens so far, without the one computed when only the prompt was requested."""
         usage = super()._usage()
         if self._has_output:

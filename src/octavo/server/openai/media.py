@@ -137,59 +137,57 @@ class RemoteMedia:
         return bytes(body)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
+class MediaKind:
+    """What applies to the images of a request, or to its videos and their frames."""
+
+    most: int  # parts of one request
+    limits: PictureLimits
+    remote: RemoteMedia | None  # None: only what is in the request itself
+
+
+@dataclass(frozen=True, slots=True)
 class MediaReader:
     """Reads the images and videos of requests for a model that takes them."""
 
-    most: Mapping[str, int]  # parts of one request, by type
-    images: PictureLimits
-    videos: PictureLimits  # of a file, and of its frames
-    remote_images: RemoteMedia | None  # None: only what is in the request itself
-    remote_videos: RemoteMedia | None
+    kinds: Mapping[str, MediaKind]  # by type of part
     fetched: Mapping[str, bytes] = field(default_factory=dict)  # by place in the request; see `remote_parts`
 
     @classmethod
     def of(cls, args: ServerArgs) -> Self:
-        images = PictureLimits(max_bytes=args.max_image_bytes, max_pixels=args.max_image_pixels)
-        videos = PictureLimits(max_bytes=args.max_video_bytes, max_pixels=args.max_image_pixels)
-        remote_images, remote_videos = (
-            RemoteMedia(timeout_s=args.media_timeout_s, max_bytes=limits.max_bytes, types=types)
-            for limits, types in ((images, IMAGE_TYPES), (videos, VIDEO_TYPES))
-        )
-        return cls(
-            most={"image_url": args.max_images, "video_url": args.max_videos},
-            images=images,
-            videos=videos,
-            remote_images=remote_images if args.allow_remote_media else None,
-            remote_videos=remote_videos if args.allow_remote_media else None,
-        )
+        kinds = {}
+        for name, most, max_bytes, types in (
+            ("image_url", args.max_images, args.max_image_bytes, IMAGE_TYPES),
+            ("video_url", args.max_videos, args.max_video_bytes, VIDEO_TYPES),
+        ):
+            limits = PictureLimits(max_bytes=max_bytes, max_pixels=args.max_image_pixels)
+            remote = RemoteMedia(timeout_s=args.media_timeout_s, max_bytes=max_bytes, types=types)
+            kinds[name] = MediaKind(most, limits, remote if args.allow_remote_media else None)
+        return cls(kinds)
 
     def check_number(self, messages: Sequence[ChatMessage]) -> None:
-        """Check how many images and videos a request has, before any of them is read. Raises ApiError, 400."""
+        """Check how many images and videos a request has, before any of them is read."""
         counts = Counter(part.type for message in messages for part in parts_of(message))
-        for kind, most in self.most.items():
-            if counts[kind] > most:
-                names = kind.removesuffix("_url") + "s"
-                raise bad_request(
-                    f"{counts[kind]} {names}: at most {most} per request.", "messages", f"too_many_{names}"
-                )
+        for name, kind in self.kinds.items():
+            if counts[name] > kind.most:
+                names = name.removesuffix("_url") + "s"
+                text = f"{counts[name]} {names}: at most {kind.most} per request."
+                raise bad_request(text, "messages", f"too_many_{names}")
 
     def remote_parts(self, messages: Sequence[ChatMessage]) -> Iterator[tuple[str, Callable[[], bytes]]]:
         """Yield the place of each part that is elsewhere, and a call that fetches it: many may wait at once."""
         self.check_number(messages)
         for at, message in enumerate(messages):
             for index, part in enumerate(parts_of(message)):
-                remote = self.remote_videos if part.type == "video_url" else self.remote_images
-                given = part.image_url if part.type == "image_url" else part.video_url
+                remote, given = self.kinds[part.type].remote if is_media(part) else None, _given(part)
                 url = given if given is None or isinstance(given, str) else given.url
-                if is_media(part) and remote is not None and url is not None and url.startswith(_REMOTE):
+                if remote is not None and url is not None and url.startswith(_REMOTE):
                     path = f"messages[{at}].content[{index}].{part.type}"
                     yield path, partial(remote.fetch, url, path)
 
     def read(self, part: ContentPart, path: str) -> Mapping[str, object]:
         """Return a part with the file of its image or video, which is decoded later, one after the other."""
-        path = f"{path}.{part.type}"
-        given = part.image_url if part.type == "image_url" else part.video_url
+        path, given, limits = f"{path}.{part.type}", _given(part), self.kinds[part.type].limits
         if given is None:
             raise bad_request(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
         if part.type == "image_url":
@@ -197,10 +195,10 @@ class MediaReader:
             if image.detail not in DETAILS:
                 known = ", ".join(each for each in DETAILS if each is not None)
                 raise bad_request(f"Unknown detail {image.detail!r}: one of {known}.", f"{path}.detail")
-            file = PictureFile(data=self._bytes_at(image.url, path, self.images), name=path, limits=self.images)
+            file = PictureFile(data=self._bytes_at(image.url, path, limits), name=path, limits=limits)
             return {"type": "image", "image": file, "detail": image.detail}
         video = given if isinstance(given, VideoUrl) else VideoUrl(url=str(given))
-        frames = VideoFile(data=self._bytes_at(video.url, path, self.videos), limits=self.videos)
+        frames = VideoFile(data=self._bytes_at(video.url, path, limits), limits=limits)
         return {"type": "video", "video": frames, "fps": video.fps, "num_frames": video.num_frames}
 
     def _bytes_at(self, url: str, path: str, limits: PictureLimits) -> bytes:
@@ -212,6 +210,10 @@ class MediaReader:
             raise InvalidParameterError(path, url[:60], "a data: URL is expected, such as data:image/png;base64,...")
         limit = "this server reads nothing from elsewhere (--allow-remote-media); send a data: URL"
         raise InvalidParameterError(path, url[:60], limit)
+
+
+def _given(part: ContentPart) -> ImageUrl | VideoUrl | str | None:
+    return part.image_url if part.type == "image_url" else part.video_url
 
 
 def _left(deadline_s: float) -> float:

@@ -202,8 +202,12 @@ class ReplyStream(ABC, Generic[WholeReply]):
         """Return new output by choice index: prompt by prompt, sample by sample. Raises as `take`."""
         deltas = [delta for index, sample in self._unfinished.items() if (delta := sample.take(index)) is not None]
         for delta in deltas:
+            if delta.finish_reason == "error":
+                kind, text = delta.error_type or RequestError.__name__, delta.error or "The request failed."
+                raise as_api_error(named_error(kind, text))
+            if delta.finish_reason == "abort":
+                raise ApiError(503, "The request was aborted.", code="aborted", headers={"Retry-After": "1"})
             if delta.finish_reason is not None:
-                _check_end(delta)
                 del self._unfinished[delta.index]
         if not deltas:
             for live in self._lives:
@@ -219,13 +223,6 @@ def make_usage(num_prompt: int, num_completion: int, num_cached: int, num_reason
         prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
         completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning),
     )
-
-
-def _check_end(delta: CompletionDelta) -> None:
-    if delta.finish_reason == "error":
-        raise as_api_error(named_error(delta.error_type or RequestError.__name__, delta.error or "The request failed."))
-    if delta.finish_reason == "abort":
-        raise ApiError(503, "The request was aborted.", code="aborted", headers={"Retry-After": "1"})
 
 
 def _closing_with(usage: Usage) -> bytes:

@@ -1,7 +1,6 @@
 """`OpenAICompatibleService`: converts wire requests to engine requests and back."""
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import Callable
@@ -31,8 +30,6 @@ from octavo.server.openai.protocol import (
 from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
 from octavo.server.openai.reply_stream import ReplyHead
 from octavo.server.openai.tools import shown_tools
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -64,7 +61,7 @@ class OpenAICompatibleService:
         )
 
     async def chat_completions(
-        self, request: ChatCompletionRequest, *, warn: Warn = logger.warning, is_large: bool = False
+        self, request: ChatCompletionRequest, warn: Warn, is_large: bool
     ) -> ChatCompletion | ChatStream:
         """Complete a conversation: a complete reply, or a stream that has not started."""
         head, model = self._begin(request, "chatcmpl")
@@ -75,7 +72,7 @@ class OpenAICompatibleService:
         return stream if request.stream else await stream.whole()
 
     async def completions(
-        self, request: CompletionRequest, *, warn: Warn = logger.warning, is_large: bool = False
+        self, request: CompletionRequest, warn: Warn, is_large: bool
     ) -> Completion | CompletionStream:
         """Complete one prompt or many: a complete reply, or a stream that has not started."""
         head, model = self._begin(request, "cmpl")
@@ -84,9 +81,7 @@ class OpenAICompatibleService:
         stream = await _prepared(lambda: prepare_completion(request, head, model, most, warn), request, is_large)
         return stream if request.stream else await stream.whole()
 
-    async def tokenize(
-        self, request: TokenizeRequest, *, warn: Warn = logger.warning, is_large: bool = False
-    ) -> TokenizeReply:
+    async def tokenize(self, request: TokenizeRequest, warn: Warn, is_large: bool) -> TokenizeReply:
         self.models.find(request.model)
         media = await self._media(request)
         return await _prepared(lambda: self._tokenize(request, media, warn), request, is_large)
@@ -97,7 +92,7 @@ class OpenAICompatibleService:
         tokenizer, max_tokens = self.front.tokenizer, request.truncate_prompt_tokens
         if request.messages is not None:
             options, tags = prompt_options(request, shown_tools(request)), self._formats.reasoning
-            prompt = render_chat(request, request.messages, options, self.front, tags, media, warn)
+            prompt = render_chat(request, options, self.front, tags, media, warn)
             token_ids = token_ids_of(prompt)
         else:
             adds_special_tokens = request.add_special_tokens is not False
@@ -110,9 +105,7 @@ class OpenAICompatibleService:
             token_strs=list(map(tokenizer.token_text, token_ids)) if request.return_token_strs else None,
         )
 
-    async def detokenize(
-        self, request: DetokenizeRequest, *, warn: Warn = logger.warning, is_large: bool = False
-    ) -> DetokenizeReply:
+    async def detokenize(self, request: DetokenizeRequest, warn: Warn, is_large: bool) -> DetokenizeReply:
         self.models.find(request.model)
         return await _prepared(lambda: self._detokenize(request.tokens), request, is_large)
 
