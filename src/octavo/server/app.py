@@ -140,8 +140,7 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, admission: Admission, drain_timeout_s: float) -> None:
         config.timeout_graceful_shutdown = _LAST_WORDS_S
         super().__init__(config)
-        self._admission = admission
-        self._drain_timeout_s = drain_timeout_s
+        self._admission, self._drain_timeout_s = admission, drain_timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
         self.num_cut = 0  # requests that were cancelled

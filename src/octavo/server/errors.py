@@ -71,10 +71,7 @@ def unavailable(message: str, code: str) -> ApiError:
 
 
 def as_api_error(error: BaseException, names: Mapping[str, str] | None = None) -> ApiError:
-    """Convert an exception to a response. `names` maps fields to their names on the wire.
-
-    Anything but an Octavo error is a bug: it is logged, and the client gets no details.
-    """
+    """Convert an exception, `names`: of fields on the wire. Any but ours is a bug: logged, with no details sent."""
     if isinstance(error, ApiError):
         return error
     names = names or {}

@@ -57,8 +57,7 @@ class EngineLifecycle:
     """The one engine of a server, and its status."""
 
     def __init__(self, args: EngineArgs, server_args: ServerArgs) -> None:
-        self._args = args
-        self._server_args = server_args
+        self._args, self._server_args = args, server_args
         self._engine: AsyncLLMEngine | None = None
         self._service: OpenAICompatibleService | None = None
         self.on_ready: Callable[[str], None] = logger.info  # called with a message when ready

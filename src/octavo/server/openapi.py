@@ -97,10 +97,7 @@ _HOME = """<!doctype html>
 
 
 def add_pages(app: FastAPI, root_path: str) -> None:
-    """Register the pages, which the API's own description does not list, and let `app` serve that description.
-
-    `root_path` is the prefix under which a proxy exposes the server.
-    """
+    """Register the pages below `root_path`, a proxy's prefix, and let `app` serve its own description."""
 
     async def home() -> Response:
         links = "".join(f'<li><a href="{root_path}/{to}">/{to}</a> {text}</li>' for to, text in _LINKS)

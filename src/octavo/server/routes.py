@@ -36,9 +36,7 @@ class Routes:
     """Handlers of raw requests; `server/openai` interprets the bodies."""
 
     def __init__(self, lifecycle: EngineLifecycle, args: ServerArgs, exposition: Exposition) -> None:
-        self._lifecycle = lifecycle
-        self._args = args
-        self._exposition = exposition
+        self._lifecycle, self._args, self._exposition = lifecycle, args, exposition
 
     def add_to(self, app: FastAPI) -> None:
         get, post = ["GET"], ["POST"]

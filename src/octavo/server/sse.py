@@ -149,10 +149,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 
 def start_at_once(work: Awaitable[None]) -> "asyncio.Task[None] | None":
-    """Run a coroutine until it first waits; return a task for the rest, or None if it has ended. Propagates exceptions.
-
-    Most socket writes never wait, and so need no task.
-    """
+    """Run a coroutine until it first waits, which few socket writes do; return a task for the rest, or None."""
     steps = work.__await__()
     try:
         waits_for = steps.send(None)

@@ -167,10 +167,7 @@ class ChatAnswer:
 
 
 def wire_delta(delta: Delta) -> dict[str, object]:
-    """Return the `delta` of a chunk. The first one of a call has its name, later ones parts of its arguments.
-
-    Reasoning is sent under both names that clients look for.
-    """
+    """Return the `delta` of a chunk: a call begins with its name; reasoning is sent under both names in use."""
     match delta:
         case Content(text):
             return {"content": text}

@@ -130,10 +130,7 @@ def template_messages(
     warn: Warn,
     media: "MediaReader | None" = None,
 ) -> list[dict[str, object]]:
-    """Return the conversation for `ChatTemplate.render`; warn if the template will merge system messages.
-
-    `media` reads images and videos; None: the model takes text only.
-    """
+    """Return the conversation for the template, media as `media` reads them; None: the model takes text only."""
     if media is not None:
         media.check_number(messages)
     plain = [_template_message(message, f"messages[{index}].content", media) for index, message in enumerate(messages)]
@@ -198,10 +195,7 @@ def _template_call(call: ToolCall) -> dict[str, object]:
 
 
 def unread_parts(request: ChatCompletionRequest, template: ChatTemplate, *, has_tools: bool) -> Iterator[str]:
-    """Yield a warning for each part that is meant for the chat template, which does not read it.
-
-    `has_tools`: tools may be called.
-    """
+    """Yield a warning for each part that is meant for the chat template and that it does not read."""
     why = "the model's chat template does not read it"
 
     def is_read(name: str) -> bool:

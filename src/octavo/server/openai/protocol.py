@@ -330,10 +330,7 @@ def _in_words(types: re.Match[str]) -> str:
 
 
 def _with_whole_numbers(value: Any, kind: type[T], error: msgspec.ValidationError) -> T:
-    """Return a request once its floats without a fraction are integers where only integers may be.
-
-    Languages with one type of numbers write integers as `16.0`. Raises ValidationError for what else is wrong.
-    """
+    """Convert again, with floats such as `16.0`, which some languages write, as the integers that they mean."""
     for _ in range(_MOST_FLOATS):
         found = _EXPECTS_INTEGER.fullmatch(str(error))
         if found is None or not _make_whole(value, found["path"]):

@@ -1,7 +1,4 @@
-"""Complete replies on the wire, and logprobs: rows of objects for chats, four lists for completions.
-
-`reply_stream.py` encodes the chunks of streams.
-"""
+"""Complete replies on the wire, and logprobs: rows of objects for chats, four lists for completions."""
 
 import codecs
 from collections import deque

@@ -34,10 +34,7 @@ class ReplyHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chunks:
-    """Encodes the frames of one stream, `chat.completion.chunk` or `text_completion`.
-
-    With `include_usage` each frame has a field `usage`, null until there is one.
-    """
+    """Encodes the frames of one stream; with `include_usage` each has a field `usage`, null until there is one."""
 
     def __init__(self, head: ReplyHead, num_choices: int, *, is_chat: bool, include_usage: bool) -> None:
         kind, self._content_key = ("chat.completion.chunk", "delta") if is_chat else ("text_completion", "text")

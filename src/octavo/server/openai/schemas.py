@@ -42,10 +42,7 @@ def takes_nothing(arguments: Schema) -> bool:
 
 
 def _closed(schema: Any, strict: bool, maps: tuple[str, ...], beside: Mapping[str, Any] | None) -> Any:
-    """Close one schema; `beside` names the properties that schemas around a branch name for the same object.
-
-    It is None if they are not known: such a branch stays as it is.
-    """
+    """Close one schema; `beside`: what schemas around a branch name for the same object, None if not known."""
     if not isinstance(schema, Mapping):  # true, false, or an error that is reported later, with its place
         return schema
     result = dict(schema)

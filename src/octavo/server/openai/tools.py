@@ -1,9 +1,7 @@
 """The tools of a chat request: validation, and their effects on prompt, constraint and parser.
 
 Formats that write arguments as JSON can be constrained to any schema; the others (`pythonic`, `qwen3_coder`) to most.
-If one cannot, and the model must call, it calls in the format of `hermes`: `forced_parser` decides. All that returns
-a constraint raises InvalidParameterError if a schema is too large, too deep or no JSON; all that reads a request,
-ApiError, 400.
+If one cannot, and the model must call, it calls in the format of `hermes`: `forced_parser` decides.
 """
 
 import logging
@@ -212,10 +210,7 @@ def call_or_answer(kind: type[ToolCallParser], schemas: Schemas, answer_schema: 
 def may_call(
     kind: type[ToolCallParser], schemas: Schemas, strict: Collection[str], *, parallel: bool
 ) -> StructuredOutput | None:
-    """Constrain calls in free text to these tools: those in `strict` and those without parameters match their schemas.
-
-    None if the format cannot be constrained to one of the schemas.
-    """
+    """Constrain calls in free text to these tools, `strict` ones to their schemas; None if the format cannot."""
     enforced = {
         name: schema if name in strict or takes_nothing(schema) else {"type": "object"}
         for name, schema in schemas.items()

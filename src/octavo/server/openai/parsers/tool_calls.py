@@ -77,10 +77,7 @@ class ToolCallParser(StreamParser):
 
     @classmethod
     def loose_tags(cls, schemas: Schemas) -> list[StructuralTag] | None:
-        """Constrain any number of calls in free text to these names, but not to every detail of their schemas.
-
-        None: the tags of `tag` will do. Formats override this if models write calls in more ways than these tags.
-        """
+        """Constrain calls in free text to these names, not to every detail of their schemas; None: `tags` will do."""
         return None
 
     def _start(self, name: str, call_id: str | None = None) -> None:
@@ -99,10 +96,7 @@ class ToolCallParser(StreamParser):
         return self._max_calls is None or self._num_calls <= self._max_calls
 
     def _attempt(self, call: Steps[None]) -> Steps[bool]:
-        """Try to read a call; if it is malformed, rewind to its start and return False.
-
-        One that the length limit has cut stays read: its markup is no text.
-        """
+        """Try to read a call; rewind and return False if it is malformed, unless the length limit has cut it."""
         self._mark()
         try:
             yield from call

@@ -172,10 +172,7 @@ class ReasoningFormat:
         return self.always_starts_inside or ending.endswith(self.begin)
 
     def continues_inside(self, text: str) -> bool | None:
-        """Return whether an answer that begins with `text` goes on inside reasoning; None if it has closed it already.
-
-        False: it has not begun any.
-        """
+        """Return whether an answer is inside reasoning after `text`; None: it has closed it; False: it began none."""
         if self.end in text:
             return None
         return text.lstrip().startswith(self.begin)
@@ -192,8 +189,7 @@ class ContentStops:
     """
 
     def __init__(self, parser: OutputParser, stop: Sequence[str], include_in_output: bool) -> None:
-        self._parser = parser
-        self._include = include_in_output
+        self._parser, self._include = parser, include_in_output
         self._matcher = StopStringMatcher(stop, include_in_output=False)
         self._text = ""  # not passed on yet
         self._num_open = 0  # characters at the end of the content so far that may begin a stop string
