@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from operator import add, gt
 
 from octavo.sampling_params import RequestPriority
-from octavo.scheduler.block_manager import CachedPrefix
 from octavo.scheduler.encoder_schedule import EncoderSchedule
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RunningRows
@@ -135,7 +134,10 @@ class Admission:
         if may_use_prefix and not request.num_preemptions:  # hits on its own blocks do not count
             blocks.num_prefix_queries_total += num_tokens
             blocks.num_prefix_hits_total += prefix.num_tokens
-        tables = [self._table(group, prefix, num_new) for group, num_new in enumerate(num_new_blocks)]
+        tables = []
+        for group, (cached, num_new) in enumerate(zip(prefix.block_ids, num_new_blocks, strict=True)):
+            new = blocks.pools[group].allocate(num_new, cached[-1] if cached else None)
+            tables.append([blocks.null_block(group)] * prefix.first_columns[group] + cached + new)
         self._running.insert(request, tables, prefix)
         return True
 
@@ -147,9 +149,3 @@ class Admission:
             self._blocks.blocks_for(num_left if group.sliding_window is None else chunk, index)
             for index, group in enumerate(self._blocks.groups)
         ]
-
-    def _table(self, group: int, prefix: CachedPrefix, num_new_blocks: int) -> list[int]:
-        """Allocate; return a request's row of a group's block table."""
-        cached = prefix.block_ids[group]
-        new = self._blocks.pools[group].allocate(num_new_blocks, cached[-1] if cached else None)
-        return [self._blocks.null_block(group)] * prefix.first_columns[group] + cached + new

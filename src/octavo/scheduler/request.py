@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -112,24 +113,9 @@ class Request:
             return self.report(RequestStatus.LENGTH_CAPPED)
         return None
 
-    def report(
-        self,
-        status: RequestStatus,
-        *,
-        stop_token_id: int | None = None,
-        error: str | None = None,
-        error_type: str | None = None,
-        shows_last_token: bool = False,
-    ) -> FinishedRequest:
-        """Report how the request ends."""
-        return FinishedRequest(
-            finish_reason=status.value,
-            stop_token_id=stop_token_id,
-            error=error,
-            num_preemptions=self.num_preemptions,
-            error_type=error_type,
-            shows_last_token=shows_last_token,
-        )
+    def report(self, status: RequestStatus, **details: Any) -> FinishedRequest:
+        """Report how the request ends; `details` are fields of the report."""
+        return FinishedRequest(finish_reason=status.value, num_preemptions=self.num_preemptions, **details)
 
 
 class StopIdTable:

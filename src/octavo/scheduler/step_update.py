@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.contracts.engine import AdmittedRequest, ExpertLoad, TokenLogprobs
-from octavo.contracts.schedule import Int32Array, ModelRunnerOutput, SchedulerOutput
+from octavo.contracts.schedule import BoolArray, Int32Array, ModelRunnerOutput, SchedulerOutput
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows
 
@@ -118,10 +118,9 @@ class StepInFlight:
             counts, num_expected = model_output.num_sampled[is_new], 1 + extra.counts[is_new]
             last = _last(table, counts)
 
-        def current(by_request: Mapping[str, _ValueT]) -> dict[str, _ValueT]:
-            return {
-                req_id: by_request[req_id] for req_id in by_request if is_current[model_output.req_id_to_index[req_id]]
-            }
+        def those_of(are_meant: BoolArray, values: Mapping[str, _ValueT]) -> dict[str, _ValueT]:
+            index_of = model_output.req_id_to_index if values else {}
+            return {req_id: value for req_id, value in values.items() if are_meant[index_of[req_id]]}
 
         return StepUpdate(
             req_ids=req_ids,
@@ -131,10 +130,10 @@ class StepInFlight:
             table=table,
             counts=counts,
             num_expected=num_expected,
-            errors=current(model_output.errors),
-            pooled=current(model_output.pooled),
-            logprobs=_those_of(req_ids, model_output.logprobs),
-            prompt_logprobs=_those_of(req_ids, model_output.prompt_logprobs),
+            errors=those_of(is_current, model_output.errors),
+            pooled=those_of(is_current, model_output.pooled),
+            logprobs=those_of(is_new, model_output.logprobs),
+            prompt_logprobs=those_of(is_new, model_output.prompt_logprobs),
             expert_load=model_output.expert_load,
         )
 
@@ -142,7 +141,3 @@ class StepInFlight:
 def _last(table: Int32Array, counts: Int32Array) -> Int32Array:
     """Return the last of the `counts` [R'] valid tokens in each row of `table` [R', K]."""
     return table[np.arange(len(table)), counts - 1]
-
-
-def _those_of(req_ids: tuple[str, ...], logprobs: Mapping[str, _ValueT]) -> dict[str, _ValueT]:
-    return {req_id: logprobs[req_id] for req_id in req_ids if req_id in logprobs} if logprobs else {}

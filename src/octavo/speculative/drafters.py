@@ -87,17 +87,14 @@ class NgramDrafter:
         index = self._indices.get(request_id)
         if index is None:
             index = self._indices[request_id] = _Occurrences(self._min_match)
-        end = index.longest_match(context.data, self._max_match)
-        return () if end is None else _continuation(context, end, self.max_num_drafts)
-
-
-def _continuation(context: Int32Array, start: int, count: int) -> list[int]:
-    """Return `count` tokens from `start` on. Past the context's end the copy continues periodically."""
-    tokens: list[int] = context[start : start + count].tolist()
-    period = len(tokens)
-    while len(tokens) < count:
-        tokens += tokens[: min(period, count - len(tokens))]
-    return tokens
+        start, count = index.longest_match(context.data, self._max_match), self.max_num_drafts
+        if start is None:
+            return ()
+        tokens: list[int] = context[start : start + count].tolist()
+        period = len(tokens)
+        while len(tokens) < count:  # past the context's end the copy continues periodically
+            tokens += tokens[: min(period, count - len(tokens))]
+        return tokens
 
 
 class _Occurrences:

@@ -62,21 +62,16 @@ def _with_reasoning(answer: str | None, reasoning: Reasoning, vocabulary: Vocabu
         return f"start: {start}\nany: {vocabulary.any_but()}*"
     opening = f"{thinking} gap?" if reasoning.is_open else f"(<[{begin}]> {thinking} gap?)?"
     main = {"name": "main", "lark_grammar": f"start: {opening} @answer\n{_GAP}"}
-    return json.dumps({"grammars": [main, *_named(answer)]})
+    if not answer.startswith("{"):
+        return json.dumps({"grammars": [main, {"name": "answer", "lark_grammar": answer}]})
+    first, *others = json.loads(answer)["grammars"]
+    return json.dumps({"grammars": [main, first | {"name": "answer"}, *others]})
 
 
 def _token(name: str, tag: str, vocabulary: Vocabulary) -> int:
     if tag not in vocabulary.special_tokens:
         raise InvalidParameterError(f"structured_output.reasoning.{name}", tag, "must be a single token of the model")
     return vocabulary.special_tokens[tag]
-
-
-def _named(grammar: str) -> list[dict[str, object]]:
-    """Return the grammars in `grammar`, the first of them renamed to `answer`."""
-    if not grammar.startswith("{"):
-        return [{"name": "answer", "lark_grammar": grammar}]
-    first, *others = json.loads(grammar)["grammars"]
-    return [first | {"name": "answer"}, *others]
 
 
 def grammar_text(constraint: StructuredOutput, special_tokens: Mapping[str, int]) -> str:

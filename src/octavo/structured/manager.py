@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -172,13 +173,13 @@ class GrammarManager:
         }
 
 
+@dataclass(slots=True)
 class _Held:
     """A request with its compiled grammar."""
 
-    def __init__(self, matcher: "LLGuidanceMatcher", banned: Int32Array | None) -> None:
-        self.matcher = matcher
-        self.banned = banned  # [W] EOS tokens of the model that must not end this request
-        self.mask: Int32Array | None = None  # [W] for the next token
+    matcher: "LLGuidanceMatcher"
+    banned: Int32Array | None  # [W] EOS tokens of the model that must not end this request
+    mask: Int32Array | None = None  # [W] for the next token
 
     @property
     def known_mask(self) -> Int32Array:
