@@ -30,8 +30,9 @@ from octavo.worker.memory import (
     check_length_fits,
     check_weights_fit,
     choose_num_blocks,
-    count_parameters,
+    empty_model,
     kv_budget,
+    num_weights,
     weights_bytes,
 )
 from octavo.worker.stages import plan_stages
@@ -59,7 +60,7 @@ def report(kv_bytes: int) -> MemoryReport:
 def test_parameters_are_counted_as_transformers_counts_them(tiny: TinyModel, tmp_path: Path) -> None:
     reference = tiny.save(tmp_path)
     expected = sum(parameter.numel() for parameter in reference.parameters())
-    assert count_parameters(read_model_config(tmp_path, model="tiny")) == expected
+    assert num_weights(empty_model(read_model_config(tmp_path, model="tiny"))) == expected
 
 
 class Packing(Kernels):
@@ -85,7 +86,7 @@ def held(
 def test_a_tied_head_counts_twice_where_packing_copies_it(model: ModelConfig) -> None:
     assert model.tie_word_embeddings
     plain = held(model, kernels=Kernels())
-    assert plain == 2 * count_parameters(model)
+    assert plain == 2 * num_weights(empty_model(model))
     assert held(model) == plain + 2 * model.vocab_size * model.hidden_size
 
 
@@ -99,7 +100,7 @@ def test_integers_take_what_their_format_says(model: ModelConfig, is_tied: bool)
         + 2 * model.hidden_size
     )
     embedding = model.vocab_size * model.hidden_size
-    in_integers = count_parameters(model) - embedding * (1 if is_tied else 2)
+    in_integers = num_weights(empty_model(model)) - embedding * (1 if is_tied else 2)
     norms = model.num_layers * (2 * model.hidden_size + 2 * model.head_dim * model.qk_norm) + model.hidden_size
     # Two bytes for the embedding and norms, one for the rest and for the logits head, four for each output's scale.
     expected = 2 * (embedding + norms) + in_integers - norms + embedding + 4 * (rows + model.vocab_size)
@@ -132,7 +133,7 @@ def test_experts_in_integers_are_counted_one_by_one(name: str, tmp_path: Path) -
     ]
     assert len(linears) == 3 * 2 + 2 * 2 + 6 * 2  # attention, two plain MLPs, five experts and a shared one
     shapes = [(sum(part.size for part in module.parts.values()), module.inputs.size) for module in linears]
-    plain = count_parameters(config) - sum(num_outputs * in_size for num_outputs, in_size in shapes)
+    plain = num_weights(empty_model(config)) - sum(num_outputs * in_size for num_outputs, in_size in shapes)
     logits = (config.vocab_size, config.hidden_size)
     expected = 2 * (plain - logits[0] * logits[1]) + quantization.logits.num_bytes(*logits)
     expected += sum(quantization.linear.num_bytes(*shape) for shape in shapes)

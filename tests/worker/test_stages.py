@@ -23,7 +23,7 @@ from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.models.weights import weight_slots
 from octavo.worker.memory import empty_model, num_weights
-from octavo.worker.stages import plan_stages, stage_of
+from octavo.worker.stages import plan_stages
 
 CASES = {case.name: case for case in TINY_MODELS}
 DEMO = read_model_config(resolve_model("demo"), model="demo")
@@ -82,9 +82,10 @@ def held(model: ModelConfig, stage: Stage) -> int:
 
 def test_places_have_their_stage() -> None:
     parallel = ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=3)
-    stages = [stage_of(DEMO, RankPlace.of(rank, parallel)) for rank in range(6)]
+    places = [RankPlace.of(rank, parallel) for rank in range(6)]
+    stages = [plan_stages(DEMO, place.pp_size)[place.pp_rank] for place in places]
     assert stages[::2] == stages[1::2] == plan_stages(DEMO, 3)
-    assert stage_of(DEMO, RankPlace.of(0, ParallelConfig())) == Stage.whole(DEMO.num_layers)
+    assert plan_stages(DEMO, 1) == [Stage.whole(DEMO.num_layers)]
 
 
 # -- what a stage reads ------------------------------------------------------------------------------------------------

@@ -83,18 +83,15 @@ class LogitsProcessorParams:
         """Return the allowed tokens for output `output_index` as bits [W]; None: all are allowed."""
         is_early = output_index < self._params.min_tokens
         if is_early not in self._masks:
-            self._masks[is_early] = self._make_mask([*self._always_banned, *(self._stop_token_ids if is_early else ())])
+            allowed, words = self._params.allowed_token_ids, None
+            banned = [*self._always_banned, *(self._stop_token_ids if is_early else ())]
+            if allowed is not None or banned:
+                bits = np.full(-(-self._vocab_size // 32) * 32, allowed is None)
+                bits[list(allowed or ())] = True
+                bits[banned] = False
+                words = np.packbits(bits, bitorder="little").view(np.int32)
+            self._masks[is_early] = words
         return self._masks[is_early]
-
-    def _make_mask(self, banned: list[int]) -> Int32Array | None:
-        allowed = self._params.allowed_token_ids
-        if allowed is None and not banned:
-            return None
-        bits = np.full(-(-self._vocab_size // 32) * 32, allowed is None)
-        bits[list(allowed or ())] = True
-        bits[banned] = False
-        words: Int32Array = np.packbits(bits, bitorder="little").view(np.int32)
-        return words
 
 
 class SamplingRows:

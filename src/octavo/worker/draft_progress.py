@@ -119,11 +119,9 @@ class EagleProgress(DraftProgress):
     entries, or on many that continue differently, is a miss: the head's context begins after them.
     """
 
-    def __init__(
-        self, num_rows: int, max_blocks: int, num_blocks: int, *, block_size: int, group: int, max_len: int
-    ) -> None:
+    def __init__(self, num_rows: int, max_blocks: int, num_blocks: int, **limits: int) -> None:
         """`num_blocks` include the null block. Blocks of the rows' own come after them."""
-        super().__init__(num_rows, max_blocks, num_blocks, block_size=block_size, group=group, max_len=max_len)
+        super().__init__(num_rows, max_blocks, num_blocks, **limits)
         self.num_available = np.zeros(num_rows, dtype=np.int32)  # [N]
         num_ids = num_blocks + OWN_BLOCKS * num_rows
         self._next_token = np.full(num_ids, _NOTHING, dtype=np.int32)  # after each block that is computed

@@ -53,11 +53,6 @@ def empty_model(model: ModelConfig, groups: ParallelGroups | None = None, device
     return initialize_model(model, context)
 
 
-def count_parameters(model: ModelConfig) -> int:
-    """Return the number of weights of the whole model."""
-    return num_weights(empty_model(model))
-
-
 def num_weights(part: nn.Module) -> int:
     """Return the number of weights of a model or module on a rank. A shared table counts once."""
     return sum(owner.num_weights for owner in part.modules() if isinstance(owner, WeightOwner))
@@ -133,7 +128,7 @@ def activation_bytes(model: ModelConfig, stage: Stage, limits: SchedulerConfig, 
 
 
 def check_weights_fit(model: ModelConfig, num_weights: int, weights_bytes: int, budget_bytes: int) -> None:
-    """Check before loading. Raises InsufficientMemoryError: with both numbers."""
+    """Check before loading. Raises InsufficientMemoryError."""
     if weights_bytes > budget_bytes:
         raise InsufficientMemoryError(
             f"{model.model}: {num_weights / 1e6:,.0f} M weights in {model.dtype} need "
@@ -143,11 +138,7 @@ def check_weights_fit(model: ModelConfig, num_weights: int, weights_bytes: int, 
 
 
 def check_length_fits(model: ModelConfig, budget_bytes: int) -> None:
-    """Check before building the model, which computes rotary tables.
-
-    Raises:
-        InsufficientMemoryError: with both numbers.
-    """
+    """Check before building the model, which computes rotary tables. Raises InsufficientMemoryError."""
     table_bytes = peak_table_bytes(model.head_dim, model.max_model_len)
     if table_bytes > budget_bytes:
         raise InsufficientMemoryError(
@@ -247,11 +238,7 @@ class RankMemory:
         self._dtype_bytes: int = getattr(torch, config.model.dtype).itemsize
 
     def check_weights_fit(self, *models: CausalLM) -> None:
-        """Check empty models of a rank, its main one first, before their weights are loaded.
-
-        Raises:
-            InsufficientMemoryError: with both numbers.
-        """
+        """Check empty models of a rank, its main one first, before their weights are loaded."""
         counts, sizes = (sum(map(measure, models)) for measure in (num_weights, weights_bytes))
         check_weights_fit(self._part, counts, sizes, self.budget_bytes - self.adapter_bytes(models[0]))
 

@@ -6,16 +6,11 @@ from itertools import accumulate
 import torch
 
 from octavo.config.model import ModelConfig
-from octavo.config.parallel import RankPlace, Stage
+from octavo.config.parallel import Stage
 from octavo.distributed.groups import Group
 from octavo.errors import StepError
 from octavo.models.interfaces import IntermediateTensors
 from octavo.worker.memory import empty_model, num_weights
-
-
-def stage_of(model: ModelConfig, place: RankPlace) -> Stage:
-    """Return the stage of a rank."""
-    return plan_stages(model, place.pp_size)[place.pp_rank]
 
 
 def plan_stages(model: ModelConfig, num_stages: int) -> list[Stage]:

@@ -44,7 +44,7 @@ from octavo.worker.memory import (
 from octavo.worker.model_runner import RankModelRunner
 from octavo.worker.model_state import ModelStates
 from octavo.worker.request_rows import RequestRows, Transfers
-from octavo.worker.stages import StageLinks, stage_of
+from octavo.worker.stages import StageLinks, plan_stages
 from octavo.worker.warmup import ProfileRun, warm_up
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Worker:
         self._groups = make_groups(place, rendezvous, self.devices.device)
         if is_expert_parallel:
             self._groups = replace(self._groups, experts=self._groups.tensor)
-        self._stage = stage_of(config.model, place)
+        self._stage = plan_stages(config.model, place.pp_size)[place.pp_rank]
         draft = config.draft_model
         self._draft = None if draft is None else DraftBuilder(config, draft, place, self.devices, self._dtype)
         self._memory = RankMemory(config, self.devices, self._part, self._stage)
@@ -95,11 +95,6 @@ class Worker:
     def model(self) -> CausalLM:
         assert self._models, "call load_model first"
         return self._models[0]
-
-    @property
-    def states(self) -> ModelStates:
-        assert self._states is not None, "call load_model first"
-        return self._states
 
     @property
     def runner(self) -> RankModelRunner:
@@ -119,11 +114,7 @@ class Worker:
         return f"{self.devices.device.type} with {str(self._dtype).removeprefix('torch.')}"
 
     def _check_deterministic(self) -> None:
-        """Check the kernels against `deterministic`.
-
-        Raises:
-            InvalidParameterError: with them, a row's bits may depend on the batch.
-        """
+        """Check the kernels. Raises InvalidParameterError if a row's bits may depend on the batch."""
         unsure = [part.name for part in (self._kernels, self._attention) if not part.is_batch_invariant]
         if unsure:
             limit = f"false: on {self._where}, bits may depend on the batch in {' and '.join(unsure)}"
@@ -196,7 +187,8 @@ class Worker:
 
     def initialize_kv_cache(self, num_blocks: list[int]) -> None:
         """Allocate `num_blocks` KV blocks of each group, equal on all ranks, and build the runner that uses them."""
-        config, spec, model = self.config, self.kv_cache_spec, self.model
+        config, spec, model, states = self.config, self.kv_cache_spec, self.model, self._states
+        assert states is not None, "call load_model first"
         with_scratch = [count + extra for count, extra in zip(num_blocks, self._scratch_blocks, strict=True)]
         kv_caches = allocate_kv_caches(spec, with_scratch, self.devices.device)
         self._kv_prefaults = make_prefaults(kv_caches, spec, with_scratch, self._memory.device.total_bytes)
@@ -207,7 +199,7 @@ class Worker:
             block_size=config.cache.block_size,
             groups=config.model.kv_groups,
             sampling=SamplingRows(num_rows, config.model.vocab_size),
-            states=self.states,
+            states=states,
             transfers=self._transfers,
         )
         drafter = None
@@ -253,9 +245,10 @@ class Worker:
         In a thread, while steps go on. Slots keep their copies of those dropped, and no step fills a slot from one.
         The future raises CheckpointError or AdapterError if the files are damaged or do not fit the model.
         """
+        assert self._states is not None, "call load_model first"
         if self._adapter_loads is None:
             self._adapter_loads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo-adapters")
-        return self._adapter_loads.submit(self.states.adapters.load, adapter, evicted)
+        return self._adapter_loads.submit(self._states.adapters.load, adapter, evicted)
 
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         """Prefault some KV memory after the blocks in use, for a few ms; False if enough of it is present."""
@@ -307,10 +300,7 @@ class Worker:
 def with_computed_dtype(config: EngineConfig, devices: DeviceManager, place: RankPlace) -> EngineConfig:
     """Return `config` with the dtype in which its models are computed on this device; the first rank logs a change.
 
-    It is known only here: to know the device takes torch.
-
-    Raises:
-        InvalidParameterError: the device does not support the dtype.
+    To know the device takes torch. Raises InvalidParameterError if it does not support the dtype.
     """
     stated, draft = config.model.dtype, config.draft_model
     is_quantized = config.model.quantization is not None or config.quantization is not None
@@ -318,23 +308,19 @@ def with_computed_dtype(config: EngineConfig, devices: DeviceManager, place: Ran
     resolved = devices.resolve_dtype(asked, stated, is_quantized=is_quantized)
     dtype = cast(DType, str(resolved).removeprefix("torch."))
     if place.rank == 0 and devices.is_slow(stated, is_quantized=is_quantized):
-        _log(config.model.model, stated, dtype)
+        if dtype == stated:
+            logger.warning(
+                "dtype=%s: this CPU has no kernels for it, so torch's reference ops compute, at a small fraction of "
+                "bfloat16's speed, and bits may depend on the batch",
+                dtype,
+            )
+        else:
+            logger.warning(
+                "%s is stored in %s, for which this CPU has no kernels: computing in %s; dtype=%s would compute slowly",
+                config.model.model, stated, dtype, stated,
+            )  # fmt: skip
     if dtype == stated:
         return config
     if draft is not None:
         draft = replace(draft, model=replace(draft.model, dtype=dtype))
     return replace(config, model=replace(config.model, dtype=dtype), draft_model=draft)
-
-
-def _log(model: str, stated: str, dtype: str) -> None:
-    if dtype == stated:
-        logger.warning(
-            "dtype=%s: this CPU has no kernels for it, so torch's reference ops compute, at a small fraction of "
-            "bfloat16's speed, and bits may depend on the batch",
-            dtype,
-        )
-    else:
-        logger.warning(
-            "%s is stored in %s, for which this CPU has no kernels: computing in %s; dtype=%s would compute slowly",
-            model, stated, dtype, stated,
-        )  # fmt: skip
