@@ -65,11 +65,7 @@ class DeviceKind(ABC):
         """Return a readable description as name-value pairs."""
 
     def prepare(self, index: int) -> None:  # noqa: B027 - a default
-        """Initialize the device for the rank with number `index` on its host.
-
-        Raises:
-            DeviceUnavailableError: fewer devices than ranks.
-        """
+        """Initialize the device for the rank with number `index` on its host. Raises DeviceUnavailableError."""
 
     def synchronize(self) -> None:  # noqa: B027 - a default
         """Wait until all queued work is done."""

@@ -2,11 +2,19 @@
 
 import platform
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from octavo.device.base import DeviceKind, DeviceMemory, DeviceQueue
 from octavo.errors import DeviceUnavailableError, EngineDeadError
+
+
+def _memory(backend: Any) -> DeviceMemory:
+    """Read a device's memory; memory that torch has cached but not allocated counts as free."""
+    free, total = backend.mem_get_info()
+    cached = backend.memory_reserved() - backend.memory_allocated()
+    return DeviceMemory(total_bytes=total, free_bytes=free + cached)
 
 
 class CudaKind(DeviceKind):
@@ -29,10 +37,7 @@ class CudaKind(DeviceKind):
         torch.cuda.set_device(index)
 
     def memory(self) -> DeviceMemory:
-        """Read the device's memory; memory that torch has cached but not allocated counts as free."""
-        free, total = torch.cuda.mem_get_info()
-        cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return DeviceMemory(total_bytes=total, free_bytes=free + cached)
+        return _memory(torch.cuda)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
@@ -109,10 +114,7 @@ class XpuKind(DeviceKind):
         return torch.xpu.is_available()
 
     def memory(self) -> DeviceMemory:
-        """Read the device's memory; memory that torch has cached but not allocated counts as free."""
-        free, total = torch.xpu.mem_get_info()
-        cached = torch.xpu.memory_reserved() - torch.xpu.memory_allocated()
-        return DeviceMemory(total_bytes=total, free_bytes=free + cached)
+        return _memory(torch.xpu)
 
     def synchronize(self) -> None:
         torch.xpu.synchronize()

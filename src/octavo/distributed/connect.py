@@ -23,8 +23,7 @@ _TIMEOUT = timedelta(minutes=30)
 def make_groups(place: RankPlace, rendezvous: Rendezvous, device: torch.device) -> ParallelGroups:
     """Meet the replica's other ranks and return this rank's groups. Every rank calls this once, at about the same time.
 
-    Raises:
-        RuntimeError: from torch, if not all ranks arrive in time.
+    Raises RuntimeError, from torch, if not all ranks arrive in time.
     """
     if place.tp_size * place.pp_size == 1:
         return ParallelGroups()

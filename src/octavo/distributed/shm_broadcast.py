@@ -14,7 +14,7 @@ import os
 import select
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 NUM_SLOTS = 16
 SLOT_BYTES = 1 << 18  # untouched pages cost nothing; masks of 256 rows over 152k tokens take 19 slots
@@ -24,17 +24,12 @@ _SPIN_S = 100e-6  # see `RingReader.read`
 _RETURNED_AT_ONCE = NUM_SLOTS // 2
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReaderEnd:
+class ReaderEnd(NamedTuple):
     """File descriptors of one reader, valid in every process that inherits them."""
 
     memory_fd: int
     full_fd: int  # counts written slots
     free_fd: int  # counts slots that were read
-
-    @property
-    def fds(self) -> tuple[int, int, int]:
-        return self.memory_fd, self.full_fd, self.free_fd
 
 
 class RingWriter:
@@ -46,11 +41,7 @@ class RingWriter:
         self._memory = mmap.mmap(self._memory_fd, NUM_SLOTS * SLOT_BYTES)
         # The writer never blocks on a counter: see `write`.
         self.ends = [
-            ReaderEnd(
-                memory_fd=self._memory_fd,
-                full_fd=os.eventfd(0, os.EFD_CLOEXEC),
-                free_fd=os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),
-            )
+            ReaderEnd(self._memory_fd, os.eventfd(0, os.EFD_CLOEXEC), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
             for _ in range(num_readers)
         ]
         self._num_free = [NUM_SLOTS] * num_readers

@@ -87,11 +87,7 @@ class OwnerThread:
         self._thread.start()
 
     def ask(self, start: Callable[[Call[ResultT]], None]) -> ResultT:
-        """Let the owner call `start`, which answers the call, at once or in a later turn; wait for the answer.
-
-        Raises:
-            RuntimeError: the owner has stopped, or this is its own thread.
-        """
+        """Let the owner call `start`, which answers the call, at once or in a later turn; wait for the answer."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("an engine's own thread cannot wait for the engine")
         call = Call(start)

@@ -112,11 +112,7 @@ class ChildCore:
             self.child.stdin.flush()
 
     def try_send(self, frames: Sequence[bytes | memoryview]) -> bool:
-        """Send a message; return False if nobody is there any more to take it, which has not been noticed yet.
-
-        Raises:
-            EngineDeadError: the child is dead.
-        """
+        """Send a message; return False if nobody is there any more to take it, which has not been noticed yet."""
         with self._send_lock:
             if self.death is not None:
                 raise anew(self.death)

@@ -87,11 +87,7 @@ class EngineCore:
         return not self.scheduler.is_finished() or bool(self.scheduler.finished or self._finished_outputs)
 
     def step(self) -> EngineCoreOutputs:
-        """Schedule, execute, update. If the forward pass raises, only the requests of its step end.
-
-        Raises:
-            EngineDeadError: a rank has died.
-        """
+        """Schedule, execute, update. If the forward pass raises, only the requests of its step end."""
         if self._finished_outputs:
             return self._finished_outputs.popleft()
         if self.scheduler.only_waits and not self._pending_steps:
@@ -154,8 +150,7 @@ class EngineCore:
     def prepare(self) -> bool:
         """Do some work that makes later steps faster, when idle; return False when there is none left.
 
-        Raises:
-            EngineDeadError: a rank has died, which steps detect themselves.
+        Raises EngineDeadError if a rank has died, which steps detect themselves.
         """
         self._executor.check_health()
         num_reached = self.scheduler.blocks.num_reached

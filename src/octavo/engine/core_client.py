@@ -29,8 +29,7 @@ class EngineCoreClient(Protocol):
 
         Arguments and values are plain ones: what msgpack can carry.
 
-        Raises:
-            OctavoError: what the method raised; EngineError with its type and message where that is no error of ours.
+        Raises OctavoError: what the method raised; EngineError with type and message where that is no error of ours.
         """
 
     def close(self) -> None:

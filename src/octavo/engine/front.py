@@ -41,8 +41,7 @@ class EngineFront:
     def open(cls, args: EngineArgs, on_stage: Callable[[str], None] = logger.debug) -> Self:
         """Find the model, read the tokenizer, load the weights, warm up; `on_stage` is called with the next stage.
 
-        Raises:
-            UserError: about the options, the model or the memory; see its subclasses in `octavo.errors`.
+        Raises UserError: about the options, the model or the memory.
         """
         on_stage("finding the model's files (1 of 3)")
         config = args.resolve()
@@ -106,13 +105,10 @@ class EngineFront:
 
 
 def check_draft_tokenizer(draft: DraftModelConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Compare the draft model's tokenizer with the model's: ids that both have must be the same text.
+    """Raise InvalidParameterError unless ids that both the draft model's tokenizer and the model's have are one text.
 
     One of them may have more tokens: vocabularies of one family are padded in different ways. A checkpoint without a
     tokenizer must have a vocabulary of the same size.
-
-    Raises:
-        InvalidParameterError: they differ; the message names the first token that does.
     """
 
     def error(limit: str) -> InvalidParameterError:
@@ -162,11 +158,7 @@ def streaming_engine_args(model_name: ModelName | None, options: Mapping[str, An
 
 
 def one_per_prompt(given: object, kind: type[ValueT], num_prompts: int, name: str) -> list[ValueT | None]:
-    """Return the value of option `name` for each prompt, from one for all, None, or a list with one or None for each.
-
-    Raises:
-        InvalidParameterError: a list of another length, or something else.
-    """
+    """Return the value of option `name` for each prompt: given is one for all, None, or a list with one for each."""
     if given is None or isinstance(given, kind):
         return [given] * num_prompts
     if isinstance(given, (list, tuple)):

@@ -252,11 +252,9 @@ class Router:
 
     def by_replica(self, request_ids: Sequence[str]) -> dict[int, list[str]]:
         """Return the unfinished among these requests by their replica."""
-        found = {
-            replica: [request_id for request_id in request_ids if request_id in load.unfinished]
-            for replica, load in self._loads.items()
-        }
-        return {replica: ids for replica, ids in found.items() if ids}
+        loads = self._loads.items()
+        found = ((replica, [each for each in request_ids if each in load.unfinished]) for replica, load in loads)
+        return {replica: ids for replica, ids in found if ids}
 
     def route(self, samples: Sequence[EngineCoreRequest], among: Sequence[int]) -> int:
         """Choose one of these replicas for the samples of a request, which share their prompt; count them there."""

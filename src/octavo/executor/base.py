@@ -34,8 +34,7 @@ class Executor(Protocol):
 
         A method that returns a future goes on beside later steps and calls. The first error of a rank is the future's.
 
-        Raises:
-            EngineDeadError: a rank has died; also when waiting.
+        Raises EngineDeadError, also when waiting: a rank has died.
         """
 
     def check_health(self) -> None:

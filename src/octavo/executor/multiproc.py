@@ -104,7 +104,7 @@ class LocalRanks:
 
 def _start(setup: LocalSetup, meeting_fds: list[int], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
     command = child_command("octavo.worker.worker_proc", also_imports=setup.rank.worker_class.partition(":")[0])
-    fds = [*meeting_fds, *setup.orders.fds, setup.replies_fd]
+    fds = [*meeting_fds, *setup.orders, setup.replies_fd]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=fds, env=environment)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # already dead; the death watch reports it

@@ -62,10 +62,7 @@ class RankWatch:
     def receive(self, timeout_s: float | None, extra_fd: int | None = None) -> list[tuple[int, bytes]]:
         """Return (rank, message) of all ranks that have sent one, waiting for the first; empty on timeout.
 
-        With `extra_fd`, the wait also ends when that descriptor becomes readable.
-
-        Raises:
-            EngineDeadError: a rank has closed its connection.
+        With `extra_fd`, the wait also ends when that descriptor becomes readable. Raises EngineDeadError.
         """
         if extra_fd is not None:
             self._poll.register(extra_fd, select.POLLIN)

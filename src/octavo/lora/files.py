@@ -185,10 +185,7 @@ def parse_tensor_name(name: str) -> tuple[str, TensorKind]:
 
     "down" and "up" are a module's A and B, "weight" replaces its own. Those of a lookup are "embedding_down" [r, V] and
     "embedding_up" [D, r]: r = rank, V = vocabulary, D = hidden size. A "base_weight" is the base model's, which PEFT
-    saves next to adapters of embeddings and logits heads.
-
-    Raises:
-        AdapterError: it belongs to no kind of adapter that is supported.
+    saves next to adapters of embeddings and logits heads. Raises AdapterError.
     """
     for part, why in _REFUSED_TENSORS.items():
         if part in name:
@@ -231,12 +228,7 @@ class AdapterFiles:
         self._lock = threading.Lock()
 
     def read(self, request: LoRARequest) -> AdapterRef:
-        """Return the adapter of a request. Takes as long as reading its files once.
-
-        Raises:
-            AdapterError, CheckpointError: no adapter that is supported.
-            InvalidParameterError: its rank exceeds `max_lora_rank`.
-        """
+        """Return the adapter of a request. Takes as long as reading its files once. Raises UserError."""
         try:
             folder = self._folder(request.path)
             paths = [path for path in (folder / CONFIG_FILE, weights_file(folder)) if path.exists()]

@@ -84,11 +84,7 @@ class HostAdapters:
         return failed
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until an adapter is loaded, for at most `timeout_s`; not at all if none is being loaded.
-
-        Raises:
-            EngineDeadError: a rank has died.
-        """
+        """Wait until an adapter is loaded, for at most `timeout_s`; not at all if none is being loaded."""
         loading = next((self._places[name].loading for name in self._loading), None)
         if loading is None:
             return

@@ -141,10 +141,6 @@ class LowRank:
     up: torch.Tensor  # [all outputs, r]
     scale: float
 
-    @property
-    def rank(self) -> int:
-        return self.down.shape[0]
-
     def scaled_up(self, dtype: torch.dtype) -> torch.Tensor:
         """Return [r, all outputs], with the scale."""
         return (self.up.float() * self.scale).T.to(dtype).contiguous()
@@ -160,15 +156,15 @@ class LayerAdapter:
     @classmethod
     def shard(cls, layer: MergedLinear, parts: Mapping[str, LowRank], dtype: torch.dtype) -> Self:
         """Take this rank's shard of the adapters of a layer's `parts`; parts without one stay as they are."""
-        rank = max(part.rank for part in parts.values())
+        rank = max(len(part.down) for part in parts.values())
         outputs = [share.size for share in layer.parts.values()]
         down = torch.zeros(len(outputs), rank, layer.inputs.size, dtype=dtype)
         up = torch.zeros(rank, sum(outputs), dtype=dtype)
         of_outputs = up.split_with_sizes(outputs, dim=1)
         for index, (name, share) in enumerate(layer.parts.items()):
             if (part := parts.get(name)) is not None:
-                down[index, : part.rank] = part.down[:, layer.inputs.start : layer.inputs.stop]
-                of_outputs[index][: part.rank] = part.scaled_up(dtype)[:, share.start : share.stop]
+                down[index, : len(part.down)] = part.down[:, layer.inputs.start : layer.inputs.stop]
+                of_outputs[index][: len(part.down)] = part.scaled_up(dtype)[:, share.start : share.stop]
         return cls(down=down, up=up)
 
 
