@@ -59,7 +59,7 @@ class Speculation:
     def speculate(self, step: StepBuilder, budget: int) -> None:
         """Add at most `budget` drafts to rows that compute only their last known token."""
         running = self._running
-        rows, known_counts = step.running_part
+        rows, known_counts = step.rows, step.counts
         room = running.limit[rows] - 1 - running.num_known[rows]  # nothing is sampled past the limit
         takes_drafts = (known_counts == 1) & (running.num_computed[rows] + 1 == running.num_known[rows]) & (room > 0)
         at = (takes_drafts & running.is_speculative[rows]).nonzero()[0]
@@ -92,7 +92,7 @@ class Speculation:
         if self._planner is not None:
             self._planner.rates.observe(asked, proposals)
             if lengths.any():
-                lengths = self._planner.plan(rows, lengths, step.num_tokens, len(step.running_part[0]))
+                lengths = self._planner.plan(rows, lengths, step.num_tokens, len(step.rows))
         return [
             forced[row][:limit] if row in forced else proposal[:length]
             for row, proposal, length, limit in zip(asked, proposals, lengths.tolist(), limits.tolist(), strict=True)

@@ -110,7 +110,7 @@ class StepBuilder:
         self._running, self._hooks, self._sends_tokens = running, hooks, sends_tokens
         # Changes of block tables [N]: rows, blocks, groups, columns.
         self._changes: tuple[list[int], list[int], list[int], list[int]] = [], [], [], []
-        self._rows, self._counts = running.active, _NOTHING
+        self.rows, self.counts = running.active, _NOTHING  # of running rows [R]: known tokens that each computes [R]
         self._req_ids: tuple[str, ...] = ()
         self._hashed_blocks: list[tuple[int, int]] = []
         self._admitted: list[Request] = []
@@ -119,7 +119,7 @@ class StepBuilder:
 
     def add_running(self, rows: RowIndices, counts: Int32Array) -> None:
         """Add running rows [R] with `counts` tokens each, for which they have blocks."""
-        self._rows, self._req_ids, self._counts = rows, self._running.req_ids_of(rows), counts
+        self.rows, self._req_ids, self.counts = rows, self._running.req_ids_of(rows), counts
         self.num_tokens += int(counts.sum())
         for index in (counts > 1).nonzero()[0].tolist():
             self._hash_prompt_blocks(int(rows[index]), int(counts[index]))
@@ -193,11 +193,6 @@ class StepBuilder:
         self._hash_prompt_blocks(request.row, count)
         return count
 
-    @property
-    def running_part(self) -> tuple[RowIndices, Int32Array]:
-        """The running rows [R] added so far, and the known tokens that each computes [R]."""
-        return self._rows, self._counts
-
     def add_spec_decode(self, extra: SpecDecodeTokens) -> None:
         """Add tokens to verify after the known ones of the running rows [R], which have blocks for them."""
         self._extra = extra
@@ -246,11 +241,11 @@ class StepBuilder:
 
     def _all_rows(self) -> tuple[RowIndices, tuple[str, ...], Int32Array]:
         if not self._admitted:
-            return self._rows, self._req_ids, self._counts
+            return self.rows, self._req_ids, self.counts
         rows = np.array([request.row for request in self._admitted], dtype=np.intp)
         req_ids = tuple(request.request_id for request in self._admitted)
         counts = np.array(self._admitted_counts, dtype=np.int32)
-        return np.concatenate([self._rows, rows]), self._req_ids + req_ids, np.concatenate([self._counts, counts])
+        return np.concatenate([self.rows, rows]), self._req_ids + req_ids, np.concatenate([self.counts, counts])
 
     def _diffs(self, starts: Int32Array) -> CachedRequestData:
         """Return the changes of tables; and the tokens that rows computed from `starts` [R] on, for ranks without."""
@@ -260,8 +255,8 @@ class StepBuilder:
             diffs = CachedRequestData(rows=numbers[0], block_ids=numbers[1], groups=numbers[2], columns=numbers[3])
         if not self._sends_tokens:
             return diffs
-        is_single = self._counts == 1  # includes all decoding rows
-        rows, positions = self._rows[is_single], starts[: len(self._rows)][is_single]
+        is_single = self.counts == 1  # includes all decoding rows
+        rows, positions = self.rows[is_single], starts[: len(self.rows)][is_single]
         return replace(
             diffs,
             token_rows=rows.astype(np.int32),
