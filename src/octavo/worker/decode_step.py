@@ -9,6 +9,7 @@ longest context, W = words of a mask, M = masks in the step, E = biases of a ste
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -178,6 +179,7 @@ class GraphedDecoding:
     ) -> None:
         self._model, self._kv_caches, self._rows, self._loads = model, kv_caches, rows, loads
         self._record, self._queue = record, queue
+        self._send_padding = partial(record.send, queue, {})
         self.captured = DecodeGraphs(queue, self._run, uses)
         size, device = record.capacity, rows.transfers.device
         self._results = torch.zeros(size, 3, dtype=torch.int64, device=device)  # [C, 3] see `Sampled.packed`
@@ -282,6 +284,3 @@ class GraphedDecoding:
         longest = int(scheduler_output.num_computed_tokens.max()) + 1
         max_context = context_bucket(longest, self._model.config.max_model_len)
         return GraphKey(num_rows=num_rows, max_context=max_context, ending=ending)
-
-    def _send_padding(self) -> None:
-        self._record.send(self._queue, {})

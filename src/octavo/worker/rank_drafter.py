@@ -294,7 +294,10 @@ class RankDrafter:
         if sampling.ending == ARGMAX:
             _, token_ids = self.model.logits_argmax(hidden)
         else:
-            token_ids = self._sampler.sample(_of_width(self.model.compute_logits(hidden), wanted), sampling).token_ids
+            logits = self.model.compute_logits(hidden)
+            if (missing := wanted - logits.shape[1]) != 0:  # vocabularies of one tokenizer are padded in different ways
+                logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+            token_ids = self._sampler.sample(logits, sampling).token_ids
         chosen = token_ids.clamp(0, wanted - 1)  # where logits are not finite, it may be any token
         table[requests, -1] = chosen.cpu().numpy()
         self._rows.write_sampled(rows, ends, chosen)
@@ -357,11 +360,3 @@ def chunks(sizes: Int32Array, most: int) -> Iterator[tuple[NDArray[np.intp], Int
         begin, end = (np.clip(place, starts, ends) - starts for place in (first, first + most))
         part = (end > begin).nonzero()[0]
         yield part, begin[part].astype(np.int32), (end - begin)[part].astype(np.int32)
-
-
-def _of_width(logits: torch.Tensor, size: int) -> torch.Tensor:
-    """Return logits [S, V] for `size` tokens: vocabularies of one tokenizer are padded in different ways."""
-    missing = size - logits.shape[1]
-    if missing <= 0:
-        return logits[:, :size].contiguous()
-    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)

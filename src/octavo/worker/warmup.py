@@ -129,11 +129,7 @@ class ProfileRun:
     def _run(self, lens: list[int], bound: int | None = None) -> None:
         batch = self._batch(lens, bound)
         hidden = self._model.run_stage(batch, self._kv_caches, None).hidden  # [T, D]
-        logits = self._model.compute_logits(batch.of_logits(hidden))  # [R, V]
-        self._sample(logits)
-
-    def _sample(self, logits: torch.Tensor) -> None:
-        """Apply to logits [R, V] everything that a row may use."""
+        logits = self._model.compute_logits(batch.of_logits(hidden))  # [R, V]; then everything that a row may use
         (num_rows, vocab_size), device = logits.shape, self._device
         ones = torch.ones(num_rows, dtype=torch.int64, device=device)
         halves = ones.double() / 2
