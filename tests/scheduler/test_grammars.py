@@ -9,6 +9,7 @@ import pytest
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
 from octavo.contracts.schedule import Int32Array
 from octavo.errors import GrammarError, GrammarTooComplexError, OctavoError
+from octavo.scheduler.grammar_gate import GrammarGate
 from octavo.scheduler.request import RequestStatus
 from octavo.structured_output import StructuredOutput
 from octavo.testing import FakeWorker, expected_tokens, make_request, make_scheduler, model_output_for, run_step
@@ -218,6 +219,17 @@ def test_abort_while_waiting_for_a_grammar() -> None:
     assert bench.scheduler.take_finished().finished["a"].finish_reason == RequestStatus.ABORTED.value
     bench.scheduler.check_integrity()
     assert not len(bench.scheduler.waiting)
+
+
+def test_masks_of_tokens_that_are_not_tried_in_the_end_do_not_outlive_their_step() -> None:
+    bench = Bench()
+    bench.add("a", max_tokens=6)
+    bench.step()
+    gate = next(gate for gate in bench.scheduler._gates if isinstance(gate, GrammarGate))
+    row = int(bench.scheduler.running.active[0])
+    assert gate.usable(row, [7, 8]) == [7, 8]
+    bench.step()  # without room for them
+    assert not gate._masks_of_row
 
 
 def test_a_step_that_fails_lets_go_of_grammars() -> None:

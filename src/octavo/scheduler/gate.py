@@ -41,7 +41,7 @@ class Gate(ABC):
         time.sleep(timeout_s)
 
     def on_admit(self, request: Request, data: NewRequestData) -> NewRequestData:
-        """Return what ranks are told about a request that enters them."""
+        """Return what is sent to the ranks about a request that enters them."""
         return data
 
     def add_to_step(self, output: SchedulerOutput, rows: RowIndices) -> SchedulerOutput:

@@ -98,26 +98,32 @@ class GrammarGate(Gate):
         """Add the masks of those rows that sample in this step; after each token that they try, too."""
         if not self._num_requests:
             return output
+        masks_of_row, self._masks_of_row = self._masks_of_row, {}  # also if no token is tried in the end
         sampling = rows[output.samples]  # [S]
         is_under = self._running.is_constrained[sampling]
         if not np.count_nonzero(is_under):
             return output
         request_ids, extra = self._running.req_ids_of(sampling[is_under]), output.scheduled_spec_decode_tokens
         if extra is not None:
-            masks = self._masks_with_tried(sampling, is_under, request_ids, extra.counts[output.samples])
+            num_tried = extra.counts[output.samples]
+            masks = self._masks_with_tried(sampling, is_under, request_ids, num_tried, masks_of_row)
         else:
             at = is_under.nonzero()[0].astype(np.int32)
             masks = TokenMasks(logits_rows=at, words=self._known.masks(request_ids))
         return replace(output, token_masks=masks)
 
     def _masks_with_tried(
-        self, sampling: RowIndices, is_under: BoolArray, request_ids: tuple[str, ...], num_tried: Int32Array
+        self,
+        sampling: RowIndices,
+        is_under: BoolArray,
+        request_ids: tuple[str, ...],
+        num_tried: Int32Array,
+        masks_of_row: Mapping[int, Int32Array],
     ) -> TokenMasks:
         """Return the masks of the rows `sampling` [S] that are under a grammar.
 
         A row has one, and one after each of its tried tokens [S] if these are known.
         """
-        masks_of_row, self._masks_of_row = self._masks_of_row, {}
         first = np.cumsum(1 + num_tried) - (1 + num_tried)  # [S] each row's first row of logits
         logits_rows, words = list[Int32Array](), list[Int32Array]()
         for index, request_id in zip(is_under.nonzero()[0].tolist(), request_ids, strict=True):

@@ -32,7 +32,7 @@ _SCHEMAS = ("items", "additionalProperties", "not", "contains", "propertyNames",
 
 
 def compiler_schema(text: str) -> str:
-    """Return a JSON schema in the compiler's language, with our options; see `rewrite.py`."""
+    """Return a JSON schema in the compiler's language, with our options."""
     root = _without_remarks(json.loads(text))
 
     def whole(schema: Any) -> Any:
