@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Self, overload
 
-from octavo.config.args import EngineArgs
+from octavo.config.args import EngineArgs, for_streaming
 from octavo.engine.async_llm_engine import AsyncLLMEngine
-from octavo.engine.front import ModelName, streaming_engine_args
+from octavo.engine.front import ModelName, engine_args
 from octavo.inputs import ChatMessage, Prompt
 from octavo.lora_request import LoRARequest
 from octavo.outputs import RequestOutput
@@ -37,7 +37,7 @@ class AsyncLLM:
     def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
         if options.get("engine_process") is None:
             options["engine_process"] = True
-        self._args = streaming_engine_args(model_name, options)
+        self._args = engine_args(model_name, for_streaming(options))
         self._loading: Future[AsyncLLMEngine] | None = None
 
     async def engine(self) -> AsyncLLMEngine:

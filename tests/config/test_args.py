@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from octavo.config.args import EngineArgs
-from octavo.engine.front import streaming_engine_args
+from octavo.config.args import EngineArgs, for_streaming
+from octavo.engine.front import engine_args
 from octavo.errors import InvalidParameterError, ModelNotFoundError, UnknownOptionError
 from octavo.server.settings import resolve_settings
 
@@ -155,8 +155,8 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
 
 def test_chunks_follow_the_clock_where_answers_are_streamed() -> None:
     assert EngineArgs().resolve().scheduler.step_target_s == 0.0
-    assert streaming_engine_args("demo", {}).resolve().scheduler.step_target_s == 0.25
-    assert streaming_engine_args("demo", {"step_target_s": None}).resolve().scheduler.step_target_s == 0.25
-    assert streaming_engine_args("demo", {"step_target_s": 0.0}).resolve().scheduler.step_target_s == 0.0
+    assert engine_args("demo", for_streaming({})).resolve().scheduler.step_target_s == 0.25
+    assert engine_args("demo", for_streaming({"step_target_s": None})).resolve().scheduler.step_target_s == 0.25
+    assert engine_args("demo", for_streaming({"step_target_s": 0.0})).resolve().scheduler.step_target_s == 0.0
     settings = resolve_settings({"model_name": "demo"}, {})
     assert settings.engine.resolve().scheduler.step_target_s == 0.25

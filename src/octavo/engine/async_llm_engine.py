@@ -16,10 +16,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Self
 
-from octavo.config.args import EngineArgs
+from octavo.config.args import EngineArgs, for_streaming
 from octavo.contracts.engine import EngineCoreOutputs
 from octavo.engine.core_client import EngineCoreClient
-from octavo.engine.front import EngineFront, ModelName, one_per_prompt, streaming_engine_args
+from octavo.engine.front import EngineFront, ModelName, engine_args, one_per_prompt
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_processor import RequestState
 from octavo.errors import EngineDeadError, EventLoopError, OctavoError, anew
@@ -75,7 +75,7 @@ class AsyncLLMEngine:
     """
 
     def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
-        self._open(streaming_engine_args(model_name, options))
+        self._open(engine_args(model_name, for_streaming(options)))
 
     @classmethod
     def from_args(cls, args: EngineArgs, on_stage: Callable[[str], None] = logger.debug) -> Self:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from octavo.config.args import DEFAULT_MODEL, EngineArgs, for_streaming
+from octavo.config.args import DEFAULT_MODEL, EngineArgs
 from octavo.config.engine import EngineConfig
 from octavo.config.model import ModelConfig
 from octavo.config.speculative import DraftModelConfig
@@ -150,11 +150,6 @@ def engine_args(model_name: ModelName | None, options: Mapping[str, Any]) -> Eng
         logger.info("no model given: using the bundled model %r", DEFAULT_MODEL)
         model_name = DEFAULT_MODEL
     return EngineArgs.from_options({"model_name": os.fspath(model_name), **options})
-
-
-def streaming_engine_args(model_name: ModelName | None, options: Mapping[str, Any]) -> EngineArgs:
-    """Return an engine's options with the defaults for streaming."""
-    return engine_args(model_name, for_streaming(options))
 
 
 def one_per_prompt(given: object, kind: type[ValueT], num_prompts: int, name: str) -> list[ValueT | None]:

@@ -27,7 +27,6 @@ from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages, find_part, numbers_in, renamed, spelt_as_in_table
 
 _FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
-_VOCABULARY = ("embedding", "logits_head")
 
 AdaptedLayer = MergedLinear | Embedding
 
@@ -308,7 +307,7 @@ class _Reading:
         model = self._reader.model
         names = {f"{renamed(model, module)}.weight"}
         if model.config.tie_word_embeddings:
-            names |= {f"{name}.weight" for name, of in model.weight_names.items() if of in _VOCABULARY}
+            names |= {f"{name}.weight" for name, of in model.weight_names.items() if of in ("embedding", "logits_head")}
         dtype = model.context.dtype
         for name, tensor in spelt_as_in_table(model, get_model_loader(self._reader.load).tensors(model)):
             if name in names:
