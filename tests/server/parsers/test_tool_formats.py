@@ -6,8 +6,7 @@ import pytest
 from tests.server.parsers.support import make, parse_pieces, parsed
 
 from octavo.server.openai.parsers.base import ToolCallArguments, ToolCallStart
-from octavo.server.openai.parsers.json_calls import HermesParser, Llama3JsonParser
-from octavo.server.openai.parsers.mistral import MistralArgsParser, MistralParser
+from octavo.server.openai.parsers.json_calls import HermesParser, Llama3JsonParser, MistralArgsParser, MistralParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
 from octavo.server.openai.parsers.tool_calls import ToolCallParser

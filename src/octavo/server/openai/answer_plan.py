@@ -13,8 +13,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.errors import bad_request
 from octavo.server.openai.chat_prompt import BegunAnswer, prompt_options
 from octavo.server.openai.parsers.base import ContentOnly, OutputParser
-from octavo.server.openai.parsers.json_calls import HermesParser, Llama3JsonParser
-from octavo.server.openai.parsers.mistral import MistralArgsParser, MistralParser
+from octavo.server.openai.parsers.json_calls import HermesParser, Llama3JsonParser, MistralArgsParser, MistralParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
 from octavo.server.openai.parsers.tool_calls import ToolCallParser

@@ -1,4 +1,4 @@
-"""Formats whose calls are JSON, `{"name": "f", "arguments": {...}}`: Hermes, Llama 3; and how streaming JSON is read.
+"""Formats whose calls are JSON, `{"name": "f", "arguments": {...}}`: Hermes, Llama 3, Mistral; and how JSON is read.
 
 Lenient where models are careless and it is harmless (a line break inside a string, which is escaped), strict where an
 error must not swallow what follows: brackets match, and outside strings only characters of JSON syntax are allowed.
@@ -6,10 +6,12 @@ error must not swallow what follows: brackets match, and outside strings only ch
 
 import json
 import re
+import secrets
+import string
 from collections.abc import Mapping
 
 from octavo.server.openai.parsers.base import Emit, MalformedError, Steps
-from octavo.server.openai.parsers.tool_calls import ToolCallParser, json_tag
+from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser, json_rule, json_tag, lark_tag, quoted
 from octavo.structured_output import StructuralTag
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
@@ -17,6 +19,8 @@ _IN_STRING = re.compile(r'["\\\x00-\x1f]')
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _OUTSIDE = re.compile(r'["{}\[\]\x00-\x1f]|[^\s\w:,.+\-]')
 _SCALAR = re.compile(r"[\w.+\-]*")
+_TOOL_CALLS, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_WORD = re.compile(r"[\w.\-]*")
 _CLOSING = {"{": "}", "[": "]"}
 
 
@@ -141,8 +145,7 @@ class HermesParser(JsonCallParser):
 
     @classmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
-        begin = f'{cls.BEGIN}\n{{"name": {json.dumps(name)}, "arguments": '
-        return json_tag(begin, schema, f"}}\n{cls.END}", trigger=cls.BEGIN)
+        return json_tag(f"{cls.BEGIN}\n{_opening(name)}", schema, f"}}\n{cls.END}", trigger=cls.BEGIN)
 
     def _read(self) -> Steps[None]:
         yield from self._read_marked_calls(self._read_call, self.BEGIN)
@@ -196,6 +199,76 @@ class Llama3JsonParser(JsonCallParser):
             yield from self._takes(tag)
         yield from self._skip_space()
         yield from self._read_json_call(is_strict=True)
+
+
+class MistralParser(JsonCallParser):
+    """Calls of Mistral models, after `[TOOL_CALLS]`: a JSON list, or, in newer models, `name[ARGS]{...}` for each.
+
+    Their chat templates require ids of nine letters and digits.
+    """
+
+    markers = (_TOOL_CALLS, _CALL_ID, _ARGS)
+
+    @staticmethod
+    def new_call_id() -> str:
+        return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))  # 53 bits
+
+    @classmethod
+    def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
+        return json_tag(f"{_TOOL_CALLS}[{_opening(name)}", schema, "}]", trigger=_TOOL_CALLS)
+
+    @classmethod
+    def loose_tags(cls, schemas: Schemas) -> list[StructuralTag] | None:
+        """Models write several calls in one list."""
+        calls = [f"{quoted(_opening(name))} {json_rule(schema)}" for name, schema in schemas.items()]
+        return [lark_tag(_TOOL_CALLS, f'start: " "? "[" call (/, ?/ call)* "]"\ncall: ({" | ".join(calls)}) "}}"')]
+
+    def _read(self) -> Steps[None]:
+        yield from self._read_marked_calls(self._read_marked, _TOOL_CALLS)
+
+    def _read_marked(self) -> Steps[None]:
+        yield from self._expect_next(_TOOL_CALLS)
+        yield from self._skip_space()
+        if (yield from self._peek()) != "[":
+            yield from self._read_named_call()
+            return
+        yield from self._read_list_item("[")
+        while (yield from self._attempt(self._read_list_item(","))):
+            pass
+        yield from self._attempt(self._expect_next("]"))
+
+    def _read_list_item(self, before: str) -> Steps[None]:
+        yield from self._expect_next(before)
+        yield from self._skip_space()
+        yield from self._read_json_call()
+
+    def _read_named_call(self) -> Steps[None]:
+        name = yield from self._read_while(_WORD)
+        call_id = (yield from self._read_while(_WORD)) if (yield from self._takes(_CALL_ID)) else None
+        has_args = yield from self._takes(_ARGS)
+        yield from self._skip_space()
+        is_known = (yield from self._peek()) == "{" or (has_args and self._broke_off)
+        if not (is_known and name in self._schemas):
+            raise MalformedError("call")
+        self._start(name, call_id)
+        if not (yield from self._copy_json(self._arguments)):
+            yield from self._copy_rest(self._arguments)
+
+
+class MistralArgsParser(MistralParser):
+    """Newer models, which write calls with `[ARGS]`, each with its own marker; both formats are parsed."""
+
+    @classmethod
+    def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
+        return json_tag(f"{_TOOL_CALLS}{name}{_ARGS}", schema, "", trigger=_TOOL_CALLS)
+
+    @classmethod
+    def loose_tags(cls, schemas: Schemas) -> list[StructuralTag] | None:
+        return None
+
+
+def _opening(name: str) -> str:
+    return f'{{"name": {json.dumps(name)}, "arguments": '
 
 
 def _arguments_text(arguments: str | None, are_needed: bool) -> str:

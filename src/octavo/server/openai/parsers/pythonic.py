@@ -13,13 +13,13 @@ from keyword import iskeyword
 
 from octavo.server.openai.parsers.base import MalformedError, Steps
 from octavo.server.openai.parsers.tool_calls import ToolCallParser, json_rule, lark_tag, parameters_of, quoted
-from octavo.server.openai.parsers.values import key_of, value_of
 from octavo.structured_output import StructuralTag
 
 TAGS = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool_call_end|>"}
 _NAME = re.compile(r"[\w.\-]*")
 _PLAIN = re.compile(r"[^()\[\]{}\"']*")
 _PLAIN_IN_STRING = re.compile(r"[^\\\"']*")
+_JSON_NAMES: dict[str, object] = {"true": True, "false": False, "null": None}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -170,3 +170,35 @@ def _argument(source: str, node: ast.expr) -> object:
         return json.loads(ast.get_source_segment(source, node) or "")
     except ValueError:
         return value_of(node)
+
+
+def literal_value(text: str) -> object:
+    """Return the value of a text such as `{'a': [True, None]}`."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # models write unknown escapes
+            return value_of(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise MalformedError("value") from error
+
+
+def value_of(node: ast.expr) -> object:
+    """Return the value of a literal. Raises MalformedError for any other expression."""
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [value_of(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            names = [key_of(value_of(key) if key is not None else None) for key in keys]
+            return dict(zip(names, map(value_of, values), strict=True))
+        case ast.Name(id=name) if name in _JSON_NAMES:
+            return _JSON_NAMES[name]
+    raise MalformedError("value")
+
+
+def key_of(name: object) -> str:
+    if not isinstance(name, str):
+        raise MalformedError("key")
+    return name
