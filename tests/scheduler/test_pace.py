@@ -109,7 +109,7 @@ def test_every_running_request_advances(num_running: int) -> None:
     for index in range(num_running):
         request = Request(make_request(f"{index}", [1] * 8), index, 64)
         running.insert(request, [[index]], running.blocks.find_prefix(request.token_ids, b""))
-    assert StepPace(MOST, 0.25, lambda: 0.0).budget(running) >= num_running
+    assert StepPace(MOST, 0.25).budget(running) >= num_running
 
 
 def test_a_clock_that_is_set_back_teaches_nothing() -> None:
@@ -172,8 +172,7 @@ def test_a_crowd_leaves_the_target_alone_where_prompts_are_quick() -> None:
 
 
 def test_time_between_steps_is_the_hosts_while_there_is_work() -> None:
-    now = [0.0]
-    busy = BusyTime(lambda: now[0])
+    busy = BusyTime()
     for output_s, scheduled_s, compute_s, has_more in (
         (1.0, 0.1, 0.8, True),
         (2.0, 1.2, 0.7, False),  # from 1.0 on
@@ -181,8 +180,7 @@ def test_time_between_steps_is_the_hosts_while_there_is_work() -> None:
         (9.5, 9.1, None, True),  # not timed
         (9.1, 9.6, 0.2, True),  # the clock was set
     ):
-        now[0] = output_s
-        busy.record_output(compute_s, scheduled_s)
+        busy.record_output(compute_s, scheduled_s, output_s)
         if not has_more:
             busy.pause()
     assert round(busy.step_s, 6) == 0.9 + 1.0 + 0.5

@@ -4,8 +4,6 @@ A step of 2,048 tokens takes 20 ms on a GPU and many seconds on a laptop. Chunki
 so chunk sizes may depend on measured time.
 """
 
-from collections.abc import Callable
-
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.scheduler.running import RunningRows
 
@@ -26,12 +24,9 @@ class StepPace:
     `target_s` of 0 the budget is always `max_num_batched_tokens`.
     """
 
-    def __init__(
-        self, max_num_batched_tokens: int, target_s: float, clock: Callable[[], float], fewest: int = FEWEST_TOKENS
-    ) -> None:
+    def __init__(self, max_num_batched_tokens: int, target_s: float, fewest: int = FEWEST_TOKENS) -> None:
         self._max_tokens, self._fewest = max_num_batched_tokens, fewest
         self._target_s = target_s
-        self._clock = clock
         self._token_s: float | None = None  # per prompt token, including its share of the step's overhead
         self._decode_s: float | None = None  # a step of single tokens
         self._last_output_s = 0.0  # when the latest output was recorded
@@ -53,9 +48,9 @@ class StepPace:
         target_s = max(target_s, 2.0 * (self._decode_s or 0.0))
         return _chunks(int(target_s / self._token_s))
 
-    def record_step(self, output: SchedulerOutput, scheduled_s: float) -> float:
+    def record_step(self, output: SchedulerOutput, scheduled_s: float, now_s: float) -> float:
         """Record the arrival of a step's output, scheduled at `scheduled_s`; return how long the step took."""
-        before_s, self._last_output_s = self._last_output_s, self._clock()
+        before_s, self._last_output_s = self._last_output_s, now_s
         took_s = self._last_output_s - max(scheduled_s, before_s)  # several may be in flight
         num_tokens, num_rows = output.total_num_scheduled_tokens, len(output.req_ids)
         if output.scheduled_spec_decode_tokens is not None:  # these count as decoding
@@ -72,18 +67,17 @@ class StepPace:
 class BusyTime:
     """The total time of steps whose native calls are timed, and the part in these calls; the rest is the host's."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._last_output_s: float | None = None  # None: nothing was left to do since
         self.step_s = self.compute_s = 0.0
 
-    def record_output(self, compute_s: float | None, scheduled_s: float) -> None:
+    def record_output(self, compute_s: float | None, scheduled_s: float, now_s: float) -> None:
         """Record the arrival of a step's output: scheduled at `scheduled_s`, it computed for `compute_s` seconds.
 
         If there was work left after the previous step, this one begins when that step's output arrived: scheduling,
         detokenizing and sending then take time in which the engine could have computed.
         """
-        now_s, start_s = self._clock(), scheduled_s if self._last_output_s is None else self._last_output_s
+        start_s = scheduled_s if self._last_output_s is None else self._last_output_s
         self._last_output_s = now_s
         if compute_s is not None and compute_s <= now_s - start_s:  # not if the clock was set
             self.step_s += now_s - start_s

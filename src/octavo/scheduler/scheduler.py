@@ -54,7 +54,7 @@ class Scheduler:
         self._running_scheduler = RunningScheduler(running, num_batches, is_speculative=speculation is not None)
         self._speculation = speculation
         fewest = max(FEWEST_TOKENS, config.largest_whole_span)
-        self._pace = StepPace(self._max_chunk, config.step_target_s, clock, fewest)
+        self._pace = StepPace(self._max_chunk, config.step_target_s, fewest)
         self.finished: dict[str, FinishedRequest] = {}  # ended, but not reported in an `EngineCoreOutputs` yet
         self._requests: dict[str, Request] = {}  # all waiting and running ones
         self._num_held: Counter[str] = Counter()  # of the waiting ones, those that a gate holds, by its reason
@@ -62,7 +62,7 @@ class Scheduler:
         self._in_flight: deque[StepInFlight] = deque()
         self._epoch = epoch
         self._clock = clock
-        self._busy_time = BusyTime(clock)
+        self._busy_time = BusyTime()
         self._num_arrived = self._num_steps = self._num_preemptions = 0
         self._stop_ids = StopIdTable()
         self._owner: int | None = None
@@ -207,8 +207,9 @@ class Scheduler:
         self._assert_owner()
         step = self._in_flight.popleft()
         assert step.output is output, "outputs arrive in the order of their steps"
-        took_s = self._pace.record_step(output, step.scheduled_s)
-        self._busy_time.record_output(model_output.compute_s, step.scheduled_s)
+        now_s = self._clock()
+        took_s = self._pace.record_step(output, step.scheduled_s, now_s)
+        self._busy_time.record_output(model_output.compute_s, step.scheduled_s, now_s)
         update = step.match_output(model_output, self.running).cut(self._num_until_stop)
         if self._speculation is not None:
             self._speculation.record_step(output, model_output, update, took_s)
