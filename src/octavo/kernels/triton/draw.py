@@ -2,12 +2,12 @@
 
 Thresholds are found by counting above cut points: nothing is sorted. Logits have keys, integers in the same order. A
 pass cuts an interval of keys into 16 and sums up what lies above each cut; eight passes narrow 2^32 keys to one. Top-k
-counts tokens, top-p their masses (`sampling/mass.py`): integer sums, independent of order, so a row may be split over
-any number of programs.
+counts tokens, top-p their masses (`sampling/filters.py`): integer sums, independent of order, so a row may be split
+over any number of programs.
 
 Drawing is one pass that never stores the noise; a block with no logit above the threshold computes none. Philox4x32-10
 (Salmon et al., SC 2011) yields four words for four neighbors: counter (id >> 2, output index, 0, 0), word id & 3.
-Scores are float64, computed by the same operations in the same order as in `sampling/noise.py` and `sampling/mass.py`;
+Scores are float64, computed by the same operations in the same order as in `sampling/noise.py`, `sampling/filters.py`;
 only the two logarithms are the device's, the same ones that torch calls on a GPU.
 
 Legend: L = rows, V = vocabulary size, W = ways to cut an interval, P = parts of a row, each searched by a program.
