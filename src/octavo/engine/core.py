@@ -148,10 +148,7 @@ class EngineCore:
         self.scheduler.check_integrity()
 
     def prepare(self) -> bool:
-        """Do some work that makes later steps faster, when idle; return False when there is none left.
-
-        Raises EngineDeadError if a rank has died, which steps detect themselves.
-        """
+        """When idle, check the ranks, and do some work that makes later steps faster; False when there is none left."""
         self._executor.check_health()
         num_reached = self.scheduler.blocks.num_reached
         if num_reached == self._prepared_blocks:  # let the ranks of an idle engine sleep

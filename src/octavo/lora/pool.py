@@ -88,8 +88,8 @@ class AdapterPool:
 
 def _pooled(targets: AdapterTargets) -> dict[str, MergedLinear]:
     """Return the layers whose adapters are in the pool."""
-    linears = {path: layer for path, layer in targets.layers.items() if isinstance(layer, MergedLinear)}
-    return {path: layer for path, layer in linears.items() if not isinstance(layer, LogitsHead)}
+    linears = ((path, layer) for path, layer in targets.layers.items() if isinstance(layer, MergedLinear))
+    return {path: layer for path, layer in linears if not isinstance(layer, LogitsHead)}
 
 
 def _put(slots: LoraAdapters, slot: int, adapter: LayerAdapter | None) -> None:
