@@ -108,8 +108,7 @@ class StructuredOutput:
     reasoning: Reasoning | None = None  # the reasoning before the constrained answer
 
     def __post_init__(self) -> None:
-        for name in ("choice", "tags"):
-            object.__setattr__(self, name, _as_tuple(name, getattr(self, name)))
+        self._store_lists()
         if not isinstance(self.json_object, bool):
             raise InvalidParameterError("json_object", self.json_object, "must be true or false")
         given = [name for name in KINDS if getattr(self, name) not in (None, False, ())]
@@ -122,17 +121,24 @@ class StructuredOutput:
         for name in ("regex", "grammar"):
             if getattr(self, name) is not None:
                 _check_text(name, getattr(self, name), low=1)
-        if len(self.choice) > MAX_CHOICES:
-            raise InvalidParameterError("choice", len(self.choice), f"at most {MAX_CHOICES} strings")
-        for text in self.choice:
-            _check_text("choice", text, low=1)
-        _check_total("choice", self.choice)
         self._check_tags()
 
     @property
     def kind(self) -> str:
         """The name of the field that is set; `reasoning` if there is no other."""
         return next((name for name in KINDS if getattr(self, name) not in (None, False, ())), "reasoning")
+
+    def _store_lists(self) -> None:
+        for name in ("choice", "tags"):
+            value = getattr(self, name)
+            if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+                raise InvalidParameterError(name, value, "must be a list")
+            object.__setattr__(self, name, tuple(value))
+        if len(self.choice) > MAX_CHOICES:
+            raise InvalidParameterError("choice", len(self.choice), f"at most {MAX_CHOICES} strings")
+        for text in self.choice:
+            _check_text("choice", text, low=1)
+        _check_total("choice", self.choice)
 
     def _check_tags(self) -> None:
         if len(self.tags) > MAX_TAGS:
@@ -155,12 +161,6 @@ class StructuredOutput:
 
 
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "tags")
-
-
-def _as_tuple(field: str, value: object) -> tuple[Any, ...]:
-    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise InvalidParameterError(field, value, "must be a list")
-    return tuple(value)
 
 
 def _check_text(field: str, value: object, *, low: int = 0) -> None:

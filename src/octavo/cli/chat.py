@@ -25,6 +25,13 @@ Messages = Sequence[Mapping[str, object]]
 ChatModel = Callable[[Messages], AsyncIterator[tuple[str, bool]]]  # pieces of text, and whether they are reasoning
 # llama.cpp's. Without any, small models answer from the whole vocabulary; the API keeps to what requests say.
 TERMINAL_SAMPLING = MappingProxyType({"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05})
+COMMANDS = {
+    "help": "show this list",
+    "image": "send the picture in the given file with the next message",
+    "reset": "clear the conversation",
+    "system": "start a new conversation with the given system prompt",
+    "exit": "quit (or press Ctrl-D)",
+}
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -118,7 +125,7 @@ def _image_part(path: Path) -> dict[str, object]:
 
 
 class ChatSession:
-    """Reads and handles one line at a time, until the end of input or `/exit`.
+    """Reads one line at a time and obeys or sends it, until the end of input or `/exit`.
 
     The turns alternate and are always ready to send: a question whose response is empty leaves none.
     """
@@ -135,38 +142,49 @@ class ChatSession:
         self._system_prompt = system
         self._turns: list[dict[str, object]] = []
         self._images = list(images)  # for the next message
-        self._is_over = False
         self._num_lines = 0  # read so far
-        self._commands: dict[str, tuple[Callable[[str], None], str]] = {
-            "help": (self._help, "show this list"),
-            "image": (self._image, "send the picture in the given file with the next message"),
-            "reset": (self._reset, "clear the conversation"),
-            "system": (self._system, "start a new conversation with the given system prompt"),
-            "exit": (self._exit, "quit (or press Ctrl-D)"),
-        }
 
     def run(self) -> None:
         if sys.stdin.isatty():
             with suppress(ImportError):  # not on every platform; only needed for line editing
                 import readline  # noqa: F401 - input() edits lines once it is imported
             _note("Type a message; /help lists commands. Ctrl-C stops a response, Ctrl-D quits.")
-        while not self._is_over:
+        while True:
             try:
-                self._handle(self._read_line())
+                line = self._read_line()
+                if line.startswith("/"):
+                    name, _, rest = line[1:].partition(" ")
+                    self._obey(name, rest.strip())
+                elif line.strip():
+                    self._answer(line)
             except EOFError:
                 break
             except KeyboardInterrupt:
                 _note("\ntype /exit or press Ctrl-D to quit")
 
-    def _handle(self, line: str) -> None:
-        if line.startswith("/"):
-            name, _, rest = line[1:].partition(" ")
-            if name in self._commands:
-                self._commands[name][0](rest.strip())
-            else:
-                _note(f"unknown command /{name}; {nearest_hint(name, list(self._commands))}")
-        elif line.strip():
-            self._answer(line)
+    def _obey(self, command: str, rest: str) -> None:
+        match command:
+            case "help":
+                for name, text in COMMANDS.items():
+                    _note(f"/{name:<8} {text}")
+            case "image":
+                try:
+                    self._images.append(_image_part(Path(rest)))
+                except InvalidParameterError as error:
+                    _note(str(error))
+                else:
+                    _note(f"{len(self._images)} to send with the next message")
+            case "reset":
+                self._turns.clear()
+                _note("conversation cleared")
+            case "system":
+                self._system_prompt = rest or None
+                self._turns.clear()
+                _note("new conversation started")
+            case "exit":
+                raise EOFError
+            case _:
+                _note(f"unknown command /{command}; {nearest_hint(command, list(COMMANDS))}")
 
     def _answer(self, line: str) -> None:
         """Send a message and stream the response; Ctrl-C keeps what was shown."""
@@ -199,30 +217,6 @@ class ChatSession:
             if not is_reasoning:
                 shown.append(text)
             print(f"{_DIM}{text}{_PLAIN}" if is_reasoning and can_dim else text, end="", flush=True)
-
-    def _help(self, _rest: str) -> None:
-        for name, (_, text) in self._commands.items():
-            _note(f"/{name:<8} {text}")
-
-    def _image(self, rest: str) -> None:
-        try:
-            self._images.append(_image_part(Path(rest)))
-        except InvalidParameterError as error:
-            _note(str(error))
-        else:
-            _note(f"{len(self._images)} to send with the next message")
-
-    def _reset(self, _rest: str) -> None:
-        self._turns.clear()
-        _note("conversation cleared")
-
-    def _system(self, rest: str) -> None:
-        self._system_prompt = rest or None
-        self._turns.clear()
-        _note("new conversation started")
-
-    def _exit(self, _rest: str) -> None:
-        self._is_over = True
 
     def _read_line(self) -> str:
         """Return the next message; a backslash at the end of a line continues it on the next."""

@@ -46,7 +46,6 @@ _ENDS = (
     *("<|im_end|>", "<|endoftext|>"),  # Qwen, SmolLM, and what others fine-tuned with ChatML
     "<end_of_turn>",  # Gemma
 )
-_SENTENCEPIECE_END = 2  # of files that do not name it
 _TABLE, _HEAD = "model.embed_tokens", "lm_head"
 _FACTORS = "rope_freqs.weight"
 # By key under general.sampling: its name in generation_config.json, and the bounds of values that have an effect.
@@ -86,7 +85,9 @@ class _Translation:
             raise CheckpointError(f"{self._file.path}: no matrix token_embd.weight")
         heads = self._get("attention.head_count")
         hidden = self._get("embedding_length")
-        head_dim = self._get("attention.key_length", hidden // heads if _divides(heads, hidden) else None)
+        is_divisor = isinstance(heads, int) and isinstance(hidden, int) and heads > 0 and hidden % heads == 0
+        head_dim = self._get("attention.key_length", hidden // heads if is_divisor else None)
+        kinds = {tensor.type.name for tensor in self._file.tensors.values() if len(tensor.shape) > 1}
         values = {
             "architectures": [self._architecture()],
             "vocab_size": embedding.shape[0],
@@ -103,7 +104,8 @@ class _Translation:
             "attention_bias": "blk.0.attn_q.bias" in self._file.tensors,
             "mlp_bias": "blk.0.ffn_gate.bias" in self._file.tensors,
             "sliding_window": self._get("attention.sliding_window", None),
-            "dtype": self._dtype(),
+            # The original dtype of quantized weights is not in the file; nearly all models are bfloat16.
+            "dtype": {"F32": "float32", "F16": "float16"}.get("".join(kinds), "bfloat16"),
             "bos_token_id": self._file.metadata.get("tokenizer.ggml.bos_token_id"),
             "eos_token_id": self._end_ids(),
             **self._experts(),
@@ -135,16 +137,11 @@ class _Translation:
             return "MixtralForCausalLM"
         return "MistralForCausalLM" if self._get("attention.sliding_window", 0) else name
 
-    def _dtype(self) -> str:
-        """The original dtype of quantized weights is not in the file; nearly all models are bfloat16."""
-        kinds = {tensor.type.name for tensor in self._file.tensors.values() if len(tensor.shape) > 1}
-        return {frozenset({"F32"}): "float32", frozenset({"F16"}): "float16"}.get(frozenset(kinds), "bfloat16")
-
     def _end_ids(self) -> list[Any]:
         metadata = self._file.metadata
         found = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
         if found[0] is None and metadata.get("tokenizer.ggml.model") == "llama":
-            found[0] = _SENTENCEPIECE_END
+            found[0] = 2  # SentencePiece's end
         found += metadata.indices_of("tokenizer.ggml.tokens", _ENDS)
         return list(dict.fromkeys(each for each in found if each is not None))
 
@@ -243,10 +240,6 @@ def _llama3_factor(frequency: float, factor: float) -> float:
 def _plain_float(value: Any) -> Any:
     """Undo float32 rounding: 1e-6 was stored as the nearest float32, while config.json says 1e-06."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
-
-
-def _divides(divisor: object, value: object) -> bool:
-    return isinstance(divisor, int) and isinstance(value, int) and divisor > 0 and value % divisor == 0
 
 
 def _sampling_settings(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
