@@ -10,10 +10,8 @@ from octavo.errors import InvalidParameterError
 class LoRARequest:
     """A PEFT adapter by name and folder. The constructor is that of vLLM.
 
-    Adapters with the same contents are the same adapter to the engine, whatever their names, ids and folders.
-
-    Raises:
-        InvalidParameterError: names the field, its value and the limit.
+    Adapters with the same contents are the same adapter to the engine, whatever their names, ids and folders. Raises
+    InvalidParameterError: names the field, its value and the limit.
     """
 
     lora_name: str

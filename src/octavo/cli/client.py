@@ -3,8 +3,8 @@
 `octavo bench serve` shares its cores with the server that it measures: body chunks are delivered in the callback that
 reads them from the socket, without queue and task switch, at about 30 us of CPU a token; httpx takes 140.
 
-Sources: OpenAI's API description (`reasoning_content` and `reasoning` are extensions for open models), and the WHATWG
-HTML standard, "Server-sent events". Fields that the client does not need are ignored, and all are optional.
+Sources: OpenAI's API description (`reasoning_content` and `reasoning` are extensions), and the WHATWG HTML standard,
+"Server-sent events". Fields that the client does not need are ignored, and all are optional.
 """
 
 import asyncio

@@ -1,9 +1,8 @@
 """`octavo bench serve`: load-tests any server with the OpenAI API, from the client's point of view.
 
 An open loop (`--rate`, or all at once) simulates users who do not wait for each other; a closed loop (`--concurrency`)
-a fixed number of users who do. Prompts, lengths and times are determined by the seed before the run. Prompts for
-`completions` are random token ids, so their lengths are exact, and `ignore_eos` makes output lengths exact. `chat`
-sends random words instead, whose prompt lengths are approximate.
+a fixed number of users who do. The seed determines prompts, lengths and times before the run. Lengths are exact but for
+prompts of `chat`, which are random words in place of token ids.
 """
 
 import asyncio

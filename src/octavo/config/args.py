@@ -42,11 +42,7 @@ def for_streaming(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineArgs:
-    """All engine options.
-
-    Raises:
-        InvalidParameterError: names the option, its value and the limit.
-    """
+    """All engine options. Raises InvalidParameterError: names the option, its value and the limit."""
 
     model_name: str = option(
         DEFAULT_MODEL,
@@ -178,9 +174,8 @@ class EngineArgs:
     def resolve(self) -> EngineConfig:
         """Locate the model, read its configuration and resolve every option that does not need the device.
 
-        Raises:
-            ModelNotFoundError, CheckpointError, UnsupportedModelError: about the model.
-            InvalidParameterError: an option that does not fit this model.
+        Raises ModelNotFoundError, CheckpointError, UnsupportedModelError: about the model. InvalidParameterError: an
+        option that does not fit this model.
         """
         with_weights = self.load_format != "dummy"
         path = resolve_model(self.model_name, self.revision, with_weights=with_weights)

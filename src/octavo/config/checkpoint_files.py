@@ -1,8 +1,7 @@
 """The files of a checkpoint and what tensors are in them, by their headers: nothing is loaded, without torch or NumPy.
 
-That is also how a logits head is found in a checkpoint whose config says that it is the embedding ("tied"): fine-tuning
-tools write such checkpoints with a head of their own, and whether it differs decides what is computed and how much
-memory it takes.
+So a logits head is found in a checkpoint whose config says that it is the embedding ("tied"): fine-tuning tools write
+such checkpoints with a head of their own, and whether it differs decides what is computed.
 """
 
 import io

@@ -45,12 +45,10 @@ def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_
     """Read the checkpoint in folder `path`, or in the GGUF file `path`; `model` is the name the user gave.
 
     `dtype` "auto" uses the checkpoint's own; `max_model_len` None uses the maximum that the checkpoint supports. Head
-    and embedding are tied if the configuration says so and the files have no other head.
-
-    Raises:
-        CheckpointError: `config.json` or `generation_config.json` is missing, malformed or inconsistent.
-        UnsupportedModelError: valid, but with an architecture or a setting that Octavo does not support.
-        InvalidParameterError: `max_model_len` exceeds what the checkpoint supports.
+    and embedding are tied if the configuration says so and the files have no other head. Raises CheckpointError:
+    `config.json` or `generation_config.json` is missing, malformed or inconsistent. UnsupportedModelError: valid, but
+    with an architecture or a setting that Octavo does not support. InvalidParameterError: `max_model_len` exceeds what
+    the checkpoint supports.
     """
     config = model_config_of(read_config_fields(path), path, model=model, dtype=dtype, max_model_len=max_model_len)
     is_tied = config.tie_word_embeddings and (path.is_file() or not has_own_head(path))
