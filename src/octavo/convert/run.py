@@ -26,11 +26,8 @@ TARGETS = MappingProxyType(
 def convert(checkpoint: Checkpoint, out: Path, to: str, options: TargetOptions) -> int:
     """Write a checkpoint to a new folder, or file, in format `to`. Returns its size in bytes.
 
-    Everything is written to a temporary folder next to `out`, which is then renamed.
-
-    Raises:
-        InvalidParameterError: an unknown format, an option without effect on it, or `out` exists.
-        CheckpointError: the source is damaged.
+    Everything is written to a temporary folder next to `out`, which is then renamed. Raises InvalidParameterError: an
+    unknown format, an option without effect on it, or `out` exists. CheckpointError: the source is damaged.
     """
     check(out, to)
     module, function, has_effect = TARGETS[to]

@@ -120,11 +120,8 @@ class AsyncLLMEngine:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the whole output so far whenever it grows; a slow reader gets several steps at once.
 
-        Leaving the loop early, or cancelling the task, aborts the request.
-
-        Raises:
-            UserError: names the field, its value and the limit.
-            EngineDeadError: the engine died.
+        Leaving the loop early, or cancelling the task, aborts the request. Raises UserError: names the field, its value
+        and the limit. EngineDeadError: the engine died.
         """
         [processed] = await self._process(
             [prompt], [sampling_params], [lora_request], request_id=request_id, priority=priority, cache_salt=cache_salt

@@ -164,9 +164,7 @@ class DistributedExecutor:
     def _receive_step(self, step: StepFuture, timeout_s: float | None) -> None:
         """Receive until `step` is done.
 
-        Raises:
-            EngineDeadError: a rank has died, or failed while others did not.
-            TimeoutError: after `timeout_s`.
+        Raises EngineDeadError: a rank has died, or failed while others did not. TimeoutError: after `timeout_s`.
         """
         asked_s = time.monotonic()
         stuck_s = asked_s + self._config.parallel.step_timeout_s

@@ -53,11 +53,9 @@ class AdapterPool:
     def load(self, adapter: AdapterRef, evicted: Sequence[str] = ()) -> None:
         """Drop the `evicted` from the host cache, where they are in it, and read an adapter into it.
 
-        Callable from any thread while steps run. Slots keep their copies.
-
-        Raises:
-            CheckpointError, AdapterError: see `AdapterReader.read`; or the files are no longer those of the reference.
-            InsufficientMemoryError: no memory for its own vocabulary.
+        Callable from any thread while steps run. Slots keep their copies. Raises CheckpointError, AdapterError: see
+        `AdapterReader.read`; or the files are no longer those of the reference. InsufficientMemoryError: no memory for
+        its own vocabulary.
         """
         for content in evicted:
             self._host.pop(content, None)

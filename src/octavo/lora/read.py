@@ -214,10 +214,8 @@ class AdapterReader:
     def read(self, folder: Path) -> RankAdapter:
         """Read the adapter in a folder.
 
-        Raises:
-            CheckpointError: a file is missing, truncated or malformed, or asks for code to be run.
-            AdapterError: an adapter of a kind that is not supported, or one that does not fit the model; names the
-                setting or the tensor.
+        Raises CheckpointError: a file is missing, truncated or malformed, or asks for code to be run. AdapterError: an
+        adapter of a kind that is not supported, or one that does not fit the model; names the setting or the tensor.
         """
         reading = _Reading(self, folder)
         for module in reading.found.by_module:

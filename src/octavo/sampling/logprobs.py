@@ -26,8 +26,7 @@ _LOW, _LAST_ID = 2**32, 2**31 - 1
 def prompt_logprobs(logits: Tensor, target_ids: Tensor, num_logprobs: int) -> Sequence[TokenLogprobs]:
     """Return logprobs of the tokens of one request's prompt: `logits[j]` [L, V] predict `target_ids[j]` [L].
 
-    Raises:
-        RequestError: a row contains NaN or has no finite logit.
+    Raises RequestError: a row contains NaN or has no finite logit.
     """
     max_logit = logits.amax(-1)
     if not bool((finite := max_logit.isfinite()).all()):

@@ -87,10 +87,8 @@ class LLGuidanceBackend:
     """llguidance set up for one tokenizer. Thread-safe.
 
     `tokenizer_json` is the content of a `tokenizer.json`, `num_tokens` its largest id plus one, `added_tokens` ids by
-    text. `vocab_size` is that of the logits; ids beyond the tokenizer are never allowed.
-
-    Raises:
-        UserError: the library does not support this kind of tokenizer.
+    text. `vocab_size` is that of the logits; ids beyond the tokenizer are never allowed. Raises UserError: the library
+    does not support this kind of tokenizer.
     """
 
     def __init__(

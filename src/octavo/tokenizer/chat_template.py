@@ -118,10 +118,8 @@ class ChatTemplate:
         """Return the prompt. `variables` are further inputs of the template, such as `enable_thinking`.
 
         With `continue_final_message` the prompt ends within the last message, for the model to continue it;
-        `add_generation_prompt` is then off.
-
-        Raises:
-            InvalidParameterError: malformed messages, or messages that the template rejects.
+        `add_generation_prompt` is then off. Raises InvalidParameterError: malformed messages, or messages that the
+        template rejects.
         """
         plain = plain_messages(messages)
         roles = [message["role"] for message in plain]

@@ -63,8 +63,7 @@ class StepGraph:
     def capture(cls, model: CausalLM, kv_caches: Sequence[LayerCache], block_size: int, max_tokens: int) -> Self | None:
         """Record the layers, without computing anything; None, and a log line, if they cannot be recorded.
 
-        Raises:
-            RecordingError: a layer runs an op that a recording would miss.
+        Raises RecordingError: a layer runs an op that a recording would miss.
         """
         if (obstacle := model.recording_obstacle) is not None:
             logger.info("steps run op by op: %s", obstacle)
@@ -174,8 +173,7 @@ _WRITES = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itrue
 def refuse_torch_ops(model: nn.Module) -> Iterator[None]:
     """Allow torch to allocate memory, create views of it and describe tensors, and nothing else.
 
-    Raises:
-        RecordingError: another op was called; the message names it and the innermost running layer.
+    Raises RecordingError: another op was called; the message names it and the innermost running layer.
     """
     inside = [type(model).__name__]  # running layers, innermost last
 

@@ -23,8 +23,7 @@ _MAX_AHEAD_SHARE = 16  # of memory: on small machines other processes need it mo
 def make_kv_cache_spec(model: ModelConfig, layers: Sequence[int], block_size: int, layout: KVLayout) -> KVCacheSpec:
     """Return the KV cache spec of these layers of a rank's shard; `layout` is that of its attention layers.
 
-    Raises:
-        InvalidParameterError: latent vectors in another dtype than the model's.
+    Raises InvalidParameterError: latent vectors in another dtype than the model's.
     """
     group_of = [model.kv_group_of(layer) for layer in layers]
     return KVCacheSpec(

@@ -79,8 +79,7 @@ class MemoryReport:
 def sharded_config(model: ModelConfig, place: RankPlace, *, is_expert_parallel: bool = False) -> ModelConfig:
     """Return a rank's shard as a model config of its own, for the arithmetic below.
 
-    Raises:
-        UnsupportedModelError: recurrent layers, which cannot be sharded.
+    Raises UnsupportedModelError: recurrent layers, which cannot be sharded.
     """
     rank, size = place.tp_rank, place.tp_size
     if model.recurrent is not None and size > 1:
@@ -152,10 +151,8 @@ def choose_num_blocks(
 ) -> list[int]:
     """Return how many KV blocks of each group to allocate, and log the capacity.
 
-    The groups' shares maximize the number of requests of `max_model_len` tokens that fit.
-
-    Raises:
-        InsufficientMemoryError: not even one request of `max_model_len` tokens fits.
+    The groups' shares maximize the number of requests of `max_model_len` tokens that fit. Raises
+    InsufficientMemoryError: not even one request of `max_model_len` tokens fits.
     """
     peaks = _peak_blocks(spec, model.max_model_len, limits)
     num_blocks = _divide(cache, spec, memory, peaks)
@@ -245,8 +242,7 @@ class RankMemory:
     def adapter_bytes(self, model: CausalLM) -> int:
         """The memory of slots for adapters, and of the host cache where it is the same memory.
 
-        Raises:
-            UnsupportedModelError: adapters cannot change this model.
+        Raises UnsupportedModelError: adapters cannot change this model.
         """
         lora = self._config.lora
         if lora is None:

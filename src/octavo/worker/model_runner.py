@@ -159,11 +159,8 @@ class RankModelRunner:
     def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Begin one step: update the rows, run the model over T tokens, sample the rows that are complete.
 
-        Get the result once, in step order.
-
-        Raises:
-            StepError: an earlier stage failed.
-            InvalidParameterError: a request has an input that the model does not read.
+        Get the result once, in step order. Raises StepError: an earlier stage failed. InvalidParameterError: a request
+        has an input that the model does not read.
         """
         before_s = self._compute_s()
         wait = self._launch(scheduler_output)

@@ -49,8 +49,7 @@ class ModelState(ABC):
     def prepare(self, step: SchedulerOutput) -> None:
         """Do what the step says, and take in its new requests.
 
-        Raises:
-            InvalidParameterError: a request has an input that the model does not read.
+        Raises InvalidParameterError: a request has an input that the model does not read.
         """
 
     @abstractmethod

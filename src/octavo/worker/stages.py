@@ -57,8 +57,7 @@ class StageLinks:
     def receive(self, num_tokens: int) -> IntermediateTensors | None:
         """Wait for the tensors of a step of T tokens; None on the first stage, which receives none.
 
-        Raises:
-            StepError: an earlier stage failed; carries its message.
+        Raises StepError: an earlier stage failed; carries its message.
         """
         if self._stages.rank == 0:
             return None

@@ -130,9 +130,8 @@ class Worker:
     def load_model(self) -> None:
         """Read the weights.
 
-        Raises:
-            InsufficientMemoryError: they cannot fit; raised before reading anything.
-            CheckpointError: the files do not match the configuration.
+        Raises InsufficientMemoryError: they cannot fit; raised before reading anything. CheckpointError: the files do
+        not match the configuration.
         """
         start_s, config = time.perf_counter(), self.config
         keep_freed_memory()
@@ -163,8 +162,7 @@ class Worker:
     def count_kv_blocks(self) -> list[int]:
         """Measure the memory left; return how many KV blocks of each group fit into it.
 
-        Raises:
-            InsufficientMemoryError: too few for a single request.
+        Raises InsufficientMemoryError: too few for a single request.
         """
         config, memory = self.config, self.measure_memory()
         return choose_num_blocks(config.model, config.cache, self.kv_cache_spec, memory, config.scheduler)

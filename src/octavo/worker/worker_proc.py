@@ -229,8 +229,7 @@ class Inbox:
 def accept_rank(line: socket.socket, token: bytes) -> int | None:
     """Return the rank of the caller; None if its token is wrong. Blocks for at most the socket's timeout.
 
-    Raises:
-        OSError: it disconnects, or sends nothing.
+    Raises OSError: it disconnects, or sends nothing.
     """
     said = bytearray()
     while len(said) < TOKEN_BYTES + _RANK_BYTES:
