@@ -1,6 +1,6 @@
 """Mixtures of experts: routing, the linears of many experts in two launches, and the weighted sum of their outputs.
 
-Rows are sorted by group, an expert here, or an adapter in `lora.py`, and cut into blocks of one group each. The number
+Rows are sorted by group, an expert here, or a LoRA in `lora.py`, and cut into blocks of one group each. The number
 of blocks per group is known on the device alone: the host launches the upper bound, and never waits for a count.
 Weights are read in place, by address. Tiles are the same for any number of rows, so a row's bits do not depend on the
 others. An expert with few rows wastes most of a tile; its cost is reading the weights, 64 operations per byte, of the
@@ -22,9 +22,9 @@ from triton import language as tl
 from octavo.kernels.triton.row_ops import aligned, gated, squared
 from octavo.kernels.types import Activation, PackedExperts, PackedLinear, Routes, Routing
 
-_ROWS, _COLUMNS, _DEPTH = 64, 64, 64  # tile: rows, outputs, inputs
+_ROWS, _COLUMNS, _DEPTH = tl.constexpr(64), tl.constexpr(64), tl.constexpr(64)  # tile: rows, outputs, inputs
 _ALIGNMENT = 16  # bytes
-_COMBINED = 1024  # elements per program that combines
+_COMBINED = tl.constexpr(1024)  # elements per program that combines
 
 
 @triton.jit
@@ -138,13 +138,10 @@ def _experts_kernel(
     ACTIVATION: tl.constexpr,  # Activation
     DIVISOR: tl.constexpr,
     X_BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
 ) -> None:
     """A program computes one tile of one expert's output, or nothing: the grid is an upper bound."""
     IS_GATED: tl.constexpr = IS_INTO and ACTIVATION.kind != "relu2"
-    expert, rows, is_row = rows_of_block(tl.program_id(0), bounds, X, X_BLOCK, ROWS)
+    expert, rows, is_row = rows_of_block(tl.program_id(0), bounds, X, X_BLOCK, _ROWS)
     if expert >= X:
         return
     pairs = tl.load(order + rows, mask=is_row, other=0)
@@ -152,21 +149,21 @@ def _experts_kernel(
     dtype: tl.constexpr = x.dtype.element_ty
     weight = tl.multiple_of(tl.load(addresses + expert).to(tl.pointer_type(dtype)), 16)
     size = tl.multiple_of(tl.load(sizes + expert), DIVISOR)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    columns = tl.program_id(1) * _COLUMNS + tl.arange(0, _COLUMNS)
     if IS_INTO:
         in_size, num_outputs = D, size
         sources = tl.load(token_ids + pairs, mask=is_row, other=0) * D
     else:
         in_size, num_outputs = size, D
         sources = rows.to(tl.int64) * row_size
-    if tl.program_id(1) * COLUMNS >= num_outputs:
+    if tl.program_id(1) * _COLUMNS >= num_outputs:
         return
     is_column = columns < num_outputs
     places = columns.to(tl.int64) * in_size
-    result = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    up = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    for start in range(0, in_size, DEPTH):
-        inputs = start + tl.arange(0, DEPTH)
+    result = tl.zeros([_ROWS, _COLUMNS], dtype=tl.float32)
+    up = tl.zeros([_ROWS, _COLUMNS], dtype=tl.float32)
+    for start in range(0, in_size, _DEPTH):
+        inputs = start + tl.arange(0, _DEPTH)
         is_input = inputs < in_size
         x_tile = tl.load(x + sources[:, None] + inputs[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0)
         w_mask = is_column[:, None] & is_input[None, :]
@@ -204,9 +201,9 @@ class TritonExperts(PackedExperts):
         order, bounds = sort_by_group(expert_ids, num_experts)
         middle, out = x.new_empty(num_pairs, self.largest_size), x.new_empty(num_pairs, x.shape[1])
         linears = (x, self.gate_up_addresses, middle), (middle, self.down_addresses, out)
-        num_blocks = max_blocks(num_pairs, num_experts, _ROWS)
+        num_blocks = max_blocks(num_pairs, num_experts, _ROWS.value)
         for is_into, (inputs, addresses, outputs) in zip((True, False), linears, strict=True):
-            _experts_kernel[num_blocks, triton.cdiv(outputs.shape[1], _COLUMNS)](
+            _experts_kernel[num_blocks, triton.cdiv(outputs.shape[1], _COLUMNS.value)](
                 *(inputs, token_ids, order, bounds, addresses, self.sizes, outputs, self.largest_size),
                 X=num_experts,
                 D=x.shape[1],
@@ -214,9 +211,6 @@ class TritonExperts(PackedExperts):
                 ACTIVATION=activation,
                 DIVISOR=self.size_divisor,
                 X_BLOCK=triton.next_power_of_2(num_experts),
-                ROWS=_ROWS,
-                COLUMNS=_COLUMNS,
-                DEPTH=_DEPTH,
                 num_warps=4,
                 num_stages=3,
                 enable_fp_fusion=False,
@@ -253,13 +247,12 @@ def _combine_kernel(
     out: tl.tensor,  # [T, D]
     size: tl.tensor,  # D
     C: tl.constexpr,
-    BLOCK: tl.constexpr,
 ) -> None:
     """In the order of a token's experts, each product rounded before it is added."""
     token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    columns = tl.program_id(1) * _COMBINED + tl.arange(0, _COMBINED)
     is_inside = columns < size
-    total = tl.zeros([BLOCK], dtype=tl.float32)
+    total = tl.zeros([_COMBINED], dtype=tl.float32)
     for choice in range(C):
         answer = tl.load(rows + (token * C + choice) * size + columns, mask=is_inside, other=0.0).to(tl.float32)
         total += answer * tl.load(weights + token * C + choice)
@@ -270,8 +263,6 @@ def combine_experts(rows: Tensor, weights: Tensor) -> Tensor:
     """Sum rows [T, C, D] weighted by weights [T, C] float32: [T, D]."""
     num_tokens, num_choices, size = rows.shape
     out = rows.new_empty(num_tokens, size)
-    grid = num_tokens, triton.cdiv(size, _COMBINED)
-    _combine_kernel[grid](
-        rows.contiguous(), weights.contiguous(), out, size, C=num_choices, BLOCK=_COMBINED, enable_fp_fusion=False
-    )
+    grid = num_tokens, triton.cdiv(size, _COMBINED.value)
+    _combine_kernel[grid](rows.contiguous(), weights.contiguous(), out, size, C=num_choices, enable_fp_fusion=False)
     return out

@@ -19,9 +19,9 @@ from triton import language as tl
 
 from octavo.kernels.triton.draw import key_of
 
-_TOKENS, _IDS = 1024, 2048  # per program
+_TOKENS, _IDS = tl.constexpr(1024), tl.constexpr(2048)  # per program
 _IN_PROMPT = tl.constexpr(1 << 30)  # flag above the count of outputs
-_PART = 4096  # ids per program
+_PART = tl.constexpr(4096)  # ids per program
 _LEAST = tl.constexpr(-(2**63))
 
 
@@ -37,11 +37,10 @@ def _count_kernel(
     counts: tl.tensor,  # [L, V] int32, zeros at first, out
     row_size: tl.tensor,
     vocab_size: tl.tensor,  # V
-    TOKENS: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     if _is_penalized(repetition, presence, frequency, row):
-        places = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+        places = tl.program_id(1) * _TOKENS + tl.arange(0, _TOKENS)
         is_token = places < tl.load(num_tokens + row)
         ids = tl.load(table + tl.load(rows + row) * row_size + places, mask=is_token, other=0)
         is_token = is_token & (ids < vocab_size)
@@ -68,10 +67,9 @@ def _process_logits_kernel(
     out: tl.tensor,  # [L, V] float32, aliases the counts
     vocab_size: tl.tensor,  # V
     num_words: tl.tensor,  # W
-    IDS: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    ids = tl.program_id(1) * IDS + tl.arange(0, IDS)
+    ids = tl.program_id(1) * _IDS + tl.arange(0, _IDS)
     is_id, places = ids < vocab_size, row * vocab_size + ids
     logit = tl.load(logits + places, mask=is_id, other=0.0)
     if _is_penalized(repetition, presence, frequency, row):
@@ -106,12 +104,11 @@ def process_logits(
     (num_rows, vocab_size), (table, *counted) = logits.shape, context
     counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=logits.device)
     processed = counts.view(torch.float32)
-    _count_kernel[num_rows, triton.cdiv(max_context, _TOKENS)](
-        table, *counted, *penalties, counts, table.shape[1], vocab_size, TOKENS=_TOKENS
+    _count_kernel[num_rows, triton.cdiv(max_context, _TOKENS.value)](
+        table, *counted, *penalties, counts, table.shape[1], vocab_size
     )
-    _process_logits_kernel[num_rows, triton.cdiv(vocab_size, _IDS)](
+    _process_logits_kernel[num_rows, triton.cdiv(vocab_size, _IDS.value)](
         *(logits.contiguous(), counts, *penalties, mask_indices, masks, processed, vocab_size, masks.shape[1]),
-        IDS=_IDS,
         enable_fp_fusion=False,
     )
     return processed
@@ -129,12 +126,11 @@ def _rate_kernel(
     vocab_size: tl.tensor,  # V
     num_parts: tl.tensor,  # P
     K: tl.constexpr,
-    PART: tl.constexpr,
 ) -> None:
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     peak = tl.load(max_logit + row)
     if (tl.load(is_wanted + row) >= 0) & (tl.abs(peak) < float("inf")):
-        ids = part * PART + tl.arange(0, PART)
+        ids = part * _PART + tl.arange(0, _PART)
         is_id = ids < vocab_size
         logit = tl.load(logits + row * vocab_size + ids, mask=is_id, other=float("-inf"))
         relative = logit.to(tl.float64) - peak.to(tl.float64)
@@ -158,13 +154,12 @@ def rate(
     int64 is below 0, or where the largest logit is not finite. `count` is at most V.
     """
     num_rows, vocab_size = logits.shape
-    num_parts = triton.cdiv(vocab_size, _PART)
+    num_parts = triton.cdiv(vocab_size, _PART.value)
     totals = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)
     ranks, candidates = torch.ones_like(totals), totals.new_zeros(num_rows, num_parts, count)
     _rate_kernel[num_rows, num_parts](
         *(logits.contiguous(), max_logit, chosen, is_wanted, totals, ranks, candidates, vocab_size, num_parts),
         K=count,
-        PART=_PART,
         num_warps=8,
         enable_fp_fusion=False,
     )

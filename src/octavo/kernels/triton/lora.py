@@ -15,8 +15,8 @@ from octavo.kernels.reference import LoraAdapters
 from octavo.kernels.triton.experts import max_blocks, rows_of_block, sort_by_group
 from octavo.kernels.triton.row_ops import aligned
 
-_ROWS, _INPUTS, _OUTPUTS, _RANKS = 16, 64, 128, 16
-_SPLIT = 512  # inputs
+_ROWS, _INPUTS, _OUTPUTS, _RANKS = tl.constexpr(16), tl.constexpr(64), tl.constexpr(128), tl.constexpr(16)
+_SPLIT = tl.constexpr(512)  # inputs
 
 
 @triton.jit
@@ -33,25 +33,21 @@ def _down_kernel(
     GROUPS: tl.constexpr,
     P: tl.constexpr,
     R: tl.constexpr,
-    RANKS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    ROWS: tl.constexpr,
-    INPUTS: tl.constexpr,
 ) -> None:
-    slot, places, is_row = rows_of_block(tl.program_id(0), bounds, S, GROUPS, ROWS)
+    slot, places, is_row = rows_of_block(tl.program_id(0), bounds, S, GROUPS, _ROWS)
     if slot >= S:
         return
-    blocks_of_part: tl.constexpr = (R + RANKS - 1) // RANKS
-    part, ranks = tl.program_id(2) // blocks_of_part, tl.program_id(2) % blocks_of_part * RANKS + tl.arange(0, RANKS)
+    blocks_of_part: tl.constexpr = (R + _RANKS - 1) // _RANKS
+    part, ranks = tl.program_id(2) // blocks_of_part, tl.program_id(2) % blocks_of_part * _RANKS + tl.arange(0, _RANKS)
     is_rank = ranks < tl.load(used + slot)
     if tl.sum(is_rank.to(tl.int32)) == 0:
         return
     rows = tl.load(order + places, mask=is_row, other=0)
     columns = part * R + ranks  # of `sums`; rows of the slot's `down`
-    weights = down + ((slot + tl.zeros((1,), tl.int64)) * P * R + columns) * in_size  # [RANKS]
-    total = tl.zeros((ROWS, RANKS), tl.float32)
-    for start in range(0, SPLIT, INPUTS):
-        inputs = tl.program_id(1) * SPLIT + start + tl.arange(0, INPUTS)
+    weights = down + ((slot + tl.zeros((1,), tl.int64)) * P * R + columns) * in_size  # [_RANKS]
+    total = tl.zeros((_ROWS, _RANKS), tl.float32)
+    for start in range(0, _SPLIT, _INPUTS):
+        inputs = tl.program_id(1) * _SPLIT + start + tl.arange(0, _INPUTS)
         is_input = (inputs < in_size)[None, :]
         left = tl.load(x + rows[:, None] * in_size + inputs[None, :], mask=is_row[:, None] & is_input, other=0.0)
         right = tl.load(weights[:, None] + inputs[None, :], mask=is_rank[:, None] & is_input, other=0.0)
@@ -75,24 +71,21 @@ def _up_kernel(
     GROUPS: tl.constexpr,
     P: tl.constexpr,
     R: tl.constexpr,
-    RANKS: tl.constexpr,
     SPLITS: tl.constexpr,  # C
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
 ) -> None:
-    slot, places, is_row = rows_of_block(tl.program_id(0), bounds, S, GROUPS, ROWS)
+    slot, places, is_row = rows_of_block(tl.program_id(0), bounds, S, GROUPS, _ROWS)
     if slot >= S:
         return
     rank = tl.load(used + slot)
     rows = tl.load(order + places, mask=is_row, other=0)
-    outputs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    outputs = tl.program_id(1) * _OUTPUTS + tl.arange(0, _OUTPUTS)
     is_output = (outputs < part_size)[None, :]
-    weights = up + (slot + tl.zeros((1,), tl.int64)) * R * num_outputs + outputs  # [OUTPUTS]
-    added = tl.zeros((ROWS, OUTPUTS), tl.float32)
-    for first in range(0, rank, RANKS):
-        ranks = first + tl.arange(0, RANKS)
+    weights = up + (slot + tl.zeros((1,), tl.int64)) * R * num_outputs + outputs  # [_OUTPUTS]
+    added = tl.zeros((_ROWS, _OUTPUTS), tl.float32)
+    for first in range(0, rank, _RANKS):
+        ranks = first + tl.arange(0, _RANKS)
         is_rank = ranks < rank
-        middle = tl.zeros((ROWS, RANKS), tl.float32)
+        middle = tl.zeros((_ROWS, _RANKS), tl.float32)
         for split in tl.static_range(SPLITS):
             sources = (split * num_rows + rows)[:, None] * P * R + ranks[None, :]
             middle += tl.load(sums + sources, mask=is_row[:, None] & is_rank[None, :], other=0.0)
@@ -116,30 +109,19 @@ def add_lora(
     if num_rows == 0:
         return out
     order, bounds = sort_by_group(adapter_ids, num_slots)
-    num_parts, num_splits = len(adapters.parts), triton.cdiv(in_size, _SPLIT)
+    num_parts, num_splits = len(adapters.parts), triton.cdiv(in_size, _SPLIT.value)
     sums = torch.empty(num_splits, num_rows, num_parts * max_rank, dtype=torch.float32, device=x.device)
-    num_blocks = max_blocks(num_rows, num_slots, _ROWS)
-    sizes = {
-        "S": num_slots,
-        "GROUPS": triton.next_power_of_2(num_slots),
-        "P": num_parts,
-        "R": max_rank,
-        "RANKS": _RANKS,
-        "ROWS": _ROWS,
-    }
-    _down_kernel[num_blocks, num_splits, num_parts * triton.cdiv(max_rank, _RANKS)](
-        *(x, adapters.down, adapters.ranks, order, bounds, sums, num_rows, in_size),
-        SPLIT=_SPLIT,
-        INPUTS=_INPUTS,
-        **sizes,
+    num_blocks = max_blocks(num_rows, num_slots, _ROWS.value)
+    sizes = {"S": num_slots, "GROUPS": triton.next_power_of_2(num_slots), "P": num_parts, "R": max_rank}
+    _down_kernel[num_blocks, num_splits, num_parts * triton.cdiv(max_rank, _RANKS.value)](
+        *(x, adapters.down, adapters.ranks, order, bounds, sums, num_rows, in_size), **sizes
     )
     start = 0
     for part, part_size in enumerate(adapters.parts):
-        _up_kernel[num_blocks, triton.cdiv(part_size, _OUTPUTS)](
+        _up_kernel[num_blocks, triton.cdiv(part_size, _OUTPUTS.value)](
             *(sums[:, :, part * max_rank :], adapters.up[:, :, start:], adapters.ranks, order, bounds),
             *(out[:, start:], num_rows, num_outputs, part_size),
             SPLITS=num_splits,
-            OUTPUTS=_OUTPUTS,
             **sizes,
         )
         start += part_size

@@ -21,7 +21,7 @@ from octavo.kernels.triton.low_bit_weight import STEP, LowBitLinear, finished, f
 from octavo.kernels.triton.row_ops import aligned
 
 _PROGRAMS, _DENSE_PROGRAMS = 256, 128  # about two and one per multiprocessor: with fewer, some idle
-_JOINED = 1024  # elements per program that adds up splits
+_JOINED = tl.constexpr(1024)  # elements per program that adds up splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,12 @@ def _join_kernel(
     IS_SCALED: tl.constexpr,
     HAS_ROW_SCALES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    BLOCK: tl.constexpr,
 ) -> None:
     places = tl.program_id(0) + tl.zeros((1,), tl.int64)
-    places = places * BLOCK + tl.arange(0, BLOCK)
+    places = places * _JOINED + tl.arange(0, _JOINED)
     is_inside = places < size
     here = tl.minimum(places, size - 1)
-    total = tl.zeros((BLOCK,), parts.dtype.element_ty)
+    total = tl.zeros((_JOINED,), parts.dtype.element_ty)
     for _split in range(num_splits):
         total += tl.load(parts + here)
         parts += size
@@ -200,11 +199,8 @@ def _launch(
 
 def _join(parts: Tensor, scales: Tensor, row_scales: Tensor, bias: Tensor, out: Tensor, **flags: bool) -> None:
     num_splits, _, num_outputs = parts.shape
-    _join_kernel[(triton.cdiv(out.numel(), _JOINED),)](
-        *(parts, scales, row_scales, bias, out, out.numel(), num_outputs, num_splits),
-        **flags,
-        BLOCK=_JOINED,
-        enable_fp_fusion=False,
+    _join_kernel[(triton.cdiv(out.numel(), _JOINED.value),)](
+        *(parts, scales, row_scales, bias, out, out.numel(), num_outputs, num_splits), **flags, enable_fp_fusion=False
     )
 
 

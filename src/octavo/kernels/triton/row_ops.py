@@ -11,7 +11,7 @@ from triton import language as tl
 from octavo.kernels.types import Activation, Fused
 
 _ALIGNMENT = 16  # bytes: aligned addresses get a compiled variant of their own
-_BLOCK = 1024
+_BLOCK = tl.constexpr(1024)
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -59,10 +59,9 @@ def _activate_kernel(
     out: tl.tensor,  # [T, I]
     size: tl.tensor,  # I
     ACTIVATION: tl.constexpr,  # Activation
-    BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    columns = tl.program_id(1) * _BLOCK + tl.arange(0, _BLOCK)
     is_inside = columns < size
     if ACTIVATION.kind == "relu2":
         result = squared(tl.load(x + row * size + columns, mask=is_inside, other=0.0).to(tl.float32))
@@ -78,8 +77,8 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     """Apply the activation to x: [T, 2 * I] if gated, gates first, else [T, I]; returns [T, I]."""
     x, size = aligned(x), x.shape[1] // (1 + activation.is_gated)
     out = x.new_empty(len(x), size)
-    grid = len(x), triton.cdiv(size, _BLOCK)
-    _activate_kernel[grid](x, out, size, ACTIVATION=activation, BLOCK=_BLOCK, enable_fp_fusion=False)
+    grid = len(x), triton.cdiv(size, _BLOCK.value)
+    _activate_kernel[grid](x, out, size, ACTIVATION=activation, enable_fp_fusion=False)
     return out
 
 
