@@ -109,7 +109,7 @@ class JsonCallParser(ToolCallParser):
             size, written = scanner.read(self._rest)
             self._skip(size)
             emit(written)
-            if scanner.is_over or self._has_run_out():
+            if scanner.complete or scanner.broken or self._has_run_out():
                 return scanner.complete
             yield
 
@@ -299,15 +299,11 @@ class JsonScanner:
         self.complete = False
         self.broken = False
 
-    @property
-    def is_over(self) -> bool:
-        return self.complete or self.broken
-
     def read(self, text: str) -> tuple[int, str]:
         """Return how many characters of `text`, the next piece, belong to the value, and them as valid JSON."""
         pieces: list[str] = []
         first = position = 0  # what is not in `pieces` yet begins at `first`
-        while position < len(text) and not self.is_over:
+        while position < len(text):
             if self._escaped and text[position] >= " ":
                 self._escaped = False
                 position += 1
@@ -318,13 +314,18 @@ class JsonScanner:
             elif found[0] >= " ":
                 self._step(found[0])
                 position = found.start() if self.broken else found.end()
+                if self.complete or self.broken:
+                    break
             else:
                 spelled = self._control(found[0])
-                self.broken, position = spelled is None, found.start()
-                if spelled is not None:
-                    pieces += [text[first:position], spelled]
-                    first = position = found.end()
-        return position, "".join([*pieces, text[first:position]])
+                position = found.start()
+                if spelled is None:
+                    self.broken = True
+                    break
+                pieces += [text[first:position], spelled]
+                first = position = found.end()
+        rest = text[first:position]
+        return position, "".join([*pieces, rest]) if pieces else rest
 
     def _control(self, character: str) -> str | None:
         """Return a control character as JSON spells it; None outside strings, unless it is white space."""
