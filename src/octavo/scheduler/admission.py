@@ -136,7 +136,7 @@ class Admission:
             blocks.num_prefix_hits_total += prefix.num_tokens
         tables = []
         for group, (cached, num_new) in enumerate(zip(prefix.block_ids, num_new_blocks, strict=True)):
-            new = blocks.pools[group].allocate(num_new, cached[-1] if cached else None)
+            new = blocks.allocate_blocks(num_new, group, cached[-1] if cached else None)
             tables.append([blocks.null_block(group)] * prefix.first_columns[group] + cached + new)
         self._running.insert(request, tables, prefix)
         return True

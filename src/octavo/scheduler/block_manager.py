@@ -72,6 +72,14 @@ class BlockManager:
         """Blocks of each group from this one on have never been allocated."""
         return [pool.num_reached for pool in self.pools]
 
+    def allocate_blocks(self, count: int, group: int = 0, after: int | None = None) -> list[int]:
+        """Take free blocks for a request; `after` is its block before them. See `BlockPool.allocate`."""
+        return self.pools[group].allocate(count, after)
+
+    def free_blocks(self, block_ids: Sequence[int], group: int = 0) -> None:
+        """Give up a request's blocks. They stay findable until they are reused."""
+        self.pools[group].release(block_ids)
+
     def null_block(self, group: int) -> int:
         return self.pools[group].num_blocks
 

@@ -155,11 +155,11 @@ class RunningRows:
         self, rows: Sequence[int], counts: Sequence[int], group: int
     ) -> Iterator[tuple[int, int, list[int]]]:
         """Give each of `rows` [R] more blocks, next to its last one where possible; yield row, first column and ids."""
-        pool, tables, num_slots = self.blocks.pools[group], self.block_ids[group], self.slots_of_group[group]
+        tables, num_slots = self.block_ids[group], self.slots_of_group[group]
         block_size = self.blocks.block_sizes[group]
         for row, count in zip(rows, counts, strict=True):
             table = tables[row]
-            first, block_ids = len(table), pool.allocate(count, table[-1])
+            first, block_ids = len(table), self.blocks.allocate_blocks(count, group, table[-1])
             table += block_ids
             num_slots[row] += count * block_size
             yield row, first, block_ids
@@ -191,7 +191,7 @@ class RunningRows:
         first, self.num_freed[group, row] = int(self.num_freed[group, row]), end
         table = self.block_ids[group][row]
         freed, table[first:end] = table[first:end], [self.blocks.null_block(group)] * (end - first)
-        self.blocks.pools[group].release(freed)
+        self.blocks.free_blocks(freed, group)
 
     def held_blocks(self, row: int) -> list[list[int]]:
         """Return the blocks that a row holds, by group."""
@@ -214,7 +214,7 @@ class RunningRows:
                 held, self.tokens[row, : self.num_hashed[row]], request.block_root, request.block_keys
             )
         for group, block_ids in enumerate(held):
-            self.blocks.pools[group].release(block_ids)
+            self.blocks.free_blocks(block_ids, group)
             self.block_ids[group][row] = []
         request.token_ids = self.tokens[row, : self.num_known[row]].copy()
         request.row, request.status = None, status
