@@ -34,9 +34,9 @@ FAULTS = [
     ),
     Fault(
         name="an abort leaks a block",
-        right="            self.blocks.pools[group].release(block_ids)",
+        right="            self.blocks.free_blocks(block_ids, group)",
         wrong="            kept = int(status is RequestStatus.ABORTED)\n"
-        "            self.blocks.pools[group].release(block_ids[: len(block_ids) - kept])",
+        "            self.blocks.free_blocks(block_ids[: len(block_ids) - kept], group)",
         tests="scheduler/test_ends.py scheduler/test_random_schedules.py",
     ),
     Fault(

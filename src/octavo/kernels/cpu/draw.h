@@ -1,6 +1,6 @@
 // Sampling: draws a token for each row of logits, as a function of that row, its parameters and its noise alone.
 //
-// sampling/backend.py defines the result, with torch's logarithms and exponentials. Those used here have bounded
+// sampling/draw.py defines the result, with torch's logarithms and exponentials. Those used here have bounded
 // errors: a row is decided here if no error within the bound could change its token, else it is left to the definition.
 //
 // Legend: S = rows, V = vocabulary.

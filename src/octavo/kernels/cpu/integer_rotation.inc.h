@@ -1,6 +1,6 @@
 // Rotations of whole blocks of 64 of k, and of whole rows. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// kernels/rotation.py explains why, and defines the order. Every element is a series of sums and differences, so vectors
+// kernels/quantization.py explains why, and defines the order. Every element is a series of sums and differences, so vectors
 // of any size give the same bits.
 
 // 64 integers of k by 16 rows (left) or 16 outputs (right) are a tile of 1 KiB; a unit is half of that in k.
