@@ -108,7 +108,7 @@ def test_what_is_wrong_is_said(folder: Path, tmp_path: Path, monkeypatch: pytest
     file = tmp_path / "model.tensors"
     for data, error, said in (
         (b"nonsense", CheckpointError, "not a tensorizer file"),
-        (whole[:40], CheckpointError, "the file ends inside its header"),
+        (whole[:40], CheckpointError, "the file ends at byte 40"),
         (whole[: len(whole) * 3 // 4], CheckpointError, "cannot be the .* bytes from"),
         (whole[:5] + b"\x03" + whole[6:], UnsupportedModelError, "encrypted tensors"),
         (whole[:5] + b"\x09" + whole[6:], UnsupportedModelError, "version 9 with flags 0x0"),

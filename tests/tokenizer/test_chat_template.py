@@ -95,7 +95,8 @@ def test_renders_as_transformers_do(folder: Path, name: str, messages: list[dict
     ours, theirs = Tokenizer.from_path(folder), AutoTokenizer.from_pretrained(folder)
     text = ours.render_chat(messages, **options)
     assert text == theirs.apply_chat_template(messages, tokenize=False, **options)
-    assert ours.encode_chat(messages, **options) == theirs.apply_chat_template(messages, return_dict=False, **options)
+    ids = theirs.apply_chat_template(messages, return_dict=False, **options)
+    assert ours.encode(text, add_special_tokens=False) == ids
 
 
 @pytest.mark.parametrize("messages", [[SYSTEM, USER], [SYSTEM, USER, CALL, {"role": "tool", "content": "4"}]])
@@ -110,7 +111,8 @@ def test_system_prompts_and_tools_render_as_transformers_do(folder: Path, messag
 
 def test_special_tokens_are_not_doubled(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(MISTRAL, encoding="utf-8")
-    ids = Tokenizer.from_path(folder).encode_chat([USER])
+    tokenizer = Tokenizer.from_path(folder)
+    ids = tokenizer.encode(tokenizer.render_chat([USER]), add_special_tokens=False)
     assert ids.count(1) == 1
     assert ids[0] == 1
 

@@ -111,10 +111,19 @@ def write_tokenizer(writer: Any, files: TokenizerFiles, model: ModelConfig, orig
             f"{origin}: its tokenizer has no name in gguf; byte-level BPE of known families and SentencePiece BPE have"
         )
     tokens, types = _tokens(files, model)
+    writer.add_tokenizer_model("gpt2" if scores is None else "llama")
+    writer.add_tokenizer_pre(name or "default")
+    if scores is not None:
+        _spell_as_sentencepiece(backend, tokens, types)
+    writer.add_token_list(tokens)
+    if scores is not None:
+        writer.add_token_scores([scores.get(text, _NO_SCORE) for text in tokens])
+    writer.add_token_types(types)
     if scores is None:
-        _write_byte_level(writer, backend, name, tokens, types)
+        merges = backend["model"]["merges"]
+        writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     else:
-        _write_sentencepiece(writer, backend, scores, tokens, types)
+        writer.add_add_space_prefix(_PREFIX in backend["normalizer"].get("normalizers", []))
     templates = files.chat_templates
     if "default" in templates:
         writer.add_string("tokenizer.chat_template", templates["default"])
@@ -132,22 +141,7 @@ def _tokens(files: TokenizerFiles, model: ModelConfig) -> tuple[list[str], list[
     return tokens, types
 
 
-def _write_byte_level(
-    writer: Any, backend: dict[str, Any], name: str | None, tokens: list[str], types: list[int]
-) -> None:
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(name)
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    merges = backend["model"]["merges"]
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
-
-
-def _write_sentencepiece(
-    writer: Any, backend: dict[str, Any], scores: dict[str, float], tokens: list[str], types: list[int]
-) -> None:
-    writer.add_tokenizer_model("llama")
-    writer.add_tokenizer_pre("default")
+def _spell_as_sentencepiece(backend: dict[str, Any], tokens: list[str], types: list[int]) -> None:
     for index, text in enumerate(tokens):
         if text == backend["model"]["unk_token"]:
             types[index] = _UNKNOWN
@@ -155,10 +149,6 @@ def _write_sentencepiece(
             types[index] = _BYTE
         elif types[index] == _USER_DEFINED:
             tokens[index] = text.replace(SPACE, " ")  # readers look for these in the text as it is
-    writer.add_token_list(tokens)
-    writer.add_token_scores([scores.get(text, _NO_SCORE) for text in tokens])
-    writer.add_token_types(types)
-    writer.add_add_space_prefix(_PREFIX in backend["normalizer"].get("normalizers", []))
 
 
 def _token_scores(backend: Mapping[str, Any]) -> dict[str, float] | None:

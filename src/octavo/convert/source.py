@@ -58,10 +58,6 @@ class Checkpoint:
 
         `dtype` "auto": tensors stay as they are; dequantized ones of a GGUF file are in the dtype that Octavo computes
         the file in.
-
-        Raises:
-            ModelNotFoundError, CheckpointError, UnsupportedModelError: about the model.
-            InvalidParameterError: a dtype for weights that are quantized, and stay so.
         """
         path = path or resolve_model(name)
         model = read_model_config(path, model=name, dtype=dtype)

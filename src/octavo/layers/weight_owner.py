@@ -52,11 +52,7 @@ class WeightOwner(nn.Module, ABC):
         return dict(tensors)
 
     def adopt_shard(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load what `shard_of` returned for the same layer and rank, instead of the checkpoint tensors.
-
-        Raises:
-            KeyError, ValueError: it is of another layer or rank.
-        """
+        """Load what `shard_of` returned; KeyError or ValueError if for another layer or rank."""
         for name, tensor in tensors.items():
             self.load_weight(name, tensor)
         self.process_weights_after_loading()

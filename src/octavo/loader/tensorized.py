@@ -31,7 +31,7 @@ _VERSIONS = (1, 2, 3, 4, 5)
 _ENCRYPTED_VERSION = 3
 _ENCRYPTED, _VERSIONED = 1, 2  # flags
 _LONG_VERSION = 5  # of an entry, whose sizes take 8 bytes each
-_HEADER = struct.Struct("<I32s8x8xQ")  # version, flags, sizes that readers ignore, number of tensors
+_HEADER = struct.Struct("<I32s8x8xQQ")  # version, flags, sizes that readers ignore, number of tensors, bytes of index
 _LOCATION = struct.Struct("<8xQQ")  # offset of the tensor's header, which repeats the entry; of its bytes; their size
 _LEAST_ENTRY_BYTES = 2 + 1 + 1 + 1 + 24
 _SIZES = {
@@ -46,25 +46,18 @@ _NUMPY = {
 
 def read_index(read: Callable[[int], bytes], num_bytes: int, origin: str) -> list[HeaderEntry]:
     """Read the index from the start of a file of `num_bytes`; `read` returns the next bytes. Sorted by offset."""
-
-    def take(count: int, what: str) -> bytes:
-        found = read(count)
-        if len(found) < count:
-            raise CheckpointError(f"{origin}: the file ends inside {what}")
-        return found
-
-    if take(len(MAGIC), "its magic number") != MAGIC:
+    reader = HeaderReader(origin, memoryview(read(len(MAGIC) + _HEADER.size)))
+    if reader.take(len(MAGIC)) != MAGIC:
         raise CheckpointError(f"{origin}: not a tensorizer file")
-    version, flags, count = _HEADER.unpack(take(_HEADER.size, "its header"))
+    version, flags, count, size = _HEADER.unpack(reader.take(_HEADER.size))
     flags = int.from_bytes(flags, "little")
     if version not in _VERSIONS or flags & ~(_ENCRYPTED | _VERSIONED):
         raise UnsupportedModelError(f"{origin}: version {version} with flags {flags:#x}; supported: versions 1 to 5")
     if version == _ENCRYPTED_VERSION or flags & _ENCRYPTED:
         raise UnsupportedModelError(f"{origin}: encrypted tensors are not supported")
-    (size,) = struct.unpack("<Q", take(8, "its header"))
     if size > num_bytes or count * _LEAST_ENTRY_BYTES > size:
         raise CheckpointError(f"{origin}: an index of {size} bytes with {count} tensors cannot be in {num_bytes} bytes")
-    reader, is_versioned = HeaderReader(origin, memoryview(take(size, "its index"))), bool(flags & _VERSIONED)
+    reader, is_versioned = HeaderReader(origin, memoryview(read(size))), bool(flags & _VERSIONED)
     entries = (_read_entry(reader, num_bytes, is_versioned=is_versioned) for _ in range(count))
     found = sorted(entries, key=lambda entry: entry.start)
     for first, second in pairwise(found):

@@ -42,6 +42,16 @@ from octavo.models.vision import (
 )
 
 _MAX_SIDE = 1 << 14  # patches; the processor's limits are far below
+_BLOCK_NAMES = MappingProxyType(  # in the checkpoint, and places in the block; MLPs differ
+    {
+        "norm1": "attention_norm",
+        "attn.qkv.q": "attention.qkv:q",
+        "attn.qkv.k": "attention.qkv:k",
+        "attn.qkv.v": "attention.qkv:v",
+        "attn.proj": "attention.out",
+        "norm2": "mlp_norm",
+    }
+)
 
 
 class PatchMerger(nn.Module):
@@ -71,26 +81,15 @@ class Qwen2VisionTower(VisionTower):
 
     block: ClassVar[type[VisionBlock]] = VisionBlock
     patch_embedding_has_bias: ClassVar[bool] = False
-    # Names in the checkpoint and places in the tower, as in `CausalLM.weight_names`: of a block, and of a merger.
-    block_names: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "norm1": "attention_norm",
-            "attn.qkv.q": "attention.qkv:q",
-            "attn.qkv.k": "attention.qkv:k",
-            "attn.qkv.v": "attention.qkv:v",
-            "attn.proj": "attention.out",
-            "norm2": "mlp_norm",
-            "mlp.fc1": "mlp.up",
-            "mlp.fc2": "mlp.down",
-        }
-    )
+    # Names in the checkpoint and places in the tower, as in `CausalLM.weight_names`: of an MLP, and of a merger.
+    mlp_names: ClassVar[Mapping[str, str]] = MappingProxyType({"mlp.fc1": "mlp.up", "mlp.fc2": "mlp.down"})
     merger_names: ClassVar[Mapping[str, str]] = MappingProxyType({"ln_q": "norm", "mlp.0": "up", "mlp.2": "down"})
 
     @classmethod
     def weight_names(cls, config: VisionConfig) -> dict[str, str]:
         names = {"visual.patch_embed.proj": "patch_embedding"}
         for block in range(config.num_layers):
-            names |= names_under(f"visual.blocks.{block}", f"blocks.{block}", cls.block_names)
+            names |= names_under(f"visual.blocks.{block}", f"blocks.{block}", {**_BLOCK_NAMES, **cls.mlp_names})
         return names | names_under("visual.merger", "merger", cls.merger_names)
 
     def __init__(self, config: VisionConfig, context: BuildContext) -> None:
@@ -184,13 +183,8 @@ class Qwen25VisionTower(Qwen2VisionTower):
 
     block = FusedVisionBlock
 
-    block_names = MappingProxyType(
-        {
-            **{name: place for name, place in Qwen2VisionTower.block_names.items() if not name.startswith("mlp")},
-            "mlp.gate_proj": "mlp.gate_up:gate",
-            "mlp.up_proj": "mlp.gate_up:up",
-            "mlp.down_proj": "mlp.down",
-        }
+    mlp_names = MappingProxyType(
+        {"mlp.gate_proj": "mlp.gate_up:gate", "mlp.up_proj": "mlp.gate_up:up", "mlp.down_proj": "mlp.down"}
     )
 
     def build_norm(self, size: int) -> nn.Module:
@@ -243,13 +237,7 @@ class Qwen3VisionTower(Qwen2VisionTower):
     """Its outputs are that of the last block, and those of `VisionConfig.deepstack_layers`."""
 
     patch_embedding_has_bias = True
-    block_names = MappingProxyType(
-        {
-            **{name: place for name, place in Qwen2VisionTower.block_names.items() if not name.startswith("mlp")},
-            "mlp.linear_fc1": "mlp.up",
-            "mlp.linear_fc2": "mlp.down",
-        }
-    )
+    mlp_names = MappingProxyType({"mlp.linear_fc1": "mlp.up", "mlp.linear_fc2": "mlp.down"})
     merger_names = MappingProxyType({"norm": "norm", "linear_fc1": "up", "linear_fc2": "down"})
 
     def __init__(self, config: VisionConfig, context: BuildContext) -> None:

@@ -34,11 +34,7 @@ class Tokenizer:
 
     @classmethod
     def from_path(cls, path: Path | str) -> Self:
-        """Read the tokenizer of a checkpoint folder.
-
-        Raises:
-            CheckpointError: names the file that is missing, malformed or not supported.
-        """
+        """Read the tokenizer of a checkpoint folder."""
         return cls(read_tokenizer_files(Path(path)))
 
     def with_chat_template(self, source: str) -> Self:
@@ -81,9 +77,6 @@ class Tokenizer:
         """Return the ids of `text`. `tokenizer.json` defines what `add_special_tokens` adds.
 
         Special tokens spelled out in `text` become their ids in any case.
-
-        Raises:
-            InvalidParameterError: text that cannot be encoded (a lone surrogate).
         """
         try:
             if len(text) > 4096:  # `encode` holds the GIL
@@ -120,19 +113,11 @@ class Tokenizer:
         return self._spoken_table if skip_special_tokens else self._full_table
 
     def render_chat(self, messages: Sequence[Mapping[str, object]], **options: Any) -> str:
-        """Return the prompt text of a conversation; see `ChatTemplate.render` for the options.
-
-        Raises:
-            InvalidParameterError: the checkpoint has no chat template, or the template rejects the messages.
-        """
+        """Return the prompt text of a conversation; see `ChatTemplate.render` for the options."""
         if self.chat_template is None:
             limit = "this model has no chat template; use generate() with a prompt in the model's own format"
             raise InvalidParameterError("messages", f"{len(messages)} messages", limit)
         return self.chat_template.render(messages, **options)
-
-    def encode_chat(self, messages: Sequence[Mapping[str, object]], **options: Any) -> list[int]:
-        """Return the ids of a conversation. The template writes its own special tokens, so none are added."""
-        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
     @cached_property
     def _length_bound(self) -> LengthBound:

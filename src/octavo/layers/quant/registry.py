@@ -51,10 +51,6 @@ def resolve_schemes(
     """Return the schemes of a model and the kernels that compute them.
 
     Blocks of a GGUF file that no kernels here compute are dequantized at load, which a warning says.
-
-    Raises:
-        UnsupportedModelError: a setting of the checkpoint that Octavo does not support.
-        InvalidParameterError: an unknown `quantization=`, or one that no kernels here compute.
     """
     schemes = make_schemes(checkpoint, quantization)
     kernels = kernels_for(schemes.forms)
