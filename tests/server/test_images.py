@@ -16,7 +16,7 @@ from tests.server.http_server import HttpServer
 
 from octavo import LLM, SamplingParams
 from octavo.errors import InvalidParameterError
-from octavo.multimodal.pictures import PictureFile
+from octavo.multimodal.pictures import MediaFile
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError
 from octavo.server.openai.media import MediaReader, RemoteMedia, is_public
@@ -156,7 +156,7 @@ def test_parts_that_are_elsewhere_are_fetched_before_requests_are_prepared(media
         replace(reader, fetched=fetched).read(part, f"messages[0].content[{at}]")["image"]
         for at, part in enumerate(parts)
     ]
-    assert [isinstance(file, PictureFile) and file.data for file in files] == [png(8, 8)] * 2
+    assert [isinstance(file, MediaFile) and file.data for file in files] == [png(8, 8)] * 2
     with pytest.raises(ApiError, match="3 images: at most 2"):
         next(reader.remote_parts([ChatMessage(role="user", content=parts[:1] * 3)]))
 

@@ -59,7 +59,7 @@ class RecordedModel:
             batch = _batch(model, passages)
             self._step, self._x = model.attention_step(batch), model.embed(batch)  # [T, D]
         self._residual: torch.Tensor | None = None  # [T, D]
-        layout = attention.kv_layout(model.head_dim)
+        layout = attention.kv_layout(config.head_dim)
         shape = (batch.block_table.numel() * _BLOCK_SIZE, model.heads.kv.size, layout.head_size)
         key, value = (torch.zeros(shape, dtype=layout.dtype) for _ in range(2))
         self._cache = LayerKVCache(key=key, value=value)

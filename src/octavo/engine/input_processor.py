@@ -139,7 +139,7 @@ class InputProcessor:
             PromptTooLongError: it has to fit, and is much longer than the model's context.
         """
         if has_images(messages):
-            return self.multimodal.of_chat(messages, **template_options)
+            return self.multimodal.of_request({"messages": messages}, **template_options)
         text = self._tokenizer.render_chat(messages, **template_options)
         if has_to_fit:
             self.limit.check_text(text)

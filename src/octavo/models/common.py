@@ -54,22 +54,22 @@ class DecoderAttention(nn.Module):
     """Project to queries, keys and values, attend, project back."""
 
     num_inputs: ClassVar[int] = 1  # vectors of the hidden size, side by side, that are projected
+    # Added to the weights of norms over each head of queries and keys before rotation (QK norm); None: there are none.
+    head_norm_offset: ClassVar[float | None] = None
 
     def __init__(self, config: ModelConfig, layer: int, context: BuildContext) -> None:
         super().__init__()
         context = context.at(f"layers.{layer}.attention")
         in_size, heads = self.num_inputs * config.hidden_size, (config.num_heads, config.num_kv_heads, config.head_dim)
         self.qkv = QKVLinear(in_size, *heads, has_bias=config.attention_bias, context=context.at("qkv"))
-        self.head_norms, self.sinks = self.build_head_norms(config, context), self.build_sinks(context)
+        offset, size, eps = self.head_norm_offset, config.head_dim, config.rms_norm_eps
+        self.head_norms = None if offset is None else HeadNormWeights(size, eps, context=context, offset=offset)
+        self.sinks = self.build_sinks(context)
         self._kernels, self.is_last = context.kernels, layer == config.num_layers - 1
         self.layer, self.backend = self.describe(config, layer), context.attention
         self.backend.check(self.layer)
         has_bias = config.attention_out_bias
         self.out = Linear(self.qkv.parts["q"], config.hidden_size, has_bias=has_bias, context=context.at("out"))
-
-    def build_head_norms(self, config: ModelConfig, context: BuildContext) -> HeadNormWeights | None:
-        """Hook for architectures with QK norm: norms over each head of queries and keys before rotation; here none."""
-        return None
 
     def build_sinks(self, context: BuildContext) -> SinkWeights | None:
         """Hook for families whose heads have sinks: `SinkWeights(self.qkv.heads.query, ...)`."""

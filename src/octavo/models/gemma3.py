@@ -18,14 +18,14 @@ from octavo.config.model import ModelConfig
 from octavo.config.vision import VisionConfig
 from octavo.distributed.groups import Share
 from octavo.kernels.types import Activation
-from octavo.layers.attention import HeadNormWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import MergedLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import TensorSpec
 from octavo.layers.rotary import RotaryEmbedding
-from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderAttention, DecoderLayer
+from octavo.models.common import DecoderAttention, DecoderLayer
 from octavo.models.interfaces import CausalLM
+from octavo.models.llama import Qwen3ForCausalLM
 from octavo.models.llava import LlavaForConditionalGeneration, VisionTransformer
 from octavo.models.vision import VisionLanguageModel
 
@@ -35,8 +35,7 @@ NORM_OFFSET = 1.0
 class Gemma3Attention(DecoderAttention):
     """Attention with QK norm and a scale of its own; with a window, also with a rotary table of its own."""
 
-    def build_head_norms(self, config: ModelConfig, context: BuildContext) -> HeadNormWeights:
-        return HeadNormWeights(config.head_dim, config.rms_norm_eps, context=context, offset=NORM_OFFSET)
+    head_norm_offset = NORM_OFFSET
 
     def describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
         rotary = int(config.sliding_windows[layer] is not None)
@@ -51,9 +50,7 @@ class Gemma3ForCausalLM(CausalLM):
     norm_offset = NORM_OFFSET
     weight_names = MappingProxyType(
         {
-            **DECODER_WEIGHT_NAMES,
-            "model.layers.{layer}.self_attn.q_norm": "layers.{layer}.attention.head_norms:query",
-            "model.layers.{layer}.self_attn.k_norm": "layers.{layer}.attention.head_norms:key",
+            **Qwen3ForCausalLM.weight_names,
             "model.layers.{layer}.post_attention_layernorm": "layers.{layer}.post_attention_norm",
             "model.layers.{layer}.pre_feedforward_layernorm": "layers.{layer}.mlp_norm",
             "model.layers.{layer}.post_feedforward_layernorm": "layers.{layer}.post_mlp_norm",
@@ -67,12 +64,8 @@ class Gemma3ForCausalLM(CausalLM):
         self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=context.dtype).item()
 
     def build_layer(self, layer: int) -> nn.Module:
-        norms, attention, mlp = (
-            [self.build_norm() for _ in range(4)],
-            self.build_attention(layer),
-            self.build_mlp(layer),
-        )
-        return DecoderLayer(norms[0], attention, norms[1], mlp, (norms[2], norms[3]))
+        before, between, *post = [self.build_norm() for _ in range(4)]
+        return DecoderLayer(before, self.build_attention(layer), between, self.build_mlp(layer), (post[0], post[1]))
 
     def build_rotary_tables(self) -> list[RotaryEmbedding]:
         """Of layers that see the whole context, and of those with a window."""

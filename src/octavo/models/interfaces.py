@@ -152,10 +152,6 @@ class CausalLM(nn.Module):
         group = self.context.groups.tensor
         return HeadShare.of(self.config.num_heads, self.config.num_kv_heads, group.rank, group.size)
 
-    @property
-    def head_dim(self) -> int:
-        return self.config.head_dim
-
     def ignores_weight(self, name: str) -> bool:
         """Return whether a checkpoint may contain this tensor although the model does not use it."""
         return name.endswith(self.ignored_weights)

@@ -2,9 +2,6 @@
 
 from types import MappingProxyType
 
-from octavo.config.model import ModelConfig
-from octavo.layers.attention import HeadNormWeights
-from octavo.layers.context import BuildContext
 from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderAttention
 from octavo.models.interfaces import CausalLM
 
@@ -27,8 +24,7 @@ class Qwen2ForCausalLM(CausalLM):
 class Qwen3Attention(DecoderAttention):
     """Attention with a norm over each head of queries and keys."""
 
-    def build_head_norms(self, config: ModelConfig, context: BuildContext) -> HeadNormWeights:
-        return HeadNormWeights(config.head_dim, config.rms_norm_eps, context=context)
+    head_norm_offset = 0.0
 
 
 class Qwen3ForCausalLM(CausalLM):

@@ -24,7 +24,7 @@ from octavo.multimodal.image_processors import (
     read_video_fields,
 )
 from octavo.multimodal.messages import DEFAULT_FPS, Source
-from octavo.multimodal.pictures import PictureLimits, is_data_url, open_picture, read_data_url, read_file
+from octavo.multimodal.pictures import MediaFile, PictureLimits, open_picture, read_source
 from octavo.multimodal.placeholders import checked_grids
 from octavo.multimodal.prompt import Embeddings, Medium
 from octavo.multimodal.video_files import Frame, SampledFrames, read_video_file
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 
 _MAX_FRAMES = 768
-_SHOWN = 60  # characters of a source in messages
 _VIDEO_LIMITS = PictureLimits(max_bytes=1 << 30)
 DETAILS = (None, "auto", "low", "high", "original")  # only `low` changes a picture
 
@@ -76,14 +75,6 @@ class FrameSampling:
             spread: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
             return spread
         return [at * total // count for at in range(count)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VideoFile:
-    """A file's contents with their own limits, for servers, whose input is untrusted."""
-
-    data: bytes
-    limits: PictureLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +159,9 @@ class MediaReader:
         if isinstance(content, np.ndarray) and content.ndim == 4:
             content = list(content)
         if isinstance(content, (str, bytes, Path)):
-            content = VideoFile(data=self._bytes_of(content, source.name), limits=_VIDEO_LIMITS)
-        if isinstance(content, VideoFile):
+            data = read_source(content, source.name, _VIDEO_LIMITS, "a file, a data: URL, bytes, or a list of frames")
+            content = MediaFile(data=data, name=source.name, limits=_VIDEO_LIMITS)
+        if isinstance(content, MediaFile):
             return self._from_file(content, source)
         if not isinstance(content, Sequence) or not 0 < len(content) <= _MAX_FRAMES:
             what = f"{len(content)} frames" if isinstance(content, list) else type(content).__name__
@@ -190,7 +182,7 @@ class MediaReader:
         frames = [self._resized(picture, len(pictures), source.name) for picture in pictures]
         return SampledFrames(frames=frames, times_s=[at / fps for at in range(len(pictures))], fps=fps)
 
-    def _from_file(self, file: VideoFile, source: Source) -> SampledFrames:
+    def _from_file(self, file: MediaFile, source: Source) -> SampledFrames:
         fps = None if source.fps is None else _checked_fps(source)
         count = source.num_frames
         if count is not None and (type(count) is not int or count < 1):
@@ -211,15 +203,6 @@ class MediaReader:
                 limit = f"at most {self.max_tokens} (encoder_cache_tokens); send fewer frames"
                 raise InvalidParameterError(name, f"{num_tokens} tokens", limit)
         return frame
-
-    def _bytes_of(self, content: str | bytes | Path, name: str) -> bytes:
-        if isinstance(content, bytes):
-            return content
-        if isinstance(content, str) and is_data_url(content):
-            return read_data_url(content, name, _VIDEO_LIMITS.max_bytes)
-        if isinstance(content, str) and "://" in content and not content.startswith("file://"):
-            raise InvalidParameterError(name, content[:_SHOWN], "a file, a data: URL, bytes, or a list of frames")
-        return read_file(Path(str(content).removeprefix("file://")), name, _VIDEO_LIMITS)
 
 
 def _checked_fps(source: Source) -> float:

@@ -72,8 +72,8 @@ class PictureLimits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PictureFile:
-    """A file's contents, with limits of their own: as a server gets them from strangers.
+class MediaFile:
+    """The contents of a picture's or video's file, with limits of their own: as a server gets them from strangers.
 
     It is decoded when its turn comes: a request may have many pictures, each of which takes a thousand times its size.
     """
@@ -86,7 +86,7 @@ class PictureFile:
 def open_picture(source: object, name: str, limits: PictureLimits) -> "Image":
     """Return a picture of any kind as RGB: a PIL image, an array [height, width, 3] uint8, a file, or a `data:` URL.
 
-    A `PictureFile` is read under its own name and limits.
+    A `MediaFile` is read under its own name and limits.
     """
     from PIL import Image
 
@@ -96,17 +96,12 @@ def open_picture(source: object, name: str, limits: PictureLimits) -> "Image":
             return as_rgb(source, name, limits)
     if isinstance(source, np.ndarray):
         return _from_array(source, name, limits)
-    if isinstance(source, bytes):
-        return decode_picture(source, name, limits)
-    if isinstance(source, PictureFile):
+    if isinstance(source, MediaFile):
         return decode_picture(source.data, source.name, source.limits)
-    if isinstance(source, str) and is_data_url(source):
-        return decode_picture(read_data_url(source, name, limits.max_bytes), name, limits)
-    if isinstance(source, str) and "://" in source and not source.startswith("file://"):
-        raise InvalidParameterError(name, source[:_SHOWN], "a file, a data: URL, bytes, an array or a PIL image")
-    if isinstance(source, (str, Path)):
-        return decode_picture(read_file(Path(str(source).removeprefix("file://")), name, limits), name, limits)
-    raise InvalidParameterError(name, type(source).__name__, "a file, a data: URL, bytes, an array or a PIL image")
+    wanted = "a file, a data: URL, bytes, an array or a PIL image"
+    if isinstance(source, (str, bytes, Path)):
+        return decode_picture(read_source(source, name, limits, wanted), name, limits)
+    raise InvalidParameterError(name, type(source).__name__, wanted)
 
 
 def decode_picture(data: bytes, name: str, limits: PictureLimits) -> "Image":
@@ -178,7 +173,15 @@ def check_size(size: tuple[int, int], name: str, limits: PictureLimits) -> None:
         raise InvalidParameterError(name, f"{width} x {height} pixels", f"1 to {limits.max_pixels} pixels")
 
 
-def read_file(path: Path, name: str, limits: PictureLimits) -> bytes:
+def read_source(source: str | bytes | Path, name: str, limits: PictureLimits, wanted: str) -> bytes:
+    """Return the contents of a file: given, in a `data:` URL, or at a path. `wanted` is said of other URLs."""
+    if isinstance(source, bytes):
+        return source
+    if isinstance(source, str) and is_data_url(source):
+        return read_data_url(source, name, limits.max_bytes)
+    if isinstance(source, str) and "://" in source and not source.startswith("file://"):
+        raise InvalidParameterError(name, source[:_SHOWN], wanted)
+    path = Path(str(source).removeprefix("file://"))
     try:
         num_bytes = path.stat().st_size
         if num_bytes > limits.max_bytes:

@@ -10,7 +10,7 @@ import numpy as np
 from octavo.config.vision import VisionConfig
 from octavo.errors import InvalidParameterError
 from octavo.multimodal.media import MediaReader, Video
-from octavo.multimodal.messages import Messages, Source, take_images
+from octavo.multimodal.messages import Source, take_images
 from octavo.multimodal.placeholders import PlaceholderTexts, expand_vision_placeholders
 from octavo.multimodal.prompt import Medium, MultiModalPrompt
 from octavo.tokenizer.tokenizer import ContextLimit
@@ -53,9 +53,6 @@ class MultiModalProcessor:
         if processor is not None:
             return self._by_callers(processor, text, sources)
         return self._of_text(text, sources, is_rendered=False)
-
-    def of_chat(self, messages: Messages, **template_options: object) -> MultiModalPrompt:
-        return self.of_request({"messages": messages}, **template_options)
 
     def _of_text(self, text: str, sources: Sequence[Source], *, is_rendered: bool) -> MultiModalPrompt:
         self._limit.check_text(text)  # placeholders only get longer

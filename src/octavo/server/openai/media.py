@@ -20,8 +20,8 @@ from typing import Self
 from urllib.parse import quote, urljoin, urlsplit
 
 from octavo.errors import InvalidParameterError
-from octavo.multimodal.media import DETAILS, VideoFile
-from octavo.multimodal.pictures import PictureFile, PictureLimits, is_data_url, read_data_url
+from octavo.multimodal.media import DETAILS
+from octavo.multimodal.pictures import MediaFile, PictureLimits, is_data_url, read_data_url
 from octavo.server.args import ServerArgs
 from octavo.server.errors import bad_request
 from octavo.server.openai.chat_prompt import is_media, parts_of
@@ -195,10 +195,10 @@ class MediaReader:
             if image.detail not in DETAILS:
                 known = ", ".join(each for each in DETAILS if each is not None)
                 raise bad_request(f"Unknown detail {image.detail!r}: one of {known}.", f"{path}.detail")
-            file = PictureFile(data=self._bytes_at(image.url, path, limits), name=path, limits=limits)
+            file = MediaFile(data=self._bytes_at(image.url, path, limits), name=path, limits=limits)
             return {"type": "image", "image": file, "detail": image.detail}
         video = given if isinstance(given, VideoUrl) else VideoUrl(url=str(given))
-        frames = VideoFile(data=self._bytes_at(video.url, path, limits), limits=limits)
+        frames = MediaFile(data=self._bytes_at(video.url, path, limits), name=path, limits=limits)
         return {"type": "video", "video": frames, "fps": video.fps, "num_frames": video.num_frames}
 
     def _bytes_at(self, url: str, path: str, limits: PictureLimits) -> bytes:
