@@ -13,7 +13,7 @@ from octavo.sampling.logprobs import rate as rate_rows
 @pytest.fixture(params=["torch", "triton"], autouse=True)
 def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", request.param)
-    monkeypatch.setattr(kernel, "_PART", 64)
+    monkeypatch.setattr(kernel, "_PART", kernel.tl.constexpr(64))
 
 
 def rows_of(vocab_size: int) -> torch.Tensor:

@@ -134,8 +134,8 @@ MASKED = (0, 3, 6)  # rows under a grammar
 @pytest.fixture(params=["torch", "triton"])
 def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", request.param)
-    monkeypatch.setattr(module, "_TOKENS", 16)  # contexts and rows of several programs
-    monkeypatch.setattr(module, "_IDS", 64)
+    monkeypatch.setattr(module, "_TOKENS", module.tl.constexpr(16))  # contexts and rows of several programs
+    monkeypatch.setattr(module, "_IDS", module.tl.constexpr(64))
 
 
 def processed_rows(logits: torch.Tensor, row_ids: list[int], *, is_masked: bool) -> torch.Tensor:
