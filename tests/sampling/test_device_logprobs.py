@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tests.kernels.triton.device import DEVICE
+from triton import language as tl
 
 from octavo.kernels.triton import logits as kernel
 from octavo.sampling.logprobs import RATING_SIZE, rate_by_torch, read_rating
@@ -13,7 +14,7 @@ from octavo.sampling.logprobs import rate as rate_rows
 @pytest.fixture(params=["torch", "triton"], autouse=True)
 def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", request.param)
-    monkeypatch.setattr(kernel, "_PART", kernel.tl.constexpr(64))
+    monkeypatch.setattr(kernel, "_PART", tl.constexpr(64))
 
 
 def rows_of(vocab_size: int) -> torch.Tensor:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.kernels.triton.device import DEVICE
 from tests.sampling import reference
 from tests.sampling.support import Rows, masks_of
+from triton import language as tl
 
 from octavo.kernels.triton import logits as module
 from octavo.sampling_params import SamplingParams
@@ -134,8 +135,8 @@ MASKED = (0, 3, 6)  # rows under a grammar
 @pytest.fixture(params=["torch", "triton"])
 def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", request.param)
-    monkeypatch.setattr(module, "_TOKENS", module.tl.constexpr(16))  # contexts and rows of several programs
-    monkeypatch.setattr(module, "_IDS", module.tl.constexpr(64))
+    monkeypatch.setattr(module, "_TOKENS", tl.constexpr(16))  # contexts and rows of several programs
+    monkeypatch.setattr(module, "_IDS", tl.constexpr(64))
 
 
 def processed_rows(logits: torch.Tensor, row_ids: list[int], *, is_masked: bool) -> torch.Tensor:
