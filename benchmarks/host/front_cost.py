@@ -45,8 +45,8 @@ class PacedExecutor:
     def profile(self) -> str:
         return "none"
 
-    def start(self) -> int:
-        return self._num_blocks
+    def start(self) -> list[int]:
+        return [self._num_blocks]
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         time.sleep(self._step_s)
@@ -87,7 +87,7 @@ def run_front(flags: list[str]) -> None:
     from octavo.cli.main import app
     from octavo.engine.process_client import ProcessClient
 
-    ProcessClient.command = (sys.executable, "-m", "benchmarks.host.front_cost", "--role", "core")
+    ProcessClient.command = (sys.executable, __file__, "--role", "core")
     app(["serve", "demo", *flags])
 
 
