@@ -143,11 +143,11 @@ class _BusyTime:
     def __init__(self, graphs: GraphedDecoding) -> None:
         self._captured, self._pairs = graphs.captured, list[tuple[torch.cuda.Event, torch.cuda.Event]]()
         self._find = self._captured.find
-        self._captured.find = self._timed  # type: ignore[method-assign]
+        self._captured.find = self._timed  # type: ignore[method-assign]  # until `idle_share`
 
     def idle_share(self, took_s: float, num_steps: int) -> float | None:
         """Return 1 - busy / took, and take the timing off; None where not every step was a replay."""
-        self._captured.find = self._find  # type: ignore[method-assign]
+        self._captured.find = self._find  # type: ignore[method-assign]  # as before
         synchronize(torch.device("cuda"))
         pairs = self._pairs[:num_steps]
         if len(pairs) < num_steps:

@@ -24,7 +24,7 @@ def prepare_streams() -> None:
     """
     for name, mode in _STREAMS:
         if getattr(sys, name) is None:
-            nothing = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
+            nothing = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - open while the process lives
             if nothing.fileno() < len(_STREAMS):
                 os.set_inheritable(nothing.fileno(), True)
             setattr(sys, name, nothing)
