@@ -22,11 +22,6 @@ def send(to: Router, request_id: str, prompt: list[int], salt: str | None = None
 def outputs(*, admitted: str | None = None, stats: SchedulerStats | None = None) -> EngineCoreOutputs:
     return EngineCoreOutputs(
         epoch=0,
-        req_ids=[],
-        num_new_tokens=[],
-        first_indices=[],
-        new_token_ids=[],
-        num_scheduled_tokens=0,
         admitted={} if admitted is None else {admitted: AdmittedRequest(scheduled_time_s=0.0, num_cached_tokens=0)},
         stats=stats,
     )

@@ -221,11 +221,11 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """
 
     epoch: int  # of the engine core that computed this
-    req_ids: list[str]  # [R]
-    num_new_tokens: list[int]  # [R]
-    first_indices: list[int]  # [R]
-    new_token_ids: list[int]  # [sum(num_new_tokens)]
-    num_scheduled_tokens: int  # computed in this step, including prompt tokens
+    req_ids: list[str] = []  # [R]
+    num_new_tokens: list[int] = []  # [R]
+    first_indices: list[int] = []  # [R]
+    new_token_ids: list[int] = []  # [sum(num_new_tokens)]
+    num_scheduled_tokens: int = 0  # computed in this step, including prompt tokens
     admitted: dict[str, AdmittedRequest] = {}
     finished: dict[str, FinishedRequest] = {}
     logprobs: dict[str, list[TokenLogprobs]] = {}  # one entry for each new token of the request

@@ -197,11 +197,6 @@ class ProcessClient:
         end = FinishedRequest(finish_reason="error", error=error, error_type=EngineDeadError.__name__)
         return EngineCoreOutputs(
             epoch=0,
-            req_ids=[],
-            num_new_tokens=[],
-            first_indices=[],
-            new_token_ids=[],
-            num_scheduled_tokens=0,
             finished=dict.fromkeys(lost, end),
             stats=self._stats.get(number, SchedulerStats()).ended(),
             replica=number,
