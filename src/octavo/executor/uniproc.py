@@ -6,7 +6,7 @@ from typing import Any
 from octavo.config.engine import EngineConfig
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.worker.worker import Worker
-from octavo.worker.worker_proc import call_worker
+from octavo.worker.worker_proc import call_here
 
 
 class UniProcExecutor:
@@ -38,9 +38,7 @@ class UniProcExecutor:
         return self.worker.begin(scheduler_output)
 
     def call(self, method: str, *arguments: Any) -> Future[list[Any]]:
-        values: Future[list[Any]] = Future()
-        call_worker(self.worker, method, arguments, lambda value: values.set_result([value]), values.set_exception)
-        return values
+        return call_here(self.worker, method, arguments)
 
     def check_health(self) -> None:
         """No-op: alive as long as this process is."""

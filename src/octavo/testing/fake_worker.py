@@ -17,7 +17,7 @@ from octavo.scheduler.block_manager import FULL_ATTENTION
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculative.drafters import Drafter
 from octavo.testing.requests import adapter_root, context_hash, next_token
-from octavo.worker.worker_proc import call_worker
+from octavo.worker.worker_proc import call_here
 
 _NOTHING_WRITTEN, _LOST = -1, -2
 _LOST_ADAPTER = "0"  # in a slot that a failed step did not fill
@@ -331,9 +331,7 @@ class FakeExecutor:
         return future
 
     def call(self, method: str, *arguments: Any) -> Future[list[Any]]:
-        values: Future[list[Any]] = Future()
-        call_worker(self.worker, method, arguments, lambda value: values.set_result([value]), values.set_exception)
-        return values
+        return call_here(self.worker, method, arguments)
 
     def check_health(self) -> None:
         """Always healthy."""

@@ -127,6 +127,13 @@ def call_worker(
         succeed(value)
 
 
+def call_here(worker: object, method: str, arguments: Sequence[Any]) -> Future[list[Any]]:
+    """Call a method of the only rank, in this process; the result is the list of its one value."""
+    values: Future[list[Any]] = Future()
+    call_worker(worker, method, arguments, lambda value: values.set_result([value]), values.set_exception)
+    return values
+
+
 def _failure(error: BaseException, *, step: int | None = None, call_id: int = -1) -> RankFailure:
     return RankFailure(
         error_type=type(error).__name__,
