@@ -6,7 +6,11 @@
 
 constexpr std::int32_t kBias8 = 0;
 
-struct Maddubs {};  // the only one
+struct Maddubs {  // the only one
+  static void add_words(__m256i& sum, __m256i weights, __m256i quad) {
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(weights, quad));
+  }
+};
 
 // Keeps the compiler from starting a row before it has finished the previous one: sums would not fit into registers.
 static inline void hold(__m256i& value) { asm volatile("" : "+x"(value)); }

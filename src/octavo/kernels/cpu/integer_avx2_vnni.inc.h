@@ -9,11 +9,17 @@ struct VexDots {
   [[gnu::always_inline]] static void add(__m256i& sum, __m256i weights, __m256i quad) {
     asm volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(quad));
   }
+  [[gnu::always_inline]] static void add_words(__m256i& sum, __m256i weights, __m256i quad) {
+    asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(quad));
+  }
 };
 
 struct EvexDots {
   [[gnu::always_inline]] static void add(__m256i& sum, __m256i weights, __m256i quad) {
     asm volatile("%{evex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(quad));
+  }
+  [[gnu::always_inline]] static void add_words(__m256i& sum, __m256i weights, __m256i quad) {
+    asm("%{evex%} vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(quad));
   }
 };
 
