@@ -8,9 +8,13 @@ template <class Element>
 static void attention_of(const AttentionArgs& args, Pool& pool) {
   const std::int64_t tokens = larger(1, smaller(16, args.num_tokens / (pool.num_threads() * kChunksPerThread)));
   // All keys and values are written before any is read: requests of one step may share blocks.
-  pool.run(ceil_div(args.num_tokens, tokens), [&](std::int64_t chunk) {
-    write_kv<Element>(args, chunk * tokens, smaller(args.num_tokens, (chunk + 1) * tokens));
-  });
+  {
+    const InPhase phase(pool.phases(), Phase::keys);
+    pool.run(ceil_div(args.num_tokens, tokens), [&](std::int64_t chunk) {
+      write_kv<Element>(args, chunk * tokens, smaller(args.num_tokens, (chunk + 1) * tokens));
+    });
+  }
+  const InPhase phase(pool.phases(), Phase::attention);
   const Work todo(args, pool);
   const Split split(args, todo, pool);
   pool.run(split.num_chunks(), [&](std::int64_t index) {

@@ -220,6 +220,7 @@ static inline void multiply_chunk(const IntegerProduct& product, const IntegerCu
 #endif
 
 static void multiply(const IntegerProduct& product, Pool& pool) {
+  const InPhase phase(pool.phases(), Phase::products);
   const IntegerCut cut = cut_product(product, pool.num_threads() * kChunksPerThread);
   pool.run(cut.num_chunks, [&](std::int64_t chunk) { multiply_chunk(product, cut, chunk); });
 }

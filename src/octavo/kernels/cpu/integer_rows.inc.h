@@ -204,6 +204,7 @@ static inline std::size_t rotated_bytes(const Integers& form, std::int64_t size)
 
 // All rows, normalized first if the op has a norm.
 static void quantize_rows(const RowsArgs& args, const Integers& form, const IntegerRows& to, Pool& pool) {
+  const InPhase phase(pool.phases(), Phase::rows);
   const std::int64_t num_k = num_k_tiles(args.size), groups = num_row_sums(form, args.size);
   // Rows of one chunk: about ten microseconds.
   const std::int64_t together = smaller(16, larger(1, (std::int64_t{1} << 13) / larger(1, args.size)));

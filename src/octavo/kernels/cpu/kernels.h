@@ -3,7 +3,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -136,7 +138,17 @@ class Kernels {
                            at<std::int64_t>(token_ids), at<float>(largest)};
     nb::gil_scoped_release released;
     const std::lock_guard<std::mutex> lock(pool_.mutex());
+    const InPhase phase(pool_.phases(), Phase::other);
     octavo::draw(*ops_.draw, args, pool_);
+  }
+
+  // Seconds of calls by phase, from `start_phases` on.
+  void start_phases() { pool_.phases().start(); }
+  std::map<std::string, double> phase_seconds() {
+    const PhaseTimes::Seconds seconds = pool_.phases().seconds();
+    std::map<std::string, double> result;
+    for (std::size_t i = 0; i < seconds.size(); ++i) result[kPhaseNames[i]] = seconds[i];
+    return result;
   }
 
   void begin_recording(Tape& tape) { recorded_tape() = &tape; }
@@ -159,6 +171,7 @@ class Kernels {
     if (recorded_tape()) throw std::logic_error("this op cannot be recorded");
     nb::gil_scoped_release released;
     const std::lock_guard<std::mutex> lock(pool_.mutex());
+    const InPhase phase(pool_.phases(), Phase::other);
     op(args, pool_);
   }
 

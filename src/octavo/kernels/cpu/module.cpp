@@ -1,6 +1,7 @@
 // `octavo.kernels.cpu._cpu`: the ops for Python. Not linked to torch: tensors are passed as addresses and sizes. The
 // GIL is released while an op runs.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -129,5 +130,7 @@ NB_MODULE(_cpu, m) {
       .def("begin_recording", &Kernels::begin_recording)
       .def("end_recording", &Kernels::end_recording)
       .def("replay", &Kernels::replay)
+      .def("start_phases", &Kernels::start_phases)
+      .def("phase_seconds", &Kernels::phase_seconds)
       .def("attention", &Kernels::attention);
 }

@@ -131,6 +131,7 @@ static inline void multiply_chunk(Product product, const Cut& cut, std::int64_t 
 }
 
 static void multiply(const Product& product, Pool& pool) {
+  const InPhase phase(pool.phases(), Phase::products);
   const Cut cut = cut_product(product, pool.num_threads() * kChunksPerThread);
   pool.run(cut.num_chunks, [&](std::int64_t chunk) { multiply_chunk(product, cut, chunk); });
 }

@@ -45,6 +45,7 @@ static inline void normalize_row(const RowsArgs& args, std::int64_t row, Element
 }
 
 static void rms_norm(const NormArgs& args, Pool& pool) {
+  const InPhase phase(pool.phases(), Phase::norms);
   const RowsArgs& rows = args.rows;
   // Rows per chunk: about 16 Ki elements, a few microseconds.
   const std::int64_t group = larger(1, (std::int64_t{1} << 14) / larger(1, rows.size));

@@ -32,6 +32,7 @@ static void pack_linear(const PackArgs& args, Pool& pool) {
 // Packs all rows as left tiles [row tiles][num_k][16][32], normalized if `rows` says so. Padding rows are zeros where
 // products read them.
 static void pack_rows(const RowsArgs& args, LeftElement* left, Pool& pool) {
+  const InPhase phase(pool.phases(), Phase::rows);
   const std::int64_t num_k = ceil_div(args.size, 32);
   pool.run(ceil_div(args.rows, 16), [&](std::int64_t tile) {
     void* memory = args.fused.norm_weight ? thread_scratch().bytes(args.size * sizeof(Element)) : nullptr;

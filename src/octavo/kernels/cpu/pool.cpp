@@ -101,6 +101,7 @@ void Pool::run_erased(std::int64_t num_chunks, Function function, const void* bo
 #endif
   }
   work_on(epoch);
+  const InPhase waiting(phases_, Phase::waiting);
   for (int spins = 0; num_unfinished_.load(std::memory_order_acquire) > 0; ++spins) {
     if (spins < kSpinsBeforeYield) {
       pause();

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "phases.h"
+
 namespace octavo {
 
 // A grow-only buffer for an op's temporaries. 64-byte aligned.
@@ -44,6 +46,7 @@ class Pool {
   // One op at a time holds the pool and its scratch memory.
   std::mutex& mutex() { return mutex_; }
   Scratch& scratch() { return scratch_; }
+  PhaseTimes& phases() { return phases_; }
 
  private:
   using Function = void (*)(const void*, std::int64_t);
@@ -64,6 +67,7 @@ class Pool {
   std::atomic<const void*> body_{nullptr};
   std::mutex mutex_;
   Scratch scratch_;
+  PhaseTimes phases_;
   std::vector<std::thread> helpers_;
 };
 

@@ -67,6 +67,7 @@ class Tape {
   std::size_t size() const { return calls_.size(); }
 
   void replay(Pool& pool, std::int64_t num_rows, const Steps& steps) const {
+    const InPhase phase(pool.phases(), Phase::other);
     Replay replay = {pool, num_rows, steps};
     for (const Call& call : calls_) call(replay);
   }
