@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import logging
 import threading
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Self, overload
 
@@ -15,6 +16,8 @@ from octavo.lora_request import LoRARequest
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class AsyncLLM:
@@ -29,9 +32,8 @@ class AsyncLLM:
     `octavo.config.args.EngineArgs`; `engine_process=False` runs the core on a thread of this process.
     One event loop uses it at a time; another may follow, as with several calls of `asyncio.run`.
 
-    Raises:
-        UserError: a misspelled or invalid option. Errors about the model are raised when it is loaded.
-        EventLoopError: by requests made while another event loop, still open, uses the engine.
+    Raises UserError: a misspelled or invalid option. Errors about the model are raised when it is loaded.
+    EventLoopError: by requests made while another event loop, still open, uses the engine.
     """
 
     def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
@@ -47,7 +49,7 @@ class AsyncLLM:
         """
         loading = self._loading
         if loading is None or (loading.done() and loading.exception() is not None):  # the next caller tries again
-            loading = self._loading = _load(self._args)
+            loading = self._loading = load_in_thread(self._args)
         return loading.result() if loading.done() else await asyncio.wrap_future(loading)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -178,20 +180,22 @@ class AsyncLLM:
         await self.exit()
 
 
-def _load(args: EngineArgs) -> Future[AsyncLLMEngine]:
-    """Load an engine in a thread."""
+def load_in_thread(
+    args: EngineArgs, on_stage: Callable[[str], None] = logger.debug, *, is_daemon: bool = False
+) -> Future[AsyncLLMEngine]:
+    """Load an engine in a thread; no event loop is needed yet. `on_stage` as in `EngineFront.open`."""
     loading: Future[AsyncLLMEngine] = Future()
     loading.set_running_or_notify_cancel()  # from here on, cancelling one who waits does not cancel the load
 
     def run() -> None:
         try:
-            engine = AsyncLLMEngine.from_args(args)
+            engine = AsyncLLMEngine.from_args(args, on_stage)
         except BaseException as error:  # noqa: BLE001 - raised in those who wait
             loading.set_exception(error)
         else:
             loading.set_result(engine)
 
-    threading.Thread(target=run, name="octavo-load").start()
+    threading.Thread(target=run, name="octavo-load", daemon=is_daemon).start()
     return loading
 
 

@@ -46,7 +46,7 @@ def test_the_text_of_a_bad_key_is_not_shown() -> None:
 def test_listening_beyond_loopback_without_a_key_is_refused(host: str) -> None:
     with pytest.raises(InvalidParameterError, match="--no-auth"):
         ServerArgs(host=host)
-    assert ServerArgs(host=host, api_key=("k",)).has_keys
+    assert not ServerArgs(host=host, api_key=("k",)).is_open_to_all
     assert ServerArgs(host=host, auth=False).is_open_to_all
     assert not ServerArgs(host=host, uds="/tmp/s").is_open_to_all  # nothing listens on the host then
 

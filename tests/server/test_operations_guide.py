@@ -7,7 +7,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.config.args import EngineArgs
-from octavo.contracts.engine import AdapterEvents, ExpertLoad, SchedulerStats, SpecDecodeStats
+from octavo.contracts.engine import ExpertLoad, SchedulerStats, SpecDecodeStats
 from octavo.metrics.collect import EngineMetrics, HttpMetrics
 from octavo.metrics.prometheus import Exposition
 from octavo.server.args import ServerArgs
@@ -28,11 +28,8 @@ def engine_with_all() -> EngineMetrics:
     engine.stats = SchedulerStats(num_waiting=1, deferred={"grammar": 1})
     engine.spec_decode_by_replica = {0: SpecDecodeStats(proposed=[1], accepted=[1])}
     engine.expert_load_by_replica = {0: ExpertLoad(layers=[0], counts=bytes(16))}
-    engine.adapters.record_arrival("support")
-    engine.adapters.record_start("support")
-    engine.adapters.record_end("support", has_run=True)
-    engine.adapters.record_arrival("support")
-    engine.adapters.record_events(AdapterEvents(loads={"support": 1}, evictions={"support": 1}))
+    for counts in vars(engine.adapters).values():
+        counts["support"] = 1
     return engine
 
 

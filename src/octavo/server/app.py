@@ -24,9 +24,8 @@ from octavo.server.errors import ApiError, as_api_error, bad_request
 from octavo.server.exchange import ExchangeMiddleware, route_path
 from octavo.server.http_protocol import limited_protocol
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.openapi import add_pages
 from octavo.server.policy import Admission, RequestPolicy
-from octavo.server.routes import Routes
+from octavo.server.routes import Routes, add_pages
 from octavo.server.settings import Settings
 
 logger = logging.getLogger(__name__)

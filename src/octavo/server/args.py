@@ -97,14 +97,9 @@ class ServerArgs:
             raise InvalidParameterError("host", self.host, limit)
 
     @property
-    def has_keys(self) -> bool:
-        """True when clients must send a key."""
-        return bool(self.api_key or self.api_key_file)
-
-    @property
     def is_open_to_all(self) -> bool:
         """True when other machines can reach the server without a key."""
-        return self.uds is None and not is_loopback(self.host) and not self.has_keys
+        return self.uds is None and not is_loopback(self.host) and not (self.api_key or self.api_key_file)
 
     def _check_texts(self) -> None:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import fields
-from threading import Thread
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 
 from octavo._version import __version__
+from octavo.async_llm import load_in_thread
 from octavo.config.args import EngineArgs
 from octavo.device.process import freeze_loaded_objects
 from octavo.engine.async_llm_engine import AsyncLLMEngine
@@ -70,16 +71,7 @@ class EngineLifecycle:
 
     def start_loading(self) -> None:
         """Start loading on a thread; no event loop is needed yet."""
-        Thread(target=self._load, name="octavo-loading", daemon=True).start()
-
-    def _load(self) -> None:
-        def on_stage(stage: str) -> None:
-            self._stage = stage
-
-        try:
-            self._loading.set_result(AsyncLLMEngine.from_args(self._args, on_stage))
-        except BaseException as error:  # noqa: BLE001 - raised where the engine is awaited
-            self._loading.set_exception(error)
+        self._loading = load_in_thread(self._args, partial(setattr, self, "_stage"), is_daemon=True)
 
     async def run(self) -> None:
         """Wait for the engine, serve with it until it dies, then call `on_end`."""

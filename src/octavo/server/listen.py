@@ -155,11 +155,8 @@ class JsonFormatter(logging.Formatter):
 def configure_logging(level: LogLevel, log_format: LogFormat) -> None:
     """Send all logs to standard error in this format; called once, by the program."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        JsonFormatter()
-        if log_format == "json"
-        else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", _TIME_FORMAT)
-    )
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", _TIME_FORMAT)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else plain)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Logged with the client's address by server/http_protocol.py.
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Invalid HTTP request received.")

@@ -21,7 +21,7 @@ from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, as_api_error, unavailable
 from octavo.server.exchange import OPEN_PATHS, Exchange, route_path, send_error, send_json
-from octavo.server.openapi import PUBLIC_PATHS
+from octavo.server.routes import PUBLIC_PATHS
 from octavo.server.sse import DONE, frame
 
 _RATE_WINDOW = 32  # finished requests that the estimated waiting time is based on

@@ -18,7 +18,6 @@ from octavo.server.exchange import Exchange
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"  # a comment, which clients ignore
 PING_S = 10.0  # keep-alive interval, for proxies and clients that time out
-HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def frame(json: bytes) -> bytes:
@@ -55,7 +54,7 @@ class EventStreamResponse(Response):
     media_type = "text/event-stream"
 
     def __init__(self, source: FrameSource) -> None:
-        super().__init__(headers=HEADERS)
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._source = source
         self._woken = asyncio.Event()  # the task has something to do

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 Schema = Mapping[str, Any]
 MAX_STEPS = 8  # references and nested properties
-_TYPES: Mapping[type, str] = {
+TYPE_NAMES: Mapping[type, str] = {
     str: "string", bool: "boolean", type(None): "null", dict: "object", list: "array", int: "integer", float: "number",
 }  # fmt: skip
 # Formats of which no text has two.
@@ -93,7 +93,7 @@ def values_of(schema: Any) -> list[Any] | None:
 
 def _excludes(schema: Schema, value: Any) -> bool:
     """Whether a value is of no allowed type, not among the listed values, or outside the range."""
-    if _TYPES.get(type(value), "") not in types_of(schema):
+    if TYPE_NAMES.get(type(value), "") not in types_of(schema):
         return not (isinstance(value, float) and value.is_integer() and "integer" in types_of(schema))
     values = values_of(schema)
     if values is not None and spelled(value) not in map(spelled, values):

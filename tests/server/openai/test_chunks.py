@@ -7,10 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.server.openai.reply_stream import Chunks, ReplyHead, make_usage
+from octavo.server.openai.replies import CompletionTokensDetails, PromptTokensDetails, Usage
+from octavo.server.openai.reply_stream import Chunks, ReplyHead
 
 HEAD = ReplyHead(id="chatcmpl-1", model='m"odel', created=7, system_fingerprint="f")
-USAGE = make_usage(3, 4, 1)
+USAGE = Usage(
+    prompt_tokens=3,
+    completion_tokens=4,
+    total_tokens=7,
+    prompt_tokens_details=PromptTokensDetails(cached_tokens=1),
+    completion_tokens_details=CompletionTokensDetails(),
+)
 
 
 def parsed(frame: bytes) -> Any:

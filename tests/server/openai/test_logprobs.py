@@ -28,7 +28,7 @@ def table(token_id: int, logprob: float = -1.0, rank: int = 1, others: Sequence[
 def rows_of(pieces: list[list[int]], *, is_cut: bool) -> tuple[list[str], bytes]:
     """Feed tokens as they would stream; return the token texts of the rows and the bytes of all of them."""
     rows = ChatRows(NAMES, 0, skips_special_tokens=True)
-    detokenizer = Detokenizer(TOKENIZER)
+    detokenizer = Detokenizer(TOKENIZER.byte_table(True))
     shown = []
     for piece in pieces:
         shown += rows.push(piece, [table(id_) for id_ in piece], detokenizer.push(piece))

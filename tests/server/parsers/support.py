@@ -1,11 +1,19 @@
 """Ways to run a parser: whole, in pieces, and against what was meant."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import count, pairwise
 
 from hypothesis import strategies as st
 
-from octavo.server.openai.parsers.base import OutputParser, ParsedMessage
+from octavo.server.openai.parsers.base import (
+    Content,
+    Delta,
+    OutputParser,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallStart,
+)
 from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser
 
 SCHEMAS: Schemas = {
@@ -13,6 +21,37 @@ SCHEMAS: Schemas = {
     "g": {"type": "object"},
     "get_weather": {"type": "object", "properties": {}},
 }
+
+
+@dataclass(slots=True)
+class ParsedCall:
+    """A complete call."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class ParsedMessage:
+    """A complete answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ParsedCall] = field(default_factory=list)
+
+    def add(self, deltas: Iterable[Delta]) -> None:
+        for delta in deltas:
+            match delta:
+                case Content(text):
+                    self.content += text
+                case Reasoning(text):
+                    self.reasoning += text
+                case ToolCallStart(_, id_, name):
+                    self.tool_calls.append(ParsedCall(id_, name))
+                case ToolCallArguments(index, text):
+                    self.tool_calls[index].arguments += text
+
 
 cut_places = st.lists(st.integers(0, 300), max_size=30)
 

@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.server.parsers.support import cut, cut_places, make, parse_all
+from tests.server.parsers.support import ParsedMessage, cut, cut_places, make, parse_all
 
 from octavo.server.openai.answer_plan import TOOL_CALL_PARSERS
-from octavo.server.openai.parsers.base import OutputParser, ParsedMessage
+from octavo.server.openai.parsers.base import OutputParser
 from octavo.server.openai.parsers.wrappers import Chain, ContentStops, ReasoningParser, SpecialTokenFilter
 
 

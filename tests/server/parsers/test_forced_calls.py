@@ -2,21 +2,21 @@
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.server.parsers.support import parse_all
+from tests.server.parsers.support import ParsedMessage, parse_all
 
 from octavo.demo import demo_model_path
 from octavo.server.openai.answer_plan import TOOL_CALL_PARSERS
-from octavo.server.openai.parsers.base import ParsedMessage
 from octavo.server.openai.parsers.json_calls import HermesParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
-from octavo.server.openai.parsers.tool_calls import ToolCallParser
-from octavo.server.openai.tools import call_or_answer, forced_parser, may_call, must_call
+from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser
+from octavo.server.openai.tools import ToolUse
 from octavo.structured.llguidance_backend import LLGuidanceBackend
 from octavo.structured_output import StructuredOutput
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -50,6 +50,27 @@ RICH: dict[str, Any] = {
 }
 PATTERN = {"type": "object", "properties": {"a": {"type": "string", "pattern": "[ab]"}}, "required": ["a"]}
 EITHER = {"anyOf": [SCHEMAS["f"], PATTERN]}
+
+
+def use(
+    kind: type[ToolCallParser], schemas: Schemas, *, strict: Collection[str] = (), parallel: bool = True
+) -> ToolUse:
+    """The tools of a request, for a model of this format."""
+    return ToolUse(
+        prompt_tools=[],
+        schemas=schemas,
+        strict=frozenset(strict),
+        is_required=False,
+        is_subset=True,
+        is_parallel=parallel,
+        own_parser=kind,
+    )
+
+
+def must_call(kind: type[ToolCallParser], schemas: Schemas, *, parallel: bool) -> StructuredOutput:
+    constraint = replace(use(kind, schemas, parallel=parallel), is_required=True).constraint(None)
+    assert constraint is not None
+    return constraint
 
 
 def check_rich(arguments: Mapping[str, Any]) -> None:
@@ -91,7 +112,7 @@ def test_whatever_the_mask_allows_is_calls_with_arguments_as_the_schema_has_them
     kind: type[ToolCallParser], seed: int
 ) -> None:
     schemas = {"f": RICH, "get_weather": {}}
-    assert forced_parser(kind, schemas) is kind
+    assert use(kind, schemas).forced_parser is kind
     message = draw(must_call(kind, schemas, parallel=False), kind(schemas), seed)
     assert message.content == ""
     (call,) = message.tool_calls
@@ -115,7 +136,7 @@ def test_several_calls_in_a_row(kind: type[ToolCallParser]) -> None:
 def test_a_marker_in_free_text_leaves_only_offered_names(name: str) -> None:
     """The mask of an answer that has begun a call: tool names come next, whatever the model would write."""
     kind = TOOL_CALL_PARSERS[name]
-    constraint = may_call(kind, SCHEMAS, set(), parallel=True)
+    constraint = use(kind, SCHEMAS).constraint(None)
     assert constraint is not None
     matcher, words = BACKEND.compile(constraint), np.zeros((1, BACKEND.num_words), dtype=np.int32)
     (trigger,) = {tag.trigger for tag in constraint.tags}
@@ -131,8 +152,8 @@ def test_a_marker_in_free_text_leaves_only_offered_names(name: str) -> None:
 @pytest.mark.parametrize("kind", [PythonicParser, Qwen3CoderParser])
 def test_formats_that_cannot_tell_a_schema_are_forced_as_hermes(kind: type[ToolCallParser]) -> None:
     schemas = {"f": EITHER}
-    assert forced_parser(kind, schemas) is HermesParser
-    assert may_call(kind, schemas, {"f"}, parallel=True) is None
+    assert use(kind, schemas).forced_parser is HermesParser
+    assert use(kind, schemas, strict={"f"}).constraint(None) is None
     (call,) = draw(must_call(kind, schemas, parallel=False), HermesParser(schemas), 1).tool_calls
     assert "a" in json.loads(call.arguments)
 
@@ -153,13 +174,13 @@ def test_formats_that_cannot_tell_a_schema_are_forced_as_hermes(kind: type[ToolC
     ],
 )
 def test_schemas_that_cannot_be_told(schema: dict[str, Any]) -> None:
-    assert forced_parser(PythonicParser, {"f": schema}) is HermesParser
-    assert forced_parser(Qwen3CoderParser, {"f": schema}) is HermesParser
+    assert use(PythonicParser, {"f": schema}).forced_parser is HermesParser
+    assert use(Qwen3CoderParser, {"f": schema}).forced_parser is HermesParser
 
 
 def test_a_pattern_needs_quotes_around_it() -> None:
-    assert forced_parser(PythonicParser, {"f": PATTERN}) is PythonicParser
-    assert forced_parser(Qwen3CoderParser, {"f": PATTERN}) is HermesParser
+    assert use(PythonicParser, {"f": PATTERN}).forced_parser is PythonicParser
+    assert use(Qwen3CoderParser, {"f": PATTERN}).forced_parser is HermesParser
 
 
 def test_required_calls_leave_no_room_for_text() -> None:
@@ -180,7 +201,7 @@ def test_no_parameters_are_an_empty_object() -> None:
 
 
 def test_among_text_only_strict_tools_are_held_to_their_schemas() -> None:
-    constraint = may_call(HermesParser, SCHEMAS, {"f"}, parallel=False)
+    constraint = use(HermesParser, SCHEMAS, strict={"f"}, parallel=False).constraint(None)
     assert constraint is not None
     assert (constraint.free_text, constraint.min_tags, constraint.max_tags) == (True, 0, 1)
     assert [json.loads(str(tag.json_schema)) for tag in constraint.tags] == [SCHEMAS["f"], {"type": "object"}]
@@ -188,7 +209,8 @@ def test_among_text_only_strict_tools_are_held_to_their_schemas() -> None:
 
 
 def test_an_answer_in_json_may_stand_in_place_of_a_call() -> None:
-    constraint = call_or_answer(HermesParser, SCHEMAS, '{"type":"array"}')
+    constraint = use(HermesParser, SCHEMAS).constraint(StructuredOutput(json_schema='{"type":"array"}'))
+    assert constraint is not None
     assert (constraint.free_text, constraint.min_tags, constraint.max_tags) == (False, 1, 1)
     assert (constraint.tags[-1].begin, constraint.tags[-1].json_schema, constraint.tags[-1].end) == (
         "",

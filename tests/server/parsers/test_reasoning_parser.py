@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.server.parsers.support import cut, cut_places, make, parse_all, parse_pieces
 
 from octavo.server.openai.answer_plan import REASONING_FORMATS
-from octavo.server.openai.parsers.base import Content, ContentOnly, Reasoning
+from octavo.server.openai.parsers.base import Content, OutputParser, Reasoning
 from octavo.server.openai.parsers.json_calls import HermesParser
 from octavo.server.openai.parsers.wrappers import Chain, ReasoningParser, SpecialTokenFilter
 
@@ -83,8 +83,8 @@ def test_hidden_tokens_are_gone_whatever_the_cuts(text: str, places: Sequence[in
 
 def test_text_without_marks_passes_at_once() -> None:
     assert SpecialTokenFilter(["<|a|>"]).push("text") == [Content("text")]
-    assert ContentOnly().push("text") == [Content("text")]
-    assert not [*ContentOnly().push(""), *ContentOnly().finish()]
+    assert OutputParser().push("text") == [Content("text")]
+    assert not [*OutputParser().push(""), *OutputParser().finish()]
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ formats are listed, too, so that they are not mistaken for supported ones.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, TypeVar
+from typing import Self
 
-from octavo.errors import UnknownOptionError
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import bad_request
 from octavo.server.openai.chat_prompt import BegunAnswer, prompt_options
-from octavo.server.openai.parsers.base import ContentOnly, OutputParser
+from octavo.server.openai.parsers.base import OutputParser
 from octavo.server.openai.parsers.json_calls import HermesParser, Llama3JsonParser, MistralArgsParser, MistralParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
@@ -28,8 +27,6 @@ from octavo.server.openai.protocol import ChatCompletionRequest
 from octavo.server.openai.tools import ToolUse, tool_use
 from octavo.structured_output import MAX_REASONING_TOKENS, Reasoning, StructuredOutput
 from octavo.tokenizer.tokenizer import Tokenizer
-
-T = TypeVar("T")
 
 AUTO, NONE = "auto", "none"  # detected from the chat template; no parser
 
@@ -85,8 +82,8 @@ class AnswerFormats:
             tool_call_parser_name = detected(text, TOOL_CALL_SIGNS)
         if reasoning_parser_name == AUTO:
             reasoning_parser_name = detected(text, REASONING_SIGNS)
-        self.tool_calls = _named("tool call parser", tool_call_parser_name, TOOL_CALL_PARSERS)
-        self.reasoning = _named("reasoning parser", reasoning_parser_name, REASONING_FORMATS)
+        self.tool_calls = None if tool_call_parser_name == NONE else TOOL_CALL_PARSERS[tool_call_parser_name]
+        self.reasoning = None if reasoning_parser_name == NONE else REASONING_FORMATS[reasoning_parser_name]
         self.tokenizer = tokenizer
         self.special_tokens = frozenset(map(tokenizer.token_text, tokenizer.special_token_ids))
 
@@ -100,12 +97,6 @@ class AnswerFormats:
             return inside
         tail = prompt_token_ids[-_NUM_TAIL_TOKENS:]
         return self.reasoning.starts_inside(self.tokenizer.decode(tail, skip_special_tokens=False))
-
-
-def _named(kind: str, name: str, known: Mapping[str, T]) -> T | None:
-    if name not in (NONE, *known):
-        raise UnknownOptionError(kind, name, (AUTO, NONE, *known))
-    return known.get(name)
 
 
 def detected(template: str, signs: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
@@ -180,7 +171,7 @@ class AnswerPlan:
 
     def readers(self) -> tuple[OutputParser, ReasoningParser | None]:
         """Return the parser of one sample, and the part of it that reads reasoning, if there may be any."""
-        parser: OutputParser = ContentOnly()
+        parser = OutputParser()
         reasoning, tags = None, self.formats.reasoning
         if self.tools is not None:
             kind = self.tools.parser(self.params)

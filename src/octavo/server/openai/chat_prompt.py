@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.engine.front import EngineFront
 from octavo.inputs import TokensPrompt
-from octavo.multimodal.prompt import MultiModalPrompt
+from octavo.multimodal.placeholders import MultiModalPrompt
 from octavo.server.errors import bad_request
 from octavo.server.openai.params import Warn, truncated
 from octavo.server.openai.parsers.wrappers import ReasoningFormat
@@ -117,9 +117,8 @@ def _with_open_thought(
 ) -> dict[str, object]:
     """Write a thought without an answer into the text if the template does not know it as a field."""
     thought, template = message.get("reasoning_content"), tokenizer.chat_template
-    if not thought or message.get("content") or reasoning is None or template is None:
-        return message
-    if "reasoning_content" in template.source:
+    is_known = template is None or "reasoning_content" in template.source
+    if not thought or message.get("content") or reasoning is None or is_known:
         return message
     return {**message, "content": f"{reasoning.begin}\n{thought}"}
 
@@ -131,8 +130,6 @@ def template_messages(
     media: "MediaReader | None" = None,
 ) -> list[dict[str, object]]:
     """Return the conversation for the template, media as `media` reads them; None: the model takes text only."""
-    if media is not None:
-        media.check_number(messages)
     plain = [_template_message(message, f"messages[{index}].content", media) for index, message in enumerate(messages)]
     if tokenizer.chat_template is not None and tokenizer.chat_template.must_merge(plain):
         warn("system messages are merged into the first: the model's chat template has no place for later ones")

@@ -190,26 +190,25 @@ class MediaReader:
         path, given, limits = f"{path}.{part.type}", _given(part), self.kinds[part.type].limits
         if given is None:
             raise bad_request(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
-        if part.type == "image_url":
-            image = given if isinstance(given, ImageUrl) else ImageUrl(url=str(given))
-            if image.detail not in DETAILS:
-                known = ", ".join(each for each in DETAILS if each is not None)
-                raise bad_request(f"Unknown detail {image.detail!r}: one of {known}.", f"{path}.detail")
-            file = MediaFile(data=self._bytes_at(image.url, path, limits), name=path, limits=limits)
-            return {"type": "image", "image": file, "detail": image.detail}
-        video = given if isinstance(given, VideoUrl) else VideoUrl(url=str(given))
-        frames = MediaFile(data=self._bytes_at(video.url, path, limits), name=path, limits=limits)
-        return {"type": "video", "video": frames, "fps": video.fps, "num_frames": video.num_frames}
+        if isinstance(given, str):
+            given = ImageUrl(url=given) if part.type == "image_url" else VideoUrl(url=given)
+        if isinstance(given, ImageUrl) and given.detail not in DETAILS:
+            known = ", ".join(each for each in DETAILS if each is not None)
+            raise bad_request(f"Unknown detail {given.detail!r}: one of {known}.", f"{path}.detail")
+        file = MediaFile(data=self._bytes_at(given.url, path, limits), name=path, limits=limits)
+        if isinstance(given, ImageUrl):
+            return {"type": "image", "image": file, "detail": given.detail}
+        return {"type": "video", "video": file, "fps": given.fps, "num_frames": given.num_frames}
 
     def _bytes_at(self, url: str, path: str, limits: PictureLimits) -> bytes:
         if path in self.fetched:
             return self.fetched[path]
         if is_data_url(url):
             return read_data_url(url, path, limits.max_bytes)
-        if not url.startswith(_REMOTE):
-            raise InvalidParameterError(path, url[:60], "a data: URL is expected, such as data:image/png;base64,...")
-        limit = "this server reads nothing from elsewhere (--allow-remote-media); send a data: URL"
-        raise InvalidParameterError(path, url[:60], limit)
+        limit = "a data: URL is expected, such as data:image/png;base64,..."
+        if url.startswith(_REMOTE):
+            limit = "this server reads nothing from elsewhere (--allow-remote-media); send a data: URL"
+        raise _refusal(path, url, limit)
 
 
 def _given(part: ContentPart) -> ImageUrl | VideoUrl | str | None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -102,12 +103,9 @@ class ServedModel:
     card: ModelCard
     adapter: AdapterRef | None = None
 
-    def process(
-        self, prompt: object, params: SamplingParams, *, priority: int, cache_salt: str | None
-    ) -> ProcessedRequest:
-        """Validate one prompt. Raises UserError."""
-        front = self.engine.front
-        return front.process(prompt, params, priority=priority, cache_salt=cache_salt, lora_request=self.adapter)
+    def process(self, prompt: object, params: SamplingParams, **options: Any) -> ProcessedRequest:
+        """Validate one prompt; options and errors as `EngineFront.process`."""
+        return self.engine.front.process(prompt, params, lora_request=self.adapter, **options)
 
 
 class ServedModels:

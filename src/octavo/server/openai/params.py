@@ -5,6 +5,7 @@ OpenAI's `response_format`, vLLM's `structured_outputs` and the older `guided_*`
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from msgspec import UNSET
@@ -12,16 +13,11 @@ from msgspec import UNSET
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.errors import InvalidParameterError
 from octavo.inputs import Prompt, TokensPrompt
-from octavo.multimodal.prompt import MultiModalPrompt
+from octavo.multimodal.placeholders import MultiModalPrompt
 from octavo.sampling_params import SEED_BITS, RequestPriority, SamplingParams
 from octavo.server.errors import as_api_error, bad_request
 from octavo.server.openai.models import ServedModel
-from octavo.server.openai.protocol import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    GenerationRequest,
-    ResponseFormat,
-)
+from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest, ResponseFormat
 from octavo.server.openai.schemas import closed
 from octavo.server.openai.tools import tool_wire_names
 from octavo.structured_output import StructuredOutput
@@ -29,11 +25,7 @@ from octavo.structured_output import StructuredOutput
 NO_LIMIT = -1  # of tokens, as clients of llama.cpp write it
 _GUIDED = tuple(name for name in GenerationRequest.__struct_fields__ if name.startswith("guided_"))
 # Fields with the same name and meaning on the wire and in `SamplingParams`.
-_SAME = (
-    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "seed", "stop", "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output",
-    "skip_special_tokens", "speculative", "allowed_token_ids", "bad_words", "prompt_logprobs",
-)  # fmt: skip
+_SAME = {spec.name for spec in fields(SamplingParams)} & {*GenerationRequest.__struct_fields__} - {"max_tokens"}
 
 Warn = Callable[[str], None]  # called with parts of the request that have no effect
 Constraint = tuple[str, object, str]  # a field of StructuredOutput, its value, its path on the wire

@@ -7,6 +7,7 @@ everywhere. `read_request` checks types; values are checked where they are used.
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +16,7 @@ from msgspec import UNSET, UnsetType
 from octavo.server.errors import ApiError, bad_request
 
 MAX_DEPTH = 128  # nested lists and objects
+_NESTING = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 _WRONG = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 _WORDS = {"str": "a string", "int": "an integer", "float": "a number", "bool": "true or false", "array": "an array",
@@ -299,16 +301,8 @@ def read_request(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
 def _is_too_deep(body: bytes) -> bool:
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:  # nearly always
         return False
-    depth = 0
-    for match in _STRUCTURE.finditer(body):
-        mark = match[0]
-        if mark in (b"[", b"{"):
-            depth += 1
-            if depth > MAX_DEPTH:
-                return True
-        elif mark in (b"]", b"}"):
-            depth -= 1
-    return False
+    steps = (_NESTING.get(match[0], 0) for match in _STRUCTURE.finditer(body))
+    return any(depth > MAX_DEPTH for depth in accumulate(steps))
 
 
 def _type_error(text: str) -> ApiError:

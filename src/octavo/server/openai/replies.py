@@ -2,7 +2,7 @@
 
 import codecs
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -45,12 +45,9 @@ class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
     bytes: list[int]
 
 
-class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
+class TokenRow(TopLogprob, frozen=True, kw_only=True):
     """One token of a chat answer; the bytes of all rows concatenate to the text."""
 
-    token: str
-    logprob: float
-    bytes: list[int]
     top_logprobs: list[TopLogprob]
 
 
@@ -196,7 +193,9 @@ class ChatRows:
     def push(self, token_ids: Sequence[int], tables: Sequence[Table], text: str) -> list[TokenRow]:
         """Add new tokens and text; return the rows of the text sent so far."""
         for token_id, table in zip(token_ids, tables, strict=True):
-            self._waiting.append((self._num_row_bytes, self._row(token_id, table)))
+            top = [TopLogprob(**self._entry(id_, entry)) for id_, entry in best(table, self._num_top)]
+            row = TokenRow(**self._entry(token_id, table[token_id]), top_logprobs=top)
+            self._waiting.append((self._num_row_bytes, row))
             if not (self._skips_special_tokens and token_id in self._names.tokenizer.special_token_ids):
                 self._num_row_bytes += len(self._names.tokenizer.token_bytes(token_id))
         self._num_text_bytes += len(text.encode())
@@ -210,10 +209,6 @@ class ChatRows:
         rest = [] if is_cut else [row for _, row in self._waiting]
         self._waiting.clear()
         return rest
-
-    def _row(self, token_id: int, table: Table) -> TokenRow:
-        top = [TopLogprob(**self._entry(id_, entry)) for id_, entry in best(table, self._num_top)]
-        return TokenRow(**self._entry(token_id, table[token_id]), top_logprobs=top)
 
     def _entry(self, token_id: int, entry: Logprob) -> dict[str, Any]:
         names = self._names
@@ -253,23 +248,18 @@ class CompletionRows:
         return start
 
 
-def joined(parts: Iterable[CompletionLogprobs]) -> CompletionLogprobs:
-    whole = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-    for part in parts:
-        for name in whole.__struct_fields__:
-            getattr(whole, name).extend(getattr(part, name))
-    return whole
+def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
+    names = CompletionLogprobs.__struct_fields__
+    return CompletionLogprobs(**{name: [entry for part in parts for entry in getattr(part, name)] for name in names})
 
 
 def prompt_tables(tables: Sequence[Table | None]) -> list[dict[str, object] | None]:
     """Return the `prompt_logprobs` of a reply, by token id, as vLLM's clients read them."""
-    return [
-        None if table is None else {str(id_): _prompt_entry(entry) for id_, entry in table.items()} for table in tables
-    ]
 
+    def shown(entry: Logprob) -> dict[str, object]:
+        return {"logprob": finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
 
-def _prompt_entry(entry: Logprob) -> dict[str, object]:
-    return {"logprob": finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
+    return [None if table is None else {str(id_): shown(one) for id_, one in table.items()} for table in tables]
 
 
 def best(table: Table, count: int) -> list[tuple[int, Logprob]]:

@@ -15,7 +15,8 @@ from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_processor import CompletionDelta, CompletionState
 from octavo.errors import RequestError, named_error
 from octavo.server.errors import ApiError, as_api_error
-from octavo.server.openai.protocol import GenerationRequest
+from octavo.server.openai.parsers.wrappers import ReasoningParser
+from octavo.server.openai.protocol import GenerationRequest, StreamOptions
 from octavo.server.openai.replies import CompletionTokensDetails, PromptTokensDetails, Usage, prompt_tables
 from octavo.server.sse import DONE
 
@@ -93,11 +94,9 @@ class ReplyStream(ABC, Generic[WholeReply]):
         is_chat: bool,
     ) -> None:
         self._engine, self._head, self._prompts = engine, head, prompts
-        options = request.stream_options
-        self._includes_usage = options is not None and bool(options.include_usage)  # in a last chunk
-        self._repeats_usage = (  # in every chunk
-            self._includes_usage and options is not None and bool(options.continuous_usage_stats)
-        )
+        options = request.stream_options or StreamOptions()
+        self._includes_usage = bool(options.include_usage)  # in a last chunk
+        self._repeats_usage = self._includes_usage and bool(options.continuous_usage_stats)  # in every chunk
         self._has_token_ids = bool(request.return_token_ids)
         self._has_prompt_logprobs = request.prompt_logprobs is not None
         self._is_plain = (  # chunks contain text and nothing else
@@ -108,6 +107,8 @@ class ReplyStream(ABC, Generic[WholeReply]):
         self._chunks = Chunks(head, self._num_choices, is_chat=is_chat, include_usage=self._includes_usage)
         self._lives: list[LiveRequest] = []
         self._unfinished: dict[int, CompletionState] = {}  # samples whose end is not taken yet, by choice index
+        self._reasoning: list[ReasoningParser] = []  # of all choices
+        self._has_output = True  # else only the prompt is returned, and the one token that was computed does not count
         self.is_over = False
 
     def start(self, notify: Callable[[], None]) -> None:
@@ -168,14 +169,19 @@ class ReplyStream(ABC, Generic[WholeReply]):
     def _fold(self, deltas: Sequence[CompletionDelta]) -> WholeReply:
         """Return the complete reply, given one delta per choice, in order."""
 
-    @property
-    def _num_reasoning_tokens(self) -> int:
-        return 0
-
     def _usage(self) -> Usage:
         num_prompt, num_output = self.count_tokens()
+        if not self._has_output:
+            num_output = 0
         num_cached = sum(live.state.num_cached_tokens for live in self._lives)
-        return make_usage(num_prompt, num_output, num_cached, self._num_reasoning_tokens)
+        num_reasoning = sum(reader.num_tokens for reader in self._reasoning)
+        return Usage(
+            prompt_tokens=num_prompt,
+            completion_tokens=num_output,
+            total_tokens=num_prompt + num_output,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning),
+        )
 
     @property
     def _chunk_usage(self) -> Usage | None:
@@ -210,16 +216,6 @@ class ReplyStream(ABC, Generic[WholeReply]):
             for live in self._lives:
                 live.check()
         return deltas
-
-
-def make_usage(num_prompt: int, num_completion: int, num_cached: int, num_reasoning: int = 0) -> Usage:
-    return Usage(
-        prompt_tokens=num_prompt,
-        completion_tokens=num_completion,
-        total_tokens=num_prompt + num_completion,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
-        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning),
-    )
 
 
 def _closing_with(usage: Usage) -> bytes:

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from octavo._version import __version__
@@ -14,9 +15,8 @@ from octavo.errors import UserError
 from octavo.server.args import ServerArgs
 from octavo.server.errors import as_api_error, bad_request
 from octavo.server.openai.answer_plan import AnswerFormats
-from octavo.server.openai.chat import ChatStream, prepare_chat
+from octavo.server.openai.answers import ChatStream, CompletionStream, prepare_chat, prepare_completion
 from octavo.server.openai.chat_prompt import has_media, prompt_options, render_chat, token_ids_of
-from octavo.server.openai.completion import CompletionStream, prepare_completion
 from octavo.server.openai.media import MediaReader
 from octavo.server.openai.models import ServedModel, ServedModels
 from octavo.server.openai.params import Warn, is_constrained, truncated, wire_names
@@ -66,9 +66,8 @@ class OpenAICompatibleService:
         """Complete a conversation: a complete reply, or a stream that has not started."""
         head, model = self._begin(request, "chatcmpl")
         media = await self._media(request)
-        stream = await _prepared(
-            lambda: prepare_chat(request, head, model, self._formats, media, warn), request, is_large
-        )
+        prepare = partial(prepare_chat, request, head, model, self._formats, media, warn)
+        stream = await _prepared(prepare, request, is_large)
         return stream if request.stream else await stream.whole()
 
     async def completions(
@@ -77,8 +76,8 @@ class OpenAICompatibleService:
         """Complete one prompt or many: a complete reply, or a stream that has not started."""
         head, model = self._begin(request, "cmpl")
         is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > _MANY_PROMPTS)
-        most = self._args.max_prompts
-        stream = await _prepared(lambda: prepare_completion(request, head, model, most, warn), request, is_large)
+        prepare = partial(prepare_completion, request, head, model, self._args.max_prompts, warn)
+        stream = await _prepared(prepare, request, is_large)
         return stream if request.stream else await stream.whole()
 
     async def tokenize(self, request: TokenizeRequest, warn: Warn, is_large: bool) -> TokenizeReply:

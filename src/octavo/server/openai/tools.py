@@ -1,12 +1,12 @@
 """The tools of a chat request: validation, and their effects on prompt, constraint and parser.
 
 Formats that write arguments as JSON can be constrained to any schema; the others (`pythonic`, `qwen3_coder`) to most.
-If one cannot, and the model must call, it calls in the format of `hermes`: `forced_parser` decides.
+If one cannot, and the model must call, it calls in the format of `hermes`: `ToolUse.forced_parser` decides.
 """
 
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from octavo.errors import InvalidParameterError
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.openai.parsers.json_calls import HermesParser
-from octavo.server.openai.parsers.tool_calls import TAG_CONTENTS, Schemas, ToolCallParser
+from octavo.server.openai.parsers.tool_calls import TAG_CONTENTS, ToolCallParser
 from octavo.server.openai.protocol import ChatCompletionRequest, TokenizeRequest, ToolChoiceObject, ToolDefinition
 from octavo.server.openai.schemas import closed_arguments, takes_nothing
 from octavo.structured_output import StructuralTag, StructuredOutput
@@ -41,26 +41,44 @@ class ToolUse:
     is_parallel: bool  # whether one answer may call more than once
     own_parser: type[ToolCallParser]  # the model's own
 
-    def constraint(self, answer: StructuredOutput | None) -> StructuredOutput | None:
-        """Return the constraint on the whole answer; `answer` is the one on replies without calls."""
-        if self.is_required:
-            return must_call(self.own_parser, self.schemas, parallel=self.is_parallel)
-        if answer is not None:
-            schema = '{"type":"object"}' if answer.json_object else answer.json_schema
-            return answer if schema is None else call_or_answer(self.own_parser, self.schemas, str(schema))
-        is_free = not (self.strict or self.is_subset)
-        if is_free and self.is_parallel and not self.own_parser.marks_names:  # other names are no calls
-            return None
-        constraint = may_call(self.own_parser, self.schemas, self.strict, parallel=self.is_parallel)
-        if constraint is None and not is_free:
-            logger.warning("%s cannot constrain calls in free text to these schemas", self.own_parser.__name__)
-        return constraint
+    @property
+    def forced_parser(self) -> type[ToolCallParser]:
+        """The format in which the model can be forced to call these tools."""
+        return HermesParser if self.own_parser.tags(self.schemas) is None else self.own_parser
 
     def parser(self, params: SamplingParams) -> type[ToolCallParser]:
         """Return the parser for answers under the final constraint in `params`."""
         constraint = params.structured_output
         is_free = constraint is None or constraint.kind != "tags" or constraint.free_text
-        return self.own_parser if is_free else forced_parser(self.own_parser, self.schemas)
+        return self.own_parser if is_free else self.forced_parser
+
+    def constraint(self, answer: StructuredOutput | None) -> StructuredOutput | None:
+        """Return the constraint on the whole answer; `answer` is the one on replies without calls."""
+        kind, most = self.own_parser, None if self.is_parallel else 1
+        if self.is_required:  # calls and nothing else
+            kind = self.forced_parser
+            calls = kind.tags(self.schemas) or ()
+            return StructuredOutput(tags=calls, free_text=False, separator=kind.separator, min_tags=1, max_tags=most)
+        if answer is not None:  # one call, or JSON by its schema
+            schema = '{"type":"object"}' if answer.json_object else answer.json_schema
+            if schema is None:
+                return answer
+            either = [*(self.forced_parser.tags(self.schemas) or ()), StructuralTag(json_schema=schema)]
+            return StructuredOutput(tags=either, free_text=False, min_tags=1, max_tags=1)
+        is_free = not (self.strict or self.is_subset)
+        if is_free and self.is_parallel and not kind.marks_names:  # other names are no calls
+            return None
+        # Calls in free text of these tools, strict ones by their schemas.
+        enforced = {
+            name: schema if name in self.strict or takes_nothing(schema) else {"type": "object"}
+            for name, schema in self.schemas.items()
+        }
+        tags = kind.loose_tags(enforced) if self.is_parallel and not self.strict & set(self.schemas) else None
+        if tags is None:
+            tags = kind.tags(enforced if kind.writes_json else self.schemas)
+        if tags is None and not is_free:
+            logger.warning("%s cannot constrain calls in free text to these schemas", kind.__name__)
+        return None if tags is None else StructuredOutput(tags=tags, max_tags=most)
 
 
 def shown_tools(request: TokenizeRequest) -> list[Mapping[str, object]] | None:
@@ -113,9 +131,8 @@ def tool_choice(request: ChatCompletionRequest | TokenizeRequest, names: Sequenc
             mode, tools = choice.allowed_tools.mode, choice.allowed_tools.tools
             chosen = _among([tool.function.name for tool in tools], names)
             if mode not in _MODES:
-                raise bad_request(
-                    f"{_PARAM}.allowed_tools.mode must be auto or required.", f"{_PARAM}.allowed_tools.mode"
-                )
+                path = f"{_PARAM}.allowed_tools.mode"
+                raise bad_request(f"{path} must be auto or required.", path)
             return ToolChoice(mode, chosen, is_subset=True)
         missing = f"{_PARAM}.{choice.type}"
         raise bad_request(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
@@ -186,36 +203,3 @@ def tool_wire_names(request: ChatCompletionRequest) -> dict[str, str]:
         for number, name in enumerate(chosen)
         for content in TAG_CONTENTS
     }
-
-
-def forced_parser(kind: type[ToolCallParser], schemas: Schemas) -> type[ToolCallParser]:
-    """Return the format in which a model with the format `kind` can be forced to call these tools."""
-    return HermesParser if kind.tags(schemas) is None else kind
-
-
-def must_call(kind: type[ToolCallParser], schemas: Schemas, *, parallel: bool) -> StructuredOutput:
-    """Constrain an answer to one call, or with `parallel` one or more, and nothing else."""
-    kind = forced_parser(kind, schemas)
-    tags, most = kind.tags(schemas) or (), None if parallel else 1
-    return StructuredOutput(tags=tags, free_text=False, separator=kind.separator, min_tags=1, max_tags=most)
-
-
-def call_or_answer(kind: type[ToolCallParser], schemas: Schemas, answer_schema: str) -> StructuredOutput:
-    """Constrain an answer to either one call or JSON that matches `answer_schema`."""
-    tags = forced_parser(kind, schemas).tags(schemas) or []
-    answer = StructuralTag(json_schema=answer_schema)
-    return StructuredOutput(tags=[*tags, answer], free_text=False, min_tags=1, max_tags=1)
-
-
-def may_call(
-    kind: type[ToolCallParser], schemas: Schemas, strict: Collection[str], *, parallel: bool
-) -> StructuredOutput | None:
-    """Constrain calls in free text to these tools, `strict` ones to their schemas; None if the format cannot."""
-    enforced = {
-        name: schema if name in strict or takes_nothing(schema) else {"type": "object"}
-        for name, schema in schemas.items()
-    }
-    tags = kind.loose_tags(enforced) if parallel and not set(strict) & set(schemas) else None
-    if tags is None:
-        tags = kind.tags(enforced if kind.writes_json else schemas)
-    return None if tags is None else StructuredOutput(tags=tags, max_tags=None if parallel else 1)

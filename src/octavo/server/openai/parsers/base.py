@@ -5,9 +5,8 @@ Pure: no engine, no wire format.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -46,24 +45,12 @@ class ToolCallArguments(msgspec.Struct, frozen=True):
 Delta = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 
-class OutputParser(Protocol):
-    """Parses one answer. The joined deltas do not depend on how its text is split.
+class OutputParser:
+    """Parses one answer, whose text is all content here. The joined deltas do not depend on how the text is split.
 
     Text is held back only while it may still become something else; `finish` returns what is left. With `is_cut` the
     model was stopped by the length limit: the beginning of markup is then no text.
     """
-
-    def push(self, text: str) -> Sequence[Delta]: ...
-
-    def finish(self, *, is_cut: bool = False) -> Sequence[Delta]: ...
-
-    @property
-    def num_held(self) -> int:
-        """How many characters at the end of the text are held back."""
-
-
-class ContentOnly:
-    """Parses plain answers: all text is content."""
 
     def push(self, text: str) -> Sequence[Delta]:
         return [Content(text)] if text else []
@@ -73,45 +60,16 @@ class ContentOnly:
 
     @property
     def num_held(self) -> int:
+        """How many characters at the end of the text are held back."""
         return 0
-
-
-@dataclass(slots=True)
-class ParsedCall:
-    """A complete call."""
-
-    id: str
-    name: str
-    arguments: str = ""
-
-
-@dataclass(slots=True)
-class ParsedMessage:
-    """A complete answer."""
-
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: list[ParsedCall] = field(default_factory=list)
-
-    def add(self, deltas: Iterable[Delta]) -> None:
-        for delta in deltas:
-            match delta:
-                case Content(text):
-                    self.content += text
-                case Reasoning(text):
-                    self.reasoning += text
-                case ToolCallStart(_, id_, name):
-                    self.tool_calls.append(ParsedCall(id_, name))
-                case ToolCallArguments(index, text):
-                    self.tool_calls[index].arguments += text
 
 
 class MalformedError(Exception):
     """The text does not follow the format; internal to the parsers."""
 
 
-class StreamParser(ABC):
-    """Implements `OutputParser`; a format is a generator, written top-down like a parser of complete texts.
+class StreamParser(OutputParser, ABC):
+    """A format as a generator, written top-down like a parser of complete texts.
 
     If `_read` needs a character that has not arrived yet, it yields, and resumes with the next piece. It never sees
     where the text was split, so that cannot affect the result. There is one position to rewind to.

@@ -40,7 +40,9 @@ class JsonCallParser(ToolCallParser):
             while True:
                 key = yield from self._read_key(is_strict=is_strict and (name is None or arguments is None))
                 if key == "name":
-                    name = yield from self._read_name()
+                    name = yield from self._read_string()
+                    if name not in self._schemas:
+                        raise MalformedError("name")
                 elif key not in _ARGUMENT_KEYS:
                     yield from self._read_json()
                 elif name is not None and (yield from self._peek()) == "{":
@@ -68,14 +70,12 @@ class JsonCallParser(ToolCallParser):
             else:
                 yield from self._copy_rest(self._arguments)
             return
-        self._mark()
-        try:
-            while (yield from self._has_more_keys()):
-                yield from self._read_key(is_strict=False)
-                yield from self._read_json()
-        except MalformedError:  # the call is complete; a malformed end stays in the text
-            self._drop_cut_markup() if self._broke_off else self._rewind()
-        self._marked = None
+        yield from self._attempt(self._read_other_keys())  # the call is complete; a malformed end stays in the text
+
+    def _read_other_keys(self) -> Steps[None]:
+        while (yield from self._has_more_keys()):
+            yield from self._read_key(is_strict=False)
+            yield from self._read_json()
 
     def _read_key(self, *, is_strict: bool) -> Steps[str]:
         yield from self._skip_space()
@@ -85,12 +85,6 @@ class JsonCallParser(ToolCallParser):
         yield from self._expect_next(":")
         yield from self._skip_space()
         return key
-
-    def _read_name(self) -> Steps[str]:
-        name = yield from self._read_string()
-        if not name or not name.isprintable() or name not in self._schemas:
-            raise MalformedError("name")
-        return name
 
     def _has_more_keys(self) -> Steps[bool]:
         yield from self._skip_space()
@@ -221,7 +215,8 @@ class MistralParser(JsonCallParser):
     def loose_tags(cls, schemas: Schemas) -> list[StructuralTag] | None:
         """Models write several calls in one list."""
         calls = [f"{quoted(_opening(name))} {json_rule(schema)}" for name, schema in schemas.items()]
-        return [lark_tag(_TOOL_CALLS, f'start: " "? "[" call (/, ?/ call)* "]"\ncall: ({" | ".join(calls)}) "}}"')]
+        rules = f'start: " "? "[" call (/, ?/ call)* "]"\ncall: ({" | ".join(calls)}) "}}"'
+        return [lark_tag(_TOOL_CALLS, rules)]
 
     def _read(self) -> Steps[None]:
         yield from self._read_marked_calls(self._read_marked, _TOOL_CALLS)

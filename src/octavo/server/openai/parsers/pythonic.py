@@ -51,17 +51,14 @@ class PythonicParser(ToolCallParser):
                 if not (yield from self._copy_until(tuple(TAGS), self._content)):
                     break
                 is_list = yield from self._attempt(self._read_item("["))
-            if is_list:
-                yield from self._read_rest_of_list()
-            else:
+            if not is_list:
                 self._pass_over(*TAGS)
+                continue
+            while (yield from self._attempt(self._read_item(","))):
+                pass
+            if (yield from self._attempt(self._expect_next("]"))):
+                yield from self._attempt(self._read_end_tag())
         self._close_text()
-
-    def _read_rest_of_list(self) -> Steps[None]:
-        while (yield from self._attempt(self._read_item(","))):
-            pass
-        if (yield from self._attempt(self._expect_next("]"))):
-            yield from self._attempt(self._read_end_tag())
 
     def _read_item(self, before: str) -> Steps[None]:
         yield from self._skip_space()

@@ -11,7 +11,7 @@ before Python's spelling before plain text.
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from octavo.server.openai.parsers.base import Emit, MalformedError, Steps
@@ -25,24 +25,16 @@ from octavo.server.openai.parsers.tool_calls import (
     parameters_of,
     quoted,
 )
+from octavo.structured.disjoint import ALL_TYPES, TYPE_NAMES, resolved, types_of, values_of
 from octavo.structured_output import StructuralTag
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _NAME = re.compile(r"[^<>\n]*")
-_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 _UNIONS = ("anyOf", "oneOf")
 _MAX_DEPTH = 32  # of references and unions within one another
 _BOOLEANS = {"true": True, "false": False}
-_TYPE_NAMES: Sequence[tuple[type, frozenset[str]]] = (
-    (type(None), frozenset({"null"})),
-    (bool, frozenset({"boolean"})),
-    (str, frozenset({"string"})),
-    (int, frozenset({"integer", "number"})),
-    (list, frozenset({"array"})),
-    (dict, frozenset({"object"})),
-)
 
 Schema = Mapping[str, object]
 
@@ -64,13 +56,17 @@ class Qwen3CoderParser(ToolCallParser):
         uses = [f"p{index}{'' if parameter.is_required else '?'}" for index, parameter in enumerate(parameters)]
         text = "text[lazy]: /(.|\\n)*/ " + quoted(f"\n{_PARAMETER_END}\n")
         rules = [f"start: {' '.join(uses)} {quoted(_FUNCTION_END)}", *rules, text]
-        return lark_tag(f"{BEGIN}\n{_FUNCTION}{name}>\n", "\n".join(rules), f"\n{END}", trigger=BEGIN)
+        return cls._tag(name, "\n".join(rules))
 
     @classmethod
     def loose_tags(cls, schemas: Schemas) -> list[StructuralTag]:
         """Models write parameters in an order of their own."""
         rules = "start: body\nbody[lazy]: /(.|\\n)*/ " + quoted(_FUNCTION_END)
-        return [lark_tag(f"{BEGIN}\n{_FUNCTION}{name}>\n", rules, f"\n{END}", trigger=BEGIN) for name in schemas]
+        return [cls._tag(name, rules) for name in schemas]
+
+    @staticmethod
+    def _tag(name: str, rules: str) -> StructuralTag:
+        return lark_tag(f"{BEGIN}\n{_FUNCTION}{name}>\n", rules, f"\n{END}", trigger=BEGIN)
 
     def _read(self) -> Steps[None]:
         yield from self._read_marked_calls(self._read_call, BEGIN)
@@ -104,7 +100,8 @@ class Qwen3CoderParser(ToolCallParser):
         self._arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
         yield from self._takes("\n")
         root = self._schemas[function]
-        schema = parameter_schema(root, key)
+        found = list(_declarations(root, root, key, 0))  # several where unions or references declare it
+        schema = {"anyOf": found} if len(found) > 1 else next(iter(found), None)
         is_text = schema is None or schema.get("type") == "string"
         if is_text:
             self._arguments('"')
@@ -141,12 +138,6 @@ def _rule(parameter: Parameter) -> str:
     if not parameter.strings:
         return f"{begin} text"
     return f"{begin} ({' | '.join(map(quoted, parameter.strings))}) {end}"
-
-
-def parameter_schema(root: Schema, name: str) -> Schema | None:
-    """Return the schema of one argument, also where unions or references declare it; None: it is not declared."""
-    found = list(_declarations(root, root, name, 0))
-    return {"anyOf": found} if len(found) > 1 else next(iter(found), None)
 
 
 def json_value(text: str, schema: Schema, root: Schema) -> str:
@@ -193,20 +184,18 @@ def _refuse(name: str) -> NoReturn:
     raise ValueError(name)  # NaN and the infinities are no JSON
 
 
-def _type_names(value: object) -> frozenset[str]:
-    if isinstance(value, float):
-        return frozenset({"integer", "number"} if value.is_integer() else {"number"})
-    return next(names for kind, names in _TYPE_NAMES if isinstance(value, kind))
+def _type_names(value: Any) -> frozenset[str]:
+    name = TYPE_NAMES[type(value)]
+    is_whole = name == "integer" or (name == "number" and value.is_integer())
+    return frozenset({"integer", "number"} if is_whole else {name})
 
 
 def _types(schema: object, root: Schema, depth: int) -> frozenset[str]:
     """Return the types that a schema allows; all if it says nothing."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return frozenset() if schema is False else _TYPES
-    types, declared = _TYPES, schema.get("type")
-    if isinstance(declared, (str, list)):
-        types &= frozenset([declared] if isinstance(declared, str) else map(str, declared)) or _TYPES
-    if values := _own_values(schema):
+        return frozenset() if schema is False else ALL_TYPES
+    types = types_of(schema) or ALL_TYPES
+    if values := values_of(schema):
         types &= frozenset().union(*map(_type_names, values))
     for name in _UNIONS:
         if branches := _branches(schema, name):
@@ -220,12 +209,13 @@ def _listed(schema: object, root: Schema, depth: int) -> Iterator[object]:
     """Yield the values that a schema or a part of it lists."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return
-    yield from _own_values(schema)
+    yield from values_of(schema) or ()
     for branch in _parts(schema, root):
         yield from _listed(branch, root, depth + 1)
 
 
 def _declarations(schema: object, root: Schema, name: str, depth: int) -> Iterator[Schema]:
+    """Yield the schemas of one argument."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return
     properties = schema.get("properties")
@@ -242,11 +232,6 @@ def _parts(schema: Mapping[str, Any], root: Schema) -> list[object]:
     return [*unions, *_referred(schema, root)]
 
 
-def _own_values(schema: Mapping[str, Any]) -> list[object]:
-    values = schema.get("enum")
-    return [schema["const"]] if "const" in schema else list(values) if isinstance(values, list) else []
-
-
 def _branches(schema: Mapping[str, Any], name: str) -> list[object]:
     branches = schema.get(name)
     return branches if isinstance(branches, list) else []
@@ -254,13 +239,6 @@ def _branches(schema: Mapping[str, Any], name: str) -> list[object]:
 
 def _referred(schema: Mapping[str, Any], root: Schema) -> list[object]:
     """Return what a local reference, `#/$defs/name`, points to; nothing for any other."""
-    reference = schema.get("$ref")
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return []
-    place: object = root
-    for part in reference[1:].split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if not isinstance(place, Mapping) or key not in place:
-            return []
-        place = place[key]
-    return [place]
+    reference = {"$ref": schema.get("$ref")}
+    target = resolved(reference, root, 1)
+    return [] if target is reference else [target]

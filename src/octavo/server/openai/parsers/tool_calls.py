@@ -41,7 +41,7 @@ def json_tag(begin: str, schema: Mapping[str, object], end: str, *, trigger: str
 
 
 def lark_tag(begin: str, rules: str, end: str = "", *, trigger: str | None = None) -> StructuralTag:
-    """Constrain a call whose arguments follow a grammar, given as `rules` in Lark's notation."""
+    """Constrain a call whose arguments follow `rules` in Lark's notation."""
     return StructuralTag(begin=begin, grammar=rules, end=end, trigger=trigger)
 
 

@@ -9,7 +9,7 @@ from octavo.server.openai.parsers.base import Content, Delta, OutputParser, Reas
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
-class Chain:
+class Chain(OutputParser):
     """`second` parses what `first` leaves as content: reasoning first, then tool calls."""
 
     def __init__(self, first: OutputParser, second: OutputParser) -> None:
@@ -26,16 +26,11 @@ class Chain:
         return self._first.num_held + self._second.num_held
 
     def _pass_on(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
-        result: list[Delta] = []
-        for delta in deltas:
-            if isinstance(delta, Content):
-                result.extend(self._second.push(delta.text))
-            else:
-                result.append(delta)
-        return result
+        parsed = (self._second.push(each.text) if isinstance(each, Content) else [each] for each in deltas)
+        return [delta for some in parsed for delta in some]
 
 
-class SpecialTokenFilter:
+class SpecialTokenFilter(OutputParser):
     """Drops the special tokens in `hidden`, of which there may be thousands, from text.
 
     Usually the detokenizer does that. But the markers of calls or reasoning may be special tokens (`[TOOL_CALLS]`,
@@ -63,7 +58,10 @@ class SpecialTokenFilter:
         return len(self._held)
 
     def _filtered(self, text: str, is_last: bool) -> Sequence[Delta]:
-        num_open = 0 if is_last else self._open_tail(text)
+        sizes = range(0 if is_last else min(self._longest, len(text)), 0, -1)
+        num_open = next(
+            (size for size in sizes if text[-size:] in self._prefixes), 0
+        )  # may become a token, or a longer one
         shown: list[str] = []
         position = 0
         while (found := self._hidden.search(text, position)) and found.start() < len(text) - num_open:
@@ -74,11 +72,6 @@ class SpecialTokenFilter:
         self._held = text[shown_end:]
         joined = "".join(shown)
         return [Content(joined)] if joined else []
-
-    def _open_tail(self, text: str) -> int:
-        """Return how much of the end of `text` may become a token, or a longer one."""
-        sizes = range(min(self._longest, len(text)), 0, -1)
-        return next((size for size in sizes if text[-size:] in self._prefixes), 0)
 
 
 class ReasoningParser(StreamParser):
@@ -106,9 +99,15 @@ class ReasoningParser(StreamParser):
     def _read(self) -> Steps[None]:
         if self._starts_inside and self._is_continued:
             self.has_reasoning = True
-            yield from self._copy_reasoning()
         else:
             yield from self._read_beginning()
+        if self.has_reasoning:
+            if (yield from self._copy_until((self._end,), self._reasoning)):
+                yield from self._expect_next(self._end)
+                yield from self._skip_space()
+            else:
+                self._reasoning(self._rest)
+                self._skip(len(self._rest))
         self._is_over = True
         self._content(self._rest)
         self._skip(len(self._rest))
@@ -136,19 +135,10 @@ class ReasoningParser(StreamParser):
         yield from self._skip_space()
         begins = yield from self._takes(self._begin)  # some models repeat the tag that the prompt ended in
         self.has_reasoning = begins or self._starts_inside
-        if self.has_reasoning:
-            self._marked = None
-            yield from self._skip_space()
-            yield from self._copy_reasoning()
-        else:
+        if not self.has_reasoning:
             self._rewind()
-
-    def _copy_reasoning(self) -> Steps[None]:
-        if not (yield from self._copy_until((self._end,), self._reasoning)):
-            self._reasoning(self._rest)
-            self._skip(len(self._rest))
             return
-        yield from self._expect_next(self._end)
+        self._marked = None
         yield from self._skip_space()
 
     def _reasoning(self, text: str) -> None:
