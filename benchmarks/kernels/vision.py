@@ -29,7 +29,7 @@ from benchmarks.kernels.roofline import matmul_rate
 from octavo.attention.selector import select_attention
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
-from octavo.config.vision import VisionConfig
+from octavo.config.model import VisionConfig
 from octavo.kernels.dispatch import select_kernels
 from octavo.layers.context import BuildContext
 from octavo.loader.registry import get_model_loader

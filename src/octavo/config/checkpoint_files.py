@@ -128,33 +128,26 @@ def _are_equal(file: Path, one: HeaderEntry, other_file: Path, other: HeaderEntr
 
 def read_header(file: Path) -> Iterator[HeaderEntry]:
     """Yield the tensors of one safetensors file. Raises CheckpointError: missing, truncated or malformed."""
-    text, num_bytes = _header_text(file)
+    if not file.is_file():
+        raise CheckpointError(f"{file}: no such file")
     try:
-        entries = json.loads(text)
+        with file.open("rb") as opened:
+            size = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+            num_bytes = file.stat().st_size - _LENGTH_BYTES - size  # of the values
+            if num_bytes < 0:
+                raise CheckpointError(f"{file}: truncated, or not a safetensors file")
+            entries = json.loads(opened.read(size))
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: malformed header: {error!r}") from error
     if not isinstance(entries, dict):
         raise CheckpointError(f"{file}: malformed header: an object is expected")
     entries.pop("__metadata__", None)
     for name, entry in entries.items():
-        yield _checked(file, name, entry, _LENGTH_BYTES + len(text), num_bytes)
+        yield _checked(file, name, entry, _LENGTH_BYTES + size, num_bytes)
     if sum(entry["data_offsets"][1] - entry["data_offsets"][0] for entry in entries.values()) != num_bytes:
         raise CheckpointError(f"{file}: truncated or malformed: its tensors are not the {num_bytes} bytes that follow")
-
-
-def _header_text(file: Path) -> tuple[bytes, int]:
-    """Return the text of a header, and how many bytes follow it."""
-    if not file.is_file():
-        raise CheckpointError(f"{file}: no such file")
-    try:
-        with file.open("rb") as opened:
-            num_bytes = file.stat().st_size
-            size = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
-            if size > num_bytes - _LENGTH_BYTES:
-                raise CheckpointError(f"{file}: truncated, or not a safetensors file")
-            return opened.read(size), num_bytes - _LENGTH_BYTES - size
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
 
 
 def _checked(file: Path, name: str, entry: Any, start: int, num_bytes: int) -> HeaderEntry:

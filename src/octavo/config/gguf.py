@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from octavo.config.hf_layers import yarn_attention_factor
 from octavo.config.hf_quantization import GGUF_SAMPLING, GGUF_TYPES
-from octavo.config.hf_rope import yarn_attention_factor
 from octavo.config.json_fields import JsonFields
 from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.gguf.file import GgufFile

@@ -12,10 +12,18 @@ from typing import Any, cast, get_args
 
 from octavo.config.architectures import ARCHITECTURES, ArchitectureFacts
 from octavo.config.checkpoint_files import has_own_head
-from octavo.config.hf_images import takes_images, text_part, with_tower
-from octavo.config.hf_layers import read_attention_scale, read_biases, read_heads, read_moe, read_sliding_windows
+from octavo.config.hf_images import TOWER_READERS, text_part
+from octavo.config.hf_layers import (
+    max_supported_len,
+    read_attention_scale,
+    read_biases,
+    read_heads,
+    read_local_rope,
+    read_moe,
+    read_rope,
+    read_sliding_windows,
+)
 from octavo.config.hf_quantization import GGUF_SAMPLING, read_quantization, with_separate_quantization
-from octavo.config.hf_rope import max_supported_len, read_local_rope, read_rope
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import DType, GenerationDefaults, ModelConfig, RopeConfig
 from octavo.errors import InvalidParameterError, UnsupportedModelError, nearest_hint
@@ -62,10 +70,16 @@ def model_config_of(
     architecture = _architecture(fields)
     facts = ARCHITECTURES[architecture]
     whole = fields
-    if takes_images(architecture):
+    read_tower = TOWER_READERS.get(architecture)
+    if read_tower is not None:
         fields, facts = text_part(whole, facts)
     fields = fields.with_defaults(facts.defaults)
-    _refuse_unsupported(fields, facts)
+    for key in _REFUSED_KEYS:
+        if fields.values.get(key):
+            raise fields.unsupported(key)
+    key, *activations = _ACTIVATIONS[facts.activation]
+    if fields.text(key, activations[0]) not in activations:
+        raise fields.unsupported(key, f"; known: {activations[0]}")
     max_position_embeddings = fields.integer("max_position_embeddings")
     num_heads, num_kv_heads, head_dim = read_heads(fields, facts)
     rope = read_rope(fields, facts, head_dim, max_position_embeddings)
@@ -104,7 +118,7 @@ def model_config_of(
         eos_token_ids=generation.token_ids("eos_token_id") or fields.token_ids("eos_token_id"),
         generation=_sampling_defaults(fields.nested(GGUF_SAMPLING) if GGUF_SAMPLING in fields else generation),
     )
-    return with_tower(config, whole) if takes_images(architecture) else config
+    return config if read_tower is None else replace(config, vision=read_tower(whole, config.hidden_size))
 
 
 def read_config_fields(path: Path) -> JsonFields:
@@ -164,15 +178,6 @@ def _usable(fields: JsonFields, key: str, name: str) -> Any:
         logger.warning("%s: %s=%r is ignored: %s", fields.origin, key, fields.values[key], error)
         return None
     return value if is_integer else float(value)
-
-
-def _refuse_unsupported(fields: JsonFields, facts: ArchitectureFacts) -> None:
-    for key in _REFUSED_KEYS:
-        if fields.values.get(key):
-            raise fields.unsupported(key)
-    key, *known = _ACTIVATIONS[facts.activation]
-    if fields.text(key, known[0]) not in known:
-        raise fields.unsupported(key, f"; known: {known[0]}")
 
 
 def _dtype(fields: JsonFields, asked: str) -> DType:

@@ -12,8 +12,7 @@ from typing import Any
 
 from octavo.config.architectures import ARCHITECTURES, ArchitectureFacts
 from octavo.config.json_fields import JsonFields
-from octavo.config.model import ModelConfig
-from octavo.config.vision import ClassToken, VisionActivation, VisionConfig
+from octavo.config.model import ClassToken, VisionActivation, VisionConfig
 from octavo.errors import CheckpointError, UnsupportedModelError
 
 _ACTIVATIONS: dict[str, VisionActivation] = {
@@ -54,15 +53,6 @@ def text_part(fields: JsonFields, facts: ArchitectureFacts) -> tuple[JsonFields,
             raise text.unsupported("model_type", f"; known: {', '.join(known)}")
         facts = replace(ARCHITECTURES[known[kind]], defaults=facts.defaults.get(kind, {}))
     return part, facts
-
-
-def takes_images(architecture: str) -> bool:
-    return architecture in TOWER_READERS
-
-
-def with_tower(config: ModelConfig, fields: JsonFields) -> ModelConfig:
-    """Return the model with its vision tower, from the keys of `config.json`."""
-    return replace(config, vision=TOWER_READERS[config.architecture](fields, config.hidden_size))
 
 
 def _read_gemma3(fields: JsonFields, out_hidden_size: int) -> VisionConfig:

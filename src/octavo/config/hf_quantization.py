@@ -48,15 +48,6 @@ def with_separate_quantization(fields: JsonFields, folder: Path) -> JsonFields:
     return fields
 
 
-def _has_float_weights(checkpoint: CheckpointQuantization) -> bool:
-    """Return whether all quantized weights are 8-bit floats, which `quantization=` can quantize again."""
-    if checkpoint.method in ("fbgemm_fp8", "fp8"):
-        return True
-    groups = checkpoint.fields.nested("config_groups")
-    kinds = [groups.nested(key).nested("weights").values.get("type") for key in groups.values]
-    return bool(kinds) and set(kinds) == {"float"}
-
-
 def resolve_quantization(
     asked: QuantizationName | None, model: ModelConfig, path: Path
 ) -> tuple[QuantizationName | None, ModelConfig]:
@@ -69,7 +60,10 @@ def resolve_quantization(
         return None, model
     stored = model.quantization
     if stored is not None and stored.method != "gguf":
-        if _has_float_weights(stored) and asked not in ("gguf", "dequantize"):
+        groups = stored.fields.nested("config_groups")
+        kinds = {groups.nested(key).nested("weights").values.get("type") for key in groups.values}
+        has_floats = stored.method in ("fbgemm_fp8", "fp8") or kinds == {"float"}  # of 8 bits each
+        if has_floats and asked not in ("gguf", "dequantize"):
             return asked, model
         limit = f"unset: the weights of {model.model} are quantized already (quant_method {stored.method})"
         raise InvalidParameterError("quantization", asked, limit)

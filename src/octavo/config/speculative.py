@@ -58,9 +58,6 @@ class SpeculativeConfig:
         _check_integer("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, _MAX_MATCH)
         if type(self.adaptive) is not bool:
             raise _error("adaptive", self.adaptive, "must be true or false")
-        self._check_model()
-
-    def _check_model(self) -> None:
         if self.method in _MODEL_METHODS:
             _check_text("model", self.model, _MODEL_METHODS[self.method])
         elif given := [key for key in ("model", "revision", "quantization") if getattr(self, key) is not None]:
@@ -81,7 +78,13 @@ class SpeculativeConfig:
         of the two lengths on its own sets both.
         """
         if isinstance(options, str):
-            options = _decode(options)
+            text = options
+            try:
+                options = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise InvalidParameterError(_OPTION, text, f"not valid JSON: {error}") from error
+            if not isinstance(options, dict):
+                raise InvalidParameterError(_OPTION, text, 'must be a JSON object, such as {"method": "ngram"}')
         known = [spec.name for spec in fields(cls)]
         for key in options:
             if key not in known:
@@ -247,16 +250,6 @@ def _aux_layers(settings: JsonFields, model: ModelConfig) -> tuple[int, ...]:
         why = f"inputs of different layers are expected, of {model.num_layers} of {model.model}; found {layers}"
         raise origin.fail(_AUX_IDS, why)
     return tuple(sorted(layers))
-
-
-def _decode(text: str) -> Mapping[str, Any]:
-    try:
-        options = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidParameterError(_OPTION, text, f"not valid JSON: {error}") from error
-    if not isinstance(options, dict):
-        raise InvalidParameterError(_OPTION, text, 'must be a JSON object, such as {"method": "ngram"}')
-    return options
 
 
 @contextmanager

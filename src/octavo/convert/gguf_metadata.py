@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.config.gguf import gemma3_attention_divisor
-from octavo.config.hf_rope import yarn_attention_factor
+from octavo.config.hf_layers import yarn_attention_factor
 from octavo.config.model import ModelConfig
 from octavo.errors import UnsupportedModelError
 from octavo.tokenizer.files import TokenizerFiles

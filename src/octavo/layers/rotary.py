@@ -8,7 +8,7 @@ import math
 import torch
 from torch import nn
 
-from octavo.config.hf_rope import yarn_attention_factor
+from octavo.config.hf_layers import yarn_attention_factor
 from octavo.config.model import RopeConfig
 
 

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from octavo.attention.base import AttentionLayer
-from octavo.config.model import ModelConfig
-from octavo.config.vision import VisionConfig
+from octavo.config.model import ModelConfig, VisionConfig
 from octavo.distributed.groups import Share
 from octavo.kernels.types import Activation
 from octavo.layers.context import BuildContext

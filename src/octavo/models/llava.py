@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu
 
-from octavo.config.vision import VisionConfig
+from octavo.config.model import VisionConfig
 from octavo.distributed.groups import Share
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear, MergedLinear

@@ -19,8 +19,7 @@ import torch
 from torch import nn
 
 from octavo.attention.base import EncoderHeads, EncoderSegments
-from octavo.config.model import ModelConfig
-from octavo.config.vision import VisionConfig
+from octavo.config.model import ModelConfig, VisionConfig
 from octavo.distributed.groups import Share
 from octavo.errors import UnsupportedModelError
 from octavo.layers.context import BuildContext
