@@ -35,7 +35,6 @@ CONTROL_SIDE = [
     "octavo.async_llm",
     "octavo.cli.bench",
     "octavo.cli.chat",
-    "octavo.cli.env",
     "octavo.cli.generate",
     "octavo.cli.main",
     "octavo.config.args",

@@ -7,8 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from octavo import __version__
-from octavo.cli.env import PACKAGES
-from octavo.cli.main import app
+from octavo.cli.main import PACKAGES, app
 
 
 def env(*arguments: str) -> tuple[int, str, str]:

@@ -7,7 +7,7 @@ from octavo.cli.load_report import RequestRecord
 
 
 def recorded(*pieces: bytes) -> RequestRecord:
-    record = RequestRecord(0.0, output_len=3)
+    record = RequestRecord(0.0, b"", output_len=3)
     for piece in pieces:
         record.on_body(piece)
     record.end()

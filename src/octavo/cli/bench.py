@@ -54,9 +54,8 @@ class BenchOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.num_images and not prod(self.pixels):
-            raise InvalidParameterError(
-                "image_size", self.image_size, "a width and a height in pixels, such as 448x448"
-            )
+            limit = "a width and a height in pixels, such as 448x448"
+            raise InvalidParameterError("image_size", self.image_size, limit)
 
     @property
     def pixels(self) -> tuple[int, ...]:
@@ -88,13 +87,12 @@ def throughput(
         outputs, (elapsed_s,), measured = runner.measure(num_prompts, prompts.output_len, num_runs=1)
     num_output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     num_tokens = num_output_tokens + sum(len(output.prompt_token_ids) for output in outputs)
+    of_adapters: Report = {"num_adapters": prompts.num_adapters, "adapter_rank": prompts.adapter_rank}
     report: Report = {
         "num_prompts": num_prompts,
         "input_len": prompts.input_len,
         "output_len": prompts.output_len,
-        **(
-            {"num_adapters": prompts.num_adapters, "adapter_rank": prompts.adapter_rank} if prompts.num_adapters else {}
-        ),
+        **(of_adapters if prompts.num_adapters else {}),
         "elapsed_s": elapsed_s,
         "requests_per_s": num_prompts / elapsed_s,
         "output_tokens_per_s": num_output_tokens / elapsed_s,
@@ -144,19 +142,10 @@ def latency(
 def _open(engine: EngineOptions, prompts: BenchOptions) -> "Iterator[BenchRunner]":
     from octavo import LLM
 
-    options: dict[str, Any] = engine
-    if prompts.num_adapters:
-        options = {
-            "enable_lora": True,
-            "max_loras": prompts.num_adapters,
-            "max_lora_rank": prompts.adapter_rank,
-            **engine,
-        }
-    llm = LLM(**options)
+    slots: dict[str, Any] = {"max_loras": prompts.num_adapters, "max_lora_rank": prompts.adapter_rank}
+    llm = LLM(**{**({"enable_lora": True, **slots} if prompts.num_adapters else {}), **engine})
     with tempfile.TemporaryDirectory(prefix="octavo-adapters-") as folder:
-        adapters = _random_adapters(
-            llm.engine.front.config.model, prompts.num_adapters, prompts.adapter_rank, Path(folder)
-        )
+        adapters = _random_adapters(llm.engine.front.config.model, prompts, Path(folder))
         yield BenchRunner(llm, prompts, adapters)
 
 
@@ -279,11 +268,12 @@ def _draft_report(outputs: "Sequence[RequestOutput]") -> Report:
     }
 
 
-def _random_adapters(config: "ModelConfig", count: int, rank: int, folder: Path) -> "list[LoRARequest]":
+def _random_adapters(config: "ModelConfig", prompts: BenchOptions, folder: Path) -> "list[LoRARequest]":
     """Write adapters for all linears of a model's layers, or for attention alone where there are experts.
 
     They share one file of weights and differ in alpha, so that each is an adapter of its own to the engine.
     """
+    count, rank = prompts.num_adapters, prompts.adapter_rank
     if not count:
         return []
     import numpy as np

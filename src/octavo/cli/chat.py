@@ -93,7 +93,8 @@ async def _remote_model(
 
 def chat_params(defaults: "SamplingParams", config: "EngineConfig", sampling: AnswerOptions) -> "SamplingParams":
     """Return the parameters of answers: what was given, else the checkpoint's, else those of chats in a terminal."""
-    names_none = config.use_generation_config and not config.model.generation.names_sampling
+    generation = config.model.generation
+    names_none = config.use_generation_config and all(getattr(generation, name) is None for name in TERMINAL_SAMPLING)
     added = {name: value for name, value in TERMINAL_SAMPLING.items() if names_none and name not in sampling}
     if added and sampling.get("temperature") != 0:
         listed = ", ".join(f"{name} {value}" for name, value in added.items())
@@ -218,16 +219,11 @@ class ChatSession:
                 shown.append(text)
             print(f"{_DIM}{text}{_PLAIN}" if is_reasoning and can_dim else text, end="", flush=True)
 
-    def _read_line(self) -> str:
+    def _read_line(self, prompt: str = "> ") -> str:
         """Return the next message; a backslash at the end of a line continues it on the next."""
-        line = self._input("> ")
-        while line.endswith("\\"):
-            line = line[:-1] + "\n" + self._input(". ")
-        return line
-
-    def _input(self, prompt: str) -> str:
         self._num_lines += 1
-        return decoded(input(prompt if sys.stdin.isatty() else ""), "standard input", first_line=self._num_lines)
+        line = decoded(input(prompt if sys.stdin.isatty() else ""), "standard input", first_line=self._num_lines)
+        return line[:-1] + "\n" + self._read_line(". ") if line.endswith("\\") else line
 
 
 def _note(text: Any) -> None:

@@ -48,9 +48,8 @@ def generate(
         sampling["structured_output"] = StructuredOutput(json_schema=_read(json_schema))
     SamplingParams.from_options(sampling)  # report mistakes before loading the weights
     streams_text = len(prompts) == 1 and sampling.get("n", 1) == 1 and not json
-    latest, was_interrupted = asyncio.run(
-        _generate(prompts, chat, sampling, engine, _text_printer() if streams_text else None)
-    )
+    watch = _text_printer() if streams_text else None
+    latest, was_interrupted = asyncio.run(_generate(prompts, chat, sampling, engine, watch))
     outputs = [replace(output, prompt=prompts[index]) for index, output in latest.items()]
     if json:
         import msgspec

@@ -1,8 +1,7 @@
 """What a load test measured: a record per request, statistics, JSON for programs and an SVG for people."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise
 
@@ -12,21 +11,22 @@ from octavo.cli.client import EventReader, Usage
 from octavo.cli.terminal import Report, percentile, spread
 from octavo.errors import InvalidParameterError, RequestError
 
-_LIMITS = ("ttft", "itl", "tpot", "e2e")
+Targets = Mapping[str, float]  # in milliseconds, by latency
+_TARGETS = ("ttft", "itl", "tpot", "e2e")  # itl is met if 99% of the gaps meet it
 _WIDTH, _HEIGHT, _MARGIN = 300, 200, 44  # of one panel's axes, and the margin around them, in pixels
 
 
 class RequestRecord:
-    """Timestamps of one request (`time.perf_counter`), as seen by the client.
+    """One request, and its timestamps (`time.perf_counter`) as seen by the client.
 
     An arrival is a chunk of the stream with output. It may contain several tokens: a server under load merges what the
     client has not read yet.
     """
 
-    def __init__(self, planned_s: float, output_len: int) -> None:
-        self.planned_s = planned_s  # when it was scheduled to be sent
+    def __init__(self, send_at_s: float, body: bytes, output_len: int) -> None:
+        self.send_at_s, self.body = send_at_s, body  # from the start of the run
         self.output_len = output_len  # requested number of tokens
-        self.sent_s = 0.0
+        self.planned_s = self.sent_s = 0.0  # when it was scheduled to be sent, and was
         self.ended_s = 0.0
         self.arrivals_s: list[float] = []
         self.usage, self.has_usage = Usage(), False
@@ -76,43 +76,31 @@ class RequestRecord:
         num_later = self.usage.completion_tokens - 1
         return (self.arrivals_s[-1] - self.arrivals_s[0]) * 1e3 / num_later if num_later > 0 else None
 
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """Latency targets in milliseconds: ttft, itl (met if 99% of the gaps meet it), tpot, e2e."""
-
-    limits_ms: dict[str, float]
-
-    @classmethod
-    def parse(cls, texts: Sequence[str]) -> "Slo":
-        """Parse `ttft:500`; several targets are separate arguments or separated by commas or spaces.
-
-        Raises InvalidParameterError: an unknown name, or a limit that is not a positive number.
-        """
-        limits_ms = {}
-        for text in " ".join(texts).replace(",", " ").split():
-            name, _, number = text.partition(":")
-            try:
-                limits_ms[name] = float(number)
-            except ValueError:
-                limits_ms[name] = 0.0
-            if name not in _LIMITS or not limits_ms[name] > 0:
-                raise InvalidParameterError("goodput", text, f"must be like ttft:500 (ms); names: {', '.join(_LIMITS)}")
-        return cls(limits_ms)
-
-    def is_kept_by(self, record: RequestRecord) -> bool:
+    def meets(self, targets_ms: Targets) -> bool:
         """Return whether a successful request met every target; targets without a value are met."""
-        gaps_ms = record.gaps_ms
-        figures = {
-            "ttft": record.first_token_ms,
-            "itl": percentile(gaps_ms, 99) if gaps_ms else None,
-            "tpot": record.per_token_ms,
-            "e2e": record.end_to_end_ms,
-        }
-        return all((figure := figures[name]) is None or figure <= limit for name, limit in self.limits_ms.items())
+        gap_ms = percentile(self.gaps_ms, 99) if self.gaps_ms else None
+        figures = dict(zip(_TARGETS, (self.first_token_ms, gap_ms, self.per_token_ms, self.end_to_end_ms), strict=True))
+        return all((figure := figures[name]) is None or figure <= limit for name, limit in targets_ms.items())
 
 
-def summarize(records: Sequence[RequestRecord], slo: Slo, client_cpu_s: float) -> Report:
+def parse_targets(texts: Sequence[str]) -> Targets:
+    """Parse `ttft:500`; several targets are separate arguments or separated by commas or spaces.
+
+    Raises InvalidParameterError: an unknown name, or a limit that is not a positive number.
+    """
+    targets_ms = {}
+    for text in " ".join(texts).replace(",", " ").split():
+        name, _, number = text.partition(":")
+        try:
+            targets_ms[name] = float(number)
+        except ValueError:
+            targets_ms[name] = 0.0
+        if name not in _TARGETS or not targets_ms[name] > 0:
+            raise InvalidParameterError("goodput", text, f"must be like ttft:500 (ms); names: {', '.join(_TARGETS)}")
+    return targets_ms
+
+
+def summarize(records: Sequence[RequestRecord], targets_ms: Targets, client_cpu_s: float) -> Report:
     """Return the statistics of a run: throughput, percentiles and goodput, the requests within their targets.
 
     Latencies and throughput are of successful requests.
@@ -138,8 +126,8 @@ def summarize(records: Sequence[RequestRecord], slo: Slo, client_cpu_s: float) -
         **spread("end_to_end_ms", [record.end_to_end_ms for record in good]),
         **spread("send_delay_ms", [(record.sent_s - record.planned_s) * 1e3 for record in records]),
     }
-    if slo.limits_ms:
-        num_kept = sum(slo.is_kept_by(record) for record in good)
+    if targets_ms:
+        num_kept = sum(record.meets(targets_ms) for record in good)
         report |= {"goodput_requests_per_s": num_kept / elapsed_s, "goodput_share": num_kept / len(records)}
     if num_tokens:
         report["client_cpu_us_per_token"] = client_cpu_s * 1e6 / num_tokens

@@ -18,7 +18,7 @@ import msgspec
 import typer
 
 from octavo.cli.client import HttpClient
-from octavo.cli.load_report import RequestRecord, Slo, draw_run, encode_run, summarize
+from octavo.cli.load_report import RequestRecord, draw_run, encode_run, parse_targets, summarize
 from octavo.cli.options import with_derived_flags
 from octavo.cli.terminal import print_reports
 from octavo.config.option_types import AMOUNT, COUNT, POSITIVE, check_options, option
@@ -41,15 +41,6 @@ def parse_span(field: str, text: str, at_least: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedRequest:
-    """One request: `send_at_s` after the start of the run, with this body; `output_len` tokens are expected."""
-
-    send_at_s: float
-    body: bytes
-    output_len: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
     """What to send. Raises InvalidParameterError: names the option, its value and the limit."""
 
@@ -69,7 +60,7 @@ class Workload:
         check_options(self)
         self._spans()
 
-    def plan(self) -> list[PlannedRequest]:
+    def plan(self) -> list[RequestRecord]:
         """Return the requests of a run in the order of sending.
 
         Each prompt starts with one of `num_prefixes` shared prefixes in turn, followed by tokens of its own.
@@ -83,7 +74,7 @@ class Workload:
             own = source.choices(ids, k=source.randint(*input_len))
             num_tokens = source.randint(*output_len)
             body = self._body(prefixes[number % len(prefixes)] + own, num_tokens)
-            planned.append(PlannedRequest(send_at_s=send_at_s, body=body, output_len=num_tokens))
+            planned.append(RequestRecord(send_at_s, body, num_tokens))
             send_at_s += source.expovariate(self.rate) if self.rate else 0.0
         return planned
 
@@ -144,12 +135,12 @@ def serve(
     options: LoadOptions,
 ) -> None:
     """Benchmark a server under load: latency, throughput and goodput."""
-    slo = Slo.parse(options.goodput)
+    targets_ms = parse_targets(options.goodput)
     if workload.rate is not None and options.concurrency is not None:
         raise InvalidParameterError("concurrency", options.concurrency, "cannot be combined with --rate")
     with _runner() as runner:
         model, records, cpu_s = runner.run(_measure(workload, options))
-    report = summarize(records, slo, cpu_s)
+    report = summarize(records, targets_ms, cpu_s)
     if options.output is not None:
         Path(options.output).write_bytes(encode_run(model, records, report))
         print(f"octavo: the run is in {options.output}", file=sys.stderr)
@@ -171,46 +162,45 @@ def _runner() -> asyncio.Runner:
 
 @dataclass(frozen=True, slots=True)
 class LoadGenerator:
-    """Sends planned requests and records each. A failed request is a record with an error; it does not end the run."""
+    """Sends planned requests, whose records it fills. A failed one has an error; it does not end the run."""
 
     client: HttpClient
     path: str
     timeout_s: float
 
-    async def run_open(self, planned: Sequence[PlannedRequest]) -> list[RequestRecord]:
+    async def run_open(self, planned: Sequence[RequestRecord]) -> None:
         """Send each request at its planned time after now."""
         start_s = time.perf_counter()
         tasks = []
-        for request in planned:
-            due_s = start_s + request.send_at_s
-            if (wait_s := due_s - time.perf_counter()) > 0:
+        for record in planned:
+            record.planned_s = start_s + record.send_at_s
+            if (wait_s := record.planned_s - time.perf_counter()) > 0:
                 await asyncio.sleep(wait_s)
-            tasks.append(asyncio.create_task(self._send(request, due_s)))
-        return await asyncio.gather(*tasks)
+            tasks.append(asyncio.create_task(self._send(record)))
+        await asyncio.gather(*tasks)
 
-    async def run_closed(self, planned: Sequence[PlannedRequest], concurrency: int) -> list[RequestRecord]:
+    async def run_closed(self, planned: Sequence[RequestRecord], concurrency: int) -> None:
         """Keep `concurrency` requests in flight."""
         queue = iter(planned)
 
-        async def keep_one_in_flight() -> list[RequestRecord]:
-            return [await self._send(request, time.perf_counter()) for request in queue]
+        async def keep_one_in_flight() -> None:
+            for record in queue:
+                record.planned_s = time.perf_counter()
+                await self._send(record)
 
-        parts = await asyncio.gather(*(keep_one_in_flight() for _ in range(concurrency)))
-        return [record for part in parts for record in part]
+        await asyncio.gather(*(keep_one_in_flight() for _ in range(concurrency)))
 
-    async def _send(self, request: PlannedRequest, due_s: float) -> RequestRecord:
-        record = RequestRecord(due_s, request.output_len)
+    async def _send(self, record: RequestRecord) -> None:
         record.sent_s = time.perf_counter()
         try:
             async with asyncio.timeout(self.timeout_s):
-                response = await self.client.post(self.path, request.body, record.on_body)
+                response = await self.client.post(self.path, record.body, record.on_body)
             response.raise_for_status()
             record.end()
         except RequestError as error:
             record.end(str(error))
         except TimeoutError:
             record.end(f"no complete response within {self.timeout_s:g} s")
-        return record
 
 
 async def _measure(workload: Workload, options: LoadOptions) -> tuple[str, list[RequestRecord], float]:
@@ -225,12 +215,13 @@ async def _measure(workload: Workload, options: LoadOptions) -> tuple[str, list[
         planned = workload.plan()
         load = LoadGenerator(client, _PATHS[workload.endpoint], options.timeout)
         if options.warmup:
-            warmup = replace(workload, seed=workload.seed + 1, num_prompts=options.warmup)
-            _raise_failures(await load.run_closed(warmup.plan(), 1))
+            warmup = replace(workload, seed=workload.seed + 1, num_prompts=options.warmup).plan()
+            await load.run_closed(warmup, 1)
+            _raise_failures(warmup)
         start_cpu_s = time.process_time()
         count = options.concurrency
-        records = await (load.run_open(planned) if count is None else load.run_closed(planned, count))
-        return model, records, time.process_time() - start_cpu_s
+        await (load.run_open(planned) if count is None else load.run_closed(planned, count))
+        return model, planned, time.process_time() - start_cpu_s
 
 
 def _raise_failures(records: Sequence[RequestRecord]) -> None:

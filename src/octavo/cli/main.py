@@ -1,4 +1,4 @@
-"""The `octavo` program: dispatches to commands and maps errors to exit codes.
+"""The `octavo` program: dispatches to commands and maps errors to exit codes. And `octavo env`, for bug reports.
 
 Exit codes: 0 success, 1 engine error, 2 user error, 130 interrupted. Command modules are imported on demand, and torch
 only when a command runs, so that `octavo --help` is instant.
@@ -7,6 +7,7 @@ only when a command runs, so that `octavo --help` is instant.
 import logging
 import sys
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from typer.core import TyperGroup
 
 from octavo._version import __version__
 from octavo.cli.options import TYPER_SETTINGS
-from octavo.cli.terminal import prepare_streams
+from octavo.cli.terminal import prepare_streams, print_facts
 from octavo.errors import UserError
 
 # By command: the module with a function, or a group of commands, of that name.
@@ -24,9 +25,10 @@ COMMANDS = MappingProxyType(
     {
         **{name: name for name in ("serve", "generate", "chat", "bench")},
         **dict.fromkeys(("inspect", "convert", "lora"), "checkpoints"),
-        "env": "env",
+        "env": "main",
     }
 )
+PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "jinja2", "msgspec", "pyzmq", "huggingface_hub")
 EXIT_ENGINE_ERROR = 1
 EXIT_USER_ERROR = 2
 
@@ -85,6 +87,24 @@ def octavo(
 ) -> None:
     """Octavo: LLM inference. Same request, same bytes."""
     logging.basicConfig(level=logging.INFO if verbose or debug else logging.WARNING, format="%(levelname)s %(message)s")
+
+
+def env(
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, mps or xpu", metavar="<str>")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Versions, the device and its memory, and the kernels for each dtype."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    from octavo import DeviceManager
+
+    own = {"octavo": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    others = dict.fromkeys(PACKAGES, "not installed")
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            others[name] = version(name)
+    print_facts(own | others | DeviceManager(device).describe(), as_json=json)
 
 
 def _report(error: Exception) -> None:
