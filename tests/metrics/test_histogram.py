@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.metrics.histogram import Histogram, powers_of_two
+from octavo.metrics.collect import Histogram, powers_of_two
 
 
 @given(st.lists(st.tuples(st.floats(-10, 10), st.integers(1, 5))))

@@ -12,9 +12,9 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from octavo.config.vision import VisionConfig
+from octavo.config.model import VisionConfig
 from octavo.errors import InvalidParameterError, UnsupportedModelError
-from octavo.multimodal.image_processors import ImageProcessor, read_image_processor
+from octavo.multimodal.image_processors import ImageProcessor, image_processor, read_image_fields
 
 SIDE, PATCH = 28, 7
 PLAIN = VisionConfig(
@@ -41,7 +41,7 @@ KINDS: list[tuple[Any, dict[str, Any]]] = [
 
 def processor_in(folder: Path, settings: dict[str, Any]) -> ImageProcessor:
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    return read_image_processor(folder, PLAIN)
+    return image_processor(read_image_fields(folder), PLAIN)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (28, 28), (31, 47), (47, 30), (300, 20), (29, 700)])

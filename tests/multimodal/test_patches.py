@@ -13,13 +13,14 @@ from tests.multimodal.tiny import picture
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from octavo.config.json_fields import JsonFields
-from octavo.config.vision import VisionConfig
+from octavo.config.model import VisionConfig
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.multimodal.image_processors import (
     ImageProcessor,
     Patches,
     frame_processor,
-    read_image_processor,
+    image_processor,
+    read_image_fields,
     read_video_fields,
 )
 from octavo.multimodal.pictures import PictureLimits, open_picture
@@ -47,7 +48,7 @@ TOWER = VisionConfig(
 
 def processor_in(folder: Path, **settings: Any) -> ImageProcessor:
     (folder / "preprocessor_config.json").write_text(json.dumps({**SETTINGS, **settings}))
-    return read_image_processor(folder, TOWER)
+    return image_processor(read_image_fields(folder), TOWER)
 
 
 def normalized(patches: Patches) -> Any:
@@ -93,12 +94,12 @@ def test_settings_are_read_from_older_keys_and_from_the_file_of_whole_processors
         "video_processor": {**SETTINGS, "size": {"shortest_edge": 9, "longest_edge": 99}},
     }
     (tmp_path / "processor_config.json").write_text(json.dumps(settings))
-    new = read_image_processor(tmp_path, TOWER)
+    new = image_processor(read_image_fields(tmp_path), TOWER)
     assert np.array_equal(new.levels, old.levels)
     assert replace(new, levels=old.levels) == old
     for older in ("preprocessor_config.json", "video_preprocessor_config.json"):  # what transformers reads last
         (tmp_path / older).write_text(json.dumps({**SETTINGS, "size": {"shortest_edge": 1, "longest_edge": 1}}))
-    new = read_image_processor(tmp_path, TOWER)
+    new = image_processor(read_image_fields(tmp_path), TOWER)
     assert np.array_equal(new.levels, old.levels)
     assert replace(new, levels=old.levels) == old
     assert read_video_fields(tmp_path).nested("size").integer("longest_edge") == 99
@@ -120,7 +121,7 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], names: s
 
 def test_a_checkpoint_without_settings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="preprocessor_config"):
-        read_image_processor(tmp_path, TOWER)
+        image_processor(read_image_fields(tmp_path), TOWER)
 
 
 def test_the_ratio_of_sides_is_limited(tmp_path: Path) -> None:

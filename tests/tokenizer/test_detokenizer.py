@@ -15,7 +15,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 def stream(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int], *, skip: bool) -> str:
     """Detokenize `ids`, cut into pieces at `cuts`."""
-    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
+    detokenizer = Detokenizer(tokenizer.byte_table(skip))
     edges = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
     return "".join(detokenizer.push(ids[a:b]) for a, b in pairwise(edges)) + detokenizer.flush()
 
@@ -61,7 +61,7 @@ def test_invalid_bytes_are_replaced_as_python_does(tokenizers: dict[str, Tokeniz
 def test_no_character_is_ever_split(tokenizers: dict[str, Tokenizer], text: str) -> None:
     tokenizer = tokenizers["byte_level"]
     assume("<" not in text)
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer.byte_table(True))
     shown = ""
     for token_id in tokenizer.encode(text):
         shown += detokenizer.push([token_id])
@@ -74,7 +74,7 @@ def test_bytes_left_incomplete_show_at_the_end_only(tokenizers: dict[str, Tokeni
     tokenizer = tokenizers["byte_level"]
     ids = tokenizer.encode("\N{UMBRELLA}")
     assert len(ids) > 1, "the test needs a character of several tokens"
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer.byte_table(True))
     assert [detokenizer.push([token_id]) for token_id in ids[:-1]] == [""] * (len(ids) - 1)
     assert detokenizer.flush() == "\ufffd"
 
@@ -84,31 +84,23 @@ def test_output_that_continues_the_prompt_keeps_its_space(tokenizers: dict[str, 
     tokenizer = tokenizers[family]
     prompt, whole = tokenizer.encode("a"), tokenizer.encode("a b")
     output = whole[len(prompt) :]
-    assert tokenizer.decode(prompt) + Detokenizer(tokenizer, prompt_token_ids=prompt).push(output) == "a b"
-    assert Detokenizer(tokenizer).push(output) == tokenizer.decode(output) == "b"
+    assert tokenizer.decode(prompt) + Detokenizer(tokenizer.byte_table(True), prompt).push(output) == "a b"
+    assert Detokenizer(tokenizer.byte_table(True)).push(output) == tokenizer.decode(output) == "b"
 
 
 def test_a_prompt_of_special_tokens_only_is_no_text_to_continue(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["sentencepiece"]
     bos, *output = tokenizer.encode("a b")
-    assert Detokenizer(tokenizer, prompt_token_ids=[bos]).push(output) == "a b"
+    assert Detokenizer(tokenizer.byte_table(True), [bos]).push(output) == "a b"
 
 
 def test_a_prompt_cut_within_a_character_leaves_nothing_behind(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["sentencepiece"]
-    assert Detokenizer(tokenizer, prompt_token_ids=[3 + 0xE2]).push(tokenizer.encode("a")[1:]).strip() == "a"
-
-
-class AsciiTable:
-    """The least that a tokenizer must bring: a table of bytes."""
-
-    def byte_table(self, skip_special_tokens: bool) -> ByteTable:
-        rules = DecoderRules(num_leading_spaces=2)
-        return ByteTable(rules, chr, frozenset({0} if skip_special_tokens else ()))
+    assert Detokenizer(tokenizer.byte_table(True), [3 + 0xE2]).push(tokenizer.encode("a")[1:]).strip() == "a"
 
 
 def test_only_the_spaces_that_open_the_text_are_dropped() -> None:
-    detokenizer = Detokenizer(AsciiTable())
+    detokenizer = Detokenizer(ByteTable(DecoderRules(num_leading_spaces=2), chr))
     assert [detokenizer.push([byte]) for byte in b"   a  b"] == ["", "", " ", "a", " ", " ", "b"]
 
 

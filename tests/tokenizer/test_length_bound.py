@@ -10,7 +10,7 @@ from tests.tokenizer.conftest import FAMILIES, byte_level, metaspace, sentencepi
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from octavo.tokenizer.length_bound import LengthBound
+from octavo.tokenizer.tokenizer import LengthBound
 
 
 def composing() -> Backend:

@@ -109,11 +109,11 @@ def test_outputs_end_as_the_tokenizer_says_too(folders: dict[str, Path], tmp_pat
     folder = _copy(folders["byte_level"], tmp_path, eos_token="<tool_call>", chat_template="{{ '<|im_end|>' }}")
     tokenizer = Tokenizer.from_path(folder)
     own = tokenizer.encode("<tool_call><|im_end|>", add_special_tokens=False)
-    assert tokenizer.end_token_ids((), 10**6) == tuple(own)
-    assert tokenizer.end_token_ids((7, own[1]), 10**6) == (7, own[1], own[0])
-    assert tokenizer.end_token_ids((7,), min(own)) == (7,)  # the model cannot generate the others
+    assert tokenizer.files.end_token_ids((), 10**6) == tuple(own)
+    assert tokenizer.files.end_token_ids((7, own[1]), 10**6) == (7, own[1], own[0])
+    assert tokenizer.files.end_token_ids((7,), min(own)) == (7,)  # the model cannot generate the others
     without = _copy(folders["byte_level"], tmp_path / "without", eos_token="<tool_call>", chat_template="x")
-    assert Tokenizer.from_path(without).end_token_ids((), 10**6) == (own[0],)
+    assert Tokenizer.from_path(without).files.end_token_ids((), 10**6) == (own[0],)
 
 
 def test_lone_surrogates_are_refused(folders: dict[str, Path]) -> None:

@@ -13,8 +13,8 @@ from octavo.inputs import TokensPrompt, parse_prompt
 from octavo.lora.files import AdapterFiles
 from octavo.lora_request import LoRARequest
 from octavo.multimodal.messages import has_images
+from octavo.multimodal.placeholders import MultiModalPrompt
 from octavo.multimodal.processor import MultiModalProcessor
-from octavo.multimodal.prompt import MultiModalPrompt
 from octavo.sampling_params import NO_SAMPLING, PoolingParams, RequestPriority, SamplingParams, derive_seed, draw_seed
 from octavo.structured.checker import StructuredOutputChecker
 from octavo.structured_output import StructuredOutput
@@ -45,7 +45,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._vocab_size, self._hidden_size = config.model.vocab_size, config.model.hidden_size
         self.limit = ContextLimit(tokenizer, config.model.max_model_len)
-        self._eos_token_ids = list(tokenizer.end_token_ids(config.model.eos_token_ids, config.model.vocab_size))
+        self._eos_token_ids = list(tokenizer.files.end_token_ids(config.model.eos_token_ids, config.model.vocab_size))
         self._engine_seed = config.seed
         self._core_ids = itertools.count()  # never used twice, so a late message about a sample meets no other
         self._seed_numbers = itertools.count(1)  # counts correctly in several threads

@@ -73,9 +73,7 @@ class CompletionState:
         self.seed = self.params.seed
         if self.params.logprobs is not None:
             self.logprobs = []
-        self._detokenizer = Detokenizer(
-            self.tokenizer, skip_special_tokens=self.params.skip_special_tokens, prompt_token_ids=prompt_ids
-        )
+        self._detokenizer = Detokenizer(self.tokenizer.byte_table(self.params.skip_special_tokens), prompt_ids)
 
     @property
     def text(self) -> str:

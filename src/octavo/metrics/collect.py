@@ -1,25 +1,90 @@
 """Statistics of an engine's requests, as totals and histograms, and of the HTTP side; a log line of the engine's load.
 
-Updated by the output processor once per step and when requests start or end; nothing is done per token.
+Updated by the output processor once per step and when requests start or end; nothing is done per token. Histograms take
+many equal values at once, as a busy frontend spends most of its time observing. Their bounds come in pairs: ours, and
+vLLM's, which its dashboards expect under its names. Values are counted once, by both.
 """
 
 import logging
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from octavo.contracts.engine import (
-    AdapterEvents,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    ExpertLoad,
-    SchedulerStats,
-    SpecDecodeStats,
-)
-from octavo.metrics.histogram import FIRST_TOKEN, REQUEST, SAMPLES, SIZES, STEP, TOKEN, Histogram
+from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, ExpertLoad, SchedulerStats, SpecDecodeStats
 from octavo.outputs import RequestMetrics
 
 logger = logging.getLogger("octavo.metrics.log")
+
+Views = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+class Histogram:
+    """Counts values by upper bound, as Prometheus does; bounds are inclusive.
+
+    `views` are sets of bounds, each of which can be shown.
+    """
+
+    __slots__ = ("_counts", "_views", "bounds", "sum")
+
+    def __init__(self, *views: tuple[float, ...]) -> None:
+        assert all(list(bounds) == sorted(set(bounds)) for bounds in views)
+        self._views = views
+        self.bounds = tuple(sorted(set().union(*views)))
+        self.sum = 0.0
+        self._counts = [0] * (len(self.bounds) + 1)  # the last is above all bounds
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Add `count` equal values."""
+        self._counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
+
+    @property
+    def count(self) -> int:
+        """The number of values."""
+        return sum(self._counts)
+
+    def cumulative(self, view: int = 0) -> Iterator[tuple[float, int]]:
+        """Yield each bound of a view, infinity last, with the number of values up to it."""
+        total = 0
+        for bound, count in zip((*self.bounds, float("inf")), self._counts, strict=True):
+            total += count
+            if bound in self._views[view] or bound == float("inf"):
+                yield bound, total
+
+
+def powers_of_two(first: int, last: int) -> tuple[float, ...]:
+    """Return 2**first to 2**last, as bounds for numbers of tokens."""
+    return tuple(float(2**power) for power in range(first, last + 1))
+
+
+# Seconds. Ours: from the demo model on one core to long reasoning of a large model.
+_REQUEST = (
+    0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0, 1800.0,
+)  # fmt: skip
+_VLLM_REQUEST = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+REQUEST: Views = (_REQUEST, _VLLM_REQUEST)
+FIRST_TOKEN: Views = (
+    _REQUEST,
+    (
+        0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+        160.0, 640.0, 2560.0,
+    ),
+)  # fmt: skip
+TOKEN: Views = (
+    (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 5.0, 20.0),
+    (
+        0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    ),
+)  # fmt: skip
+# Tokens.
+SIZES: Views = (powers_of_two(0, 20), tuple(float(n * 10**power) for power in range(6) for n in (1, 2, 5)))
+STEP: Views = (powers_of_two(0, 16), (1.0, *powers_of_two(3, 14)))
+# Samples of a request.
+SAMPLES: Views = ((1.0, 2.0, 5.0, 10.0, 20.0), (1.0, 2.0, 5.0, 10.0, 20.0))
 
 
 @dataclass(slots=True)
@@ -35,33 +100,15 @@ class HttpMetrics:
     num_bytes_sent: int = 0  # bodies only
 
 
+@dataclass
 class AdapterMetrics:
-    """Counts by the adapters' names. Owned by the thread that processes outputs."""
+    """Counts by the adapters' names."""
 
-    def __init__(self) -> None:
-        self.requests: Counter[str] = Counter()  # that have ended
-        self.loads: Counter[str] = Counter()  # into the host caches
-        self.evictions: Counter[str] = Counter()  # from them
-        self.waiting: Counter[str] = Counter()  # requests of which nothing has run yet
-        self.running: Counter[str] = Counter()
-
-    def record_arrival(self, name: str) -> None:
-        self.waiting[name] += 1
-
-    def record_start(self, name: str) -> None:
-        self.waiting -= Counter([name])  # keeps positive counts
-        self.running[name] += 1
-
-    def record_end(self, name: str, *, has_run: bool) -> None:
-        if has_run:
-            self.running -= Counter([name])
-        else:
-            self.waiting -= Counter([name])
-        self.requests[name] += 1
-
-    def record_events(self, events: AdapterEvents) -> None:
-        self.loads.update(events.loads)
-        self.evictions.update(events.evictions)
+    requests: Counter[str] = field(default_factory=Counter)  # that have ended
+    loads: Counter[str] = field(default_factory=Counter)  # into the host caches
+    evictions: Counter[str] = field(default_factory=Counter)  # from them
+    waiting: Counter[str] = field(default_factory=Counter)  # requests of which nothing has run yet
+    running: Counter[str] = field(default_factory=Counter)
 
     def num_unfinished(self, name: str) -> int:
         return self.waiting[name] + self.running[name]
@@ -124,7 +171,8 @@ class EngineMetrics:
         if outputs.expert_load is not None:
             self.expert_load_by_replica[outputs.replica] = outputs.expert_load
         if outputs.adapter_events is not None:
-            self.adapters.record_events(outputs.adapter_events)
+            self.adapters.loads.update(outputs.adapter_events.loads)
+            self.adapters.evictions.update(outputs.adapter_events.evictions)
         if outputs.spec_decode is not None:
             self.spec_decode_by_replica[outputs.replica] = outputs.spec_decode
         if self.stats is not None:
@@ -138,14 +186,12 @@ class EngineMetrics:
         if self._stats_interval_s == 0.0 or elapsed_s < self._stats_interval_s:
             return
         totals = self.num_prompt_tokens, self.num_generation_tokens
-        prompt_tokens, generation_tokens = (
-            total - last for total, last in zip(totals, self._logged_tokens, strict=True)
-        )
+        rates = [round((now - last) / elapsed_s, 1) for now, last in zip(totals, self._logged_tokens, strict=True)]
         facts = {
             "running": stats.num_running,
             "waiting": stats.num_waiting,
-            "prompt_tokens_per_s": round(prompt_tokens / elapsed_s, 1),
-            "generation_tokens_per_s": round(generation_tokens / elapsed_s, 1),
+            "prompt_tokens_per_s": rates[0],
+            "generation_tokens_per_s": rates[1],
             "kv_cache_usage": round(stats.kv_cache_usage, 3),
             "prefix_hit_rate": round(stats.num_prefix_hits_total / max(1, stats.num_prefix_queries_total), 3),
             "preemptions": stats.num_preemptions_total,
@@ -156,17 +202,22 @@ class EngineMetrics:
     def record_arrival(self, request: EngineCoreRequest) -> None:
         """Record a request that is about to be sent to the core."""
         if request.adapter is not None:
-            self.adapters.record_arrival(request.adapter.name)
+            self.adapters.waiting[request.adapter.name] += 1
 
     def record_start(self, request: EngineCoreRequest) -> None:
         """Record that the first of its samples has run."""
         if request.adapter is not None:
-            self.adapters.record_start(request.adapter.name)
+            self.adapters.waiting -= Counter([request.adapter.name])  # keeps positive counts
+            self.adapters.running[request.adapter.name] += 1
 
     def record_departure(self, request: EngineCoreRequest, *, has_run: bool) -> None:
         """Record that a request has left the core, or has not reached it."""
         if request.adapter is not None:
-            self.adapters.record_end(request.adapter.name, has_run=has_run)
+            self.adapters.requests[request.adapter.name] += 1
+            if has_run:
+                self.adapters.running -= Counter([request.adapter.name])
+            else:
+                self.adapters.waiting -= Counter([request.adapter.name])
 
     def record_first_token(self, arrival_time_s: float, num_prompt_tokens: int, now_s: float) -> None:
         """Record that a request got its first token: its prompt has been computed."""
@@ -198,9 +249,8 @@ class EngineMetrics:
             if times.first_token_time_s is not None:
                 prefill_time_s = times.first_token_time_s - times.first_scheduled_time_s
                 self.prefill_time.observe(prefill_time_s)
-                self.time_per_prefill_token.observe(
-                    prefill_time_s / max(1, num_prompt_tokens - times.num_cached_tokens)
-                )
+                num_computed = max(1, num_prompt_tokens - times.num_cached_tokens)
+                self.time_per_prefill_token.observe(prefill_time_s / num_computed)
         if times.first_token_time_s is not None:
             decode_time_s = times.finished_time_s - times.first_token_time_s
             self.decode_time.observe(decode_time_s)

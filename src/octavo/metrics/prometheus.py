@@ -21,8 +21,7 @@ from prometheus_client.registry import Collector
 
 from octavo._version import __version__
 from octavo.contracts.engine import ExpertLoad, SchedulerStats, SpecDecodeStats
-from octavo.metrics.collect import AdapterMetrics, EngineMetrics, HttpMetrics
-from octavo.metrics.histogram import Histogram
+from octavo.metrics.collect import AdapterMetrics, EngineMetrics, Histogram, HttpMetrics
 
 # our name, vLLM's name (empty: none), help, source
 _GAUGES: tuple[tuple[str, str, str, Callable[[SchedulerStats], float]], ...] = (
@@ -30,9 +29,6 @@ _GAUGES: tuple[tuple[str, str, str, Callable[[SchedulerStats], float]], ...] = (
     ("requests_waiting", "num_requests_waiting", "Samples waiting in the engine.", lambda s: s.num_waiting),
     ("kv_cache_usage", "kv_cache_usage_perc", "Fraction of KV blocks in use.", lambda s: s.kv_cache_usage),
 )
-_UP: tuple[str, str, str, Callable[[SchedulerStats], float]] = (
-    "up", "", "1 while the replica is alive.", lambda s: float(s.num_blocks > 0)
-)  # fmt: skip
 _COUNTERS: tuple[tuple[str, str, str, Callable[[EngineMetrics, SchedulerStats], float]], ...] = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens.", lambda m, s: m.num_prompt_tokens),
     ("generation_tokens", "generation_tokens", "Output tokens.", lambda m, s: m.num_generation_tokens),
@@ -112,11 +108,8 @@ class Exposition(Collector):
         yield from _about_engine(engine, "octavo_", 0, labels)
         yield _ends("octavo_requests_finished", "reason", engine, labels)
         if engine.stats is not None and engine.stats.deferred:
-            text, held = (
-                "Of the samples waiting in the engine, those that a gate holds.",
-                sorted(engine.stats.deferred.items()),
-            )
-            yield _family(GaugeMetricFamily, "octavo_requests_held", text, labels, held, ["reason"])
+            text, held = "Of the samples waiting in the engine, those that a gate holds.", engine.stats.deferred.items()
+            yield _family(GaugeMetricFamily, "octavo_requests_held", text, labels, sorted(held), ["reason"])
         yield from _about_replicas(engine, labels)
         yield from _about_drafts(drafts, "octavo_", labels)
         yield from _about_experts(engine.expert_load_by_replica.values(), labels, self._with_each_expert)
@@ -155,8 +148,7 @@ def _about_http(http: HttpMetrics) -> Iterator[Metric]:
     yield _family(GaugeMetricFamily, "octavo_http_requests_in_flight", in_flight, {}, http.num_in_flight)
     yield _counters("octavo_http_responses", "Responses.", "status", http.responses, {})
     yield _counters("octavo_requests_rejected", "Requests rejected or aborted by errors.", "cause", http.rejections, {})
-    aborts = "Early client disconnects."
-    yield _family(CounterMetricFamily, "octavo_client_aborts", aborts, {}, http.num_client_aborts)
+    yield _family(CounterMetricFamily, "octavo_client_aborts", "Early client disconnects.", {}, http.num_client_aborts)
     sent = "Bytes of response bodies sent."
     yield _family(CounterMetricFamily, "octavo_http_sent_bytes", sent, {}, http.num_bytes_sent)
 
@@ -182,7 +174,8 @@ def _about_replicas(engine: EngineMetrics, labels: Mapping[str, str]) -> Iterato
     """Yield the gauges of each replica if there are several; those above are totals."""
     if len(engine.stats_by_replica) < 2:
         return
-    for title, _, text, of_stats in (_UP, *_GAUGES):
+    up = ("up", "", "1 while the replica is alive.", lambda stats: float(stats.num_blocks > 0))
+    for title, _, text, of_stats in (up, *_GAUGES):
         of_replicas = [(replica, of_stats(stats)) for replica, stats in sorted(engine.stats_by_replica.items())]
         yield _family(GaugeMetricFamily, f"octavo_replica_{title}", text, labels, of_replicas, ["replica"])
 

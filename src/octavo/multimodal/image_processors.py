@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.json_fields import JsonFields
-from octavo.config.vision import VisionConfig
+from octavo.config.model import VisionConfig
 from octavo.errors import InvalidParameterError, UnsupportedModelError
-from octavo.multimodal.placeholders import checked_grids
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
+_MAX_TOKENS = 1 << 22  # of an image: more than any context; placeholders are made before they meet that limit
 _MAX_RATIO = 200  # of a picture's sides
 _UNSUPPORTED = ("do_pan_and_scan", "do_pad")  # several crops of one image; squares by margins
 _DEFAULTS = MappingProxyType(  # by image_processor_type: resample, mean, std, and whether pictures are cropped
@@ -41,6 +41,7 @@ _DEFAULTS = MappingProxyType(  # by image_processor_type: resample, mean, std, a
 
 
 Numbers = Sequence[float]  # one for each channel
+Grid = tuple[int, int, int]  # (pairs of) frames, rows and columns of patches
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Patches:
     """An image or video as its tower reads it."""
 
     values: NDArray[Any]  # [patches, C * F * S * S] uint8, or float32 without levels
-    grid: tuple[int, int, int]  # (groups of) frames, rows and columns of patches
+    grid: Grid
     interval: float = 1.0  # rotary positions between frames
     levels: NDArray[np.float32] | None = None  # [C, 256] what each byte of a channel is normalized to
 
@@ -79,7 +80,7 @@ class ImageProcessor(ABC):
     def patches_of(self, made: Mapping[str, Any]) -> list[Patches]:
         """Return the images in what a processor of transformers' kind made."""
 
-    def cut(self, frames: NDArray[Any]) -> tuple[NDArray[Any], tuple[int, int, int]]:
+    def cut(self, frames: NDArray[Any]) -> tuple[NDArray[Any], Grid]:
         """Cut frames [frames, height, width, C] into patches [., C * F * S * S]; return these and their grid.
 
         The patches that are merged into a token are adjacent. Incomplete patches at the right and bottom are dropped.
@@ -110,8 +111,15 @@ class FixedSizeProcessor(ImageProcessor):
                 raise fields.unsupported(key)
         resample, mean, std, crops = _DEFAULTS[kind]
         crops = fields.flag("do_center_crop", crops)
-        short_side = _short_side(fields) if crops else None
-        size = _side(fields, "crop_size" if crops else "size")
+        short_side = None
+        if crops:  # a number, or an object that says so
+            is_object = isinstance(fields.values.get("size"), dict)
+            short_side = fields.nested("size").integer("shortest_edge") if is_object else fields.integer("size", 224)
+        size_key = "crop_size" if crops else "size"  # a number, or an object with both sides
+        sides = fields.nested(size_key) if isinstance(fields.values.get(size_key), dict) else None
+        if sides is not None and sides.integer("height") != sides.integer("width"):
+            raise fields.unsupported(size_key, ": not a square")
+        size = fields.integer(size_key, 224) if sides is None else sides.integer("height")
         if size != vision.image_size:
             found = f"pictures of {size} pixels, the tower reads {vision.image_size}"
             raise UnsupportedModelError(f"{fields.origin}: {found}")
@@ -139,23 +147,6 @@ class FixedSizeProcessor(ImageProcessor):
             wanted = f"[images, {channels}, {self.size}, {self.size}] is expected"
             raise InvalidParameterError("pixel_values", list(values.shape), wanted)
         return [Patches(*self.cut(image.transpose(1, 2, 0)[None])) for image in values]
-
-
-def _short_side(fields: JsonFields) -> int:
-    """Return the size of the shorter side after resizing: a number, or an object that says so."""
-    if isinstance(fields.values.get("size"), dict):
-        return fields.nested("size").integer("shortest_edge")
-    return fields.integer("size", 224)
-
-
-def _side(fields: JsonFields, key: str) -> int:
-    """Return the side of a square: a number, or an object with both sides."""
-    if not isinstance(fields.values.get(key), dict):
-        return fields.integer(key, 224)
-    sides = fields.nested(key)
-    if sides.integer("height") != sides.integer("width"):
-        raise fields.unsupported(key, ": not a square")
-    return sides.integer("height")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,31 +211,27 @@ class NativeSizeProcessor(ImageProcessor):
         return [Patches(part, grid) for part, grid in zip(np.split(values, ends[:-1]), grids, strict=True)]
 
 
-def read_image_processor(folder: Path, vision: VisionConfig) -> ImageProcessor:
-    return _read(_image_fields(folder), vision)
-
-
 def read_video_fields(folder: Path) -> JsonFields:
     """Return the settings for videos of the checkpoint in `folder`; without any, those of images apply."""
     combined, own = _combined(folder), folder / "video_preprocessor_config.json"
     if "video_processor" in combined:
         return combined.nested("video_processor")
-    return JsonFields.read(own) if own.exists() else _image_fields(folder)
+    return JsonFields.read(own) if own.exists() else read_image_fields(folder)
 
 
 def frame_processor(fields: JsonFields, vision: VisionConfig) -> ImageProcessor:
-    """Return the processor of the frames of videos. Raises as `read_image_processor`."""
+    """Return the processor of the frames of videos."""
     if "size" not in fields and vision.image_size is None:  # the default of images is another
         unit = 32 if vision.has_frame_times else 28  # pixels of a token's side, whatever the checkpoint's are
         least, most = 128 * unit**2, 768 * unit**2
         fields = JsonFields(fields.origin, {**fields.values, "size": {"shortest_edge": least, "longest_edge": most}})
-    processor = _read(fields, vision)
+    processor = image_processor(fields, vision)
     if vision.has_frame_times and isinstance(processor, NativeSizeProcessor):
         return replace(processor, limits_whole_video=True)
     return processor
 
 
-def _read(fields: JsonFields, vision: VisionConfig) -> ImageProcessor:
+def image_processor(fields: JsonFields, vision: VisionConfig) -> ImageProcessor:
     return (NativeSizeProcessor if vision.image_size is None else FixedSizeProcessor).of(fields, vision)
 
 
@@ -280,7 +267,8 @@ def _check_proportions(picture: "Image", name: str) -> None:
         raise InvalidParameterError(name, f"{picture.width} x {picture.height} pixels", limit)
 
 
-def _image_fields(folder: Path) -> JsonFields:
+def read_image_fields(folder: Path) -> JsonFields:
+    """Return the settings for pictures of the checkpoint in `folder`."""
     combined = _combined(folder)
     if "image_processor" in combined:
         return combined.nested("image_processor")
@@ -294,3 +282,27 @@ def _combined(folder: Path) -> JsonFields:
     """
     path = folder / "processor_config.json"
     return JsonFields.read(path) if path.exists() else JsonFields(str(path), {})
+
+
+def checked_grids(grid_thw: object, vision: VisionConfig) -> list[Grid]:
+    """Return grids as tuples; None is no grid."""
+    try:
+        grids: NDArray[Any] = np.zeros((0, 3), dtype=np.int64) if grid_thw is None else np.asarray(grid_thw)
+    except ValueError:  # lists of different lengths
+        grids = np.empty(0, dtype=object)
+    if grids.ndim != 2 or grids.shape[1] != 3 or not np.issubdtype(grids.dtype, np.integer):
+        what = f"{grids.dtype} {list(grids.shape)}"
+        raise InvalidParameterError("image_grid_thw", what, "integers [images, 3] are expected: frames, rows, columns")
+    merge = vision.spatial_merge_size
+    found: list[Grid] = [(frames, rows, columns) for frames, rows, columns in grids.tolist()]
+    for grid in found:
+        if grid[0] < 1 or any(side < merge or side % merge for side in grid[1:]):
+            limit = f"at least one frame is expected, and rows and columns that are multiples of {merge}"
+        elif (num_tokens := vision.num_tokens(grid)) > _MAX_TOKENS:
+            limit = f"{num_tokens} tokens, at most {_MAX_TOKENS} are expected"
+        elif vision.fixed_grid not in (None, grid):
+            limit = f"{list(vision.fixed_grid)} is expected: all images of this model have one size"
+        else:
+            continue
+        raise InvalidParameterError("image_grid_thw", list(grid), limit)
+    return found

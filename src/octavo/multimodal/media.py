@@ -14,19 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.json_fields import JsonFields
-from octavo.config.vision import VisionConfig
+from octavo.config.model import VisionConfig
 from octavo.errors import InvalidParameterError
 from octavo.multimodal.image_processors import (
     ImageProcessor,
     Patches,
+    checked_grids,
     frame_processor,
-    read_image_processor,
+    image_processor,
+    read_image_fields,
     read_video_fields,
 )
 from octavo.multimodal.messages import DEFAULT_FPS, Source
 from octavo.multimodal.pictures import MediaFile, PictureLimits, open_picture, read_source
-from octavo.multimodal.placeholders import checked_grids
-from octavo.multimodal.prompt import Embeddings, Medium
+from octavo.multimodal.placeholders import Embeddings, Medium
 from octavo.multimodal.video_files import Frame, SampledFrames, read_video_file
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class MediaReader:
     @classmethod
     def of(cls, folder: Path, vision: VisionConfig, max_tokens: int) -> Self:
         """Read the settings of the checkpoint in `folder`; no image or video may have more than `max_tokens`."""
-        takes_videos, images = vision.video_token_id is not None, read_image_processor(folder, vision)
+        takes_videos, images = vision.video_token_id is not None, image_processor(read_image_fields(folder), vision)
         fields = read_video_fields(folder) if takes_videos else JsonFields(str(folder), {})
         return cls(
             vision=vision,
@@ -132,7 +133,10 @@ class MediaReader:
             limit = "image_embeds and image_grid_thw are expected"
             raise InvalidParameterError(source.name, sorted(map(str, given)), limit)
         [grid] = checked_grids([given.get("image_grid_thw", fixed)], self.vision)
-        values = _as_array(given["image_embeds"])
+        try:
+            values: NDArray[Any] = np.asarray(given["image_embeds"])
+        except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors on a GPU or in bfloat16
+            values = np.empty(0, dtype=object)
         wanted = (self.vision.num_tokens(grid), self.vision.out_hidden_size)
         if values.shape != wanted or not np.issubdtype(values.dtype, np.floating) or not np.isfinite(values).all():
             what, limit = f"{values.dtype} {list(values.shape)}", f"finite floats {list(wanted)} by its grid"
@@ -167,10 +171,8 @@ class MediaReader:
             what = f"{len(content)} frames" if isinstance(content, list) else type(content).__name__
             limit = f"a file, or a list of 1 to {_MAX_FRAMES} frames, is expected"
             raise InvalidParameterError(source.name, what, limit)
-        return self._listed(content, source)
-
-    def _listed(self, given: Sequence[object], source: Source) -> SampledFrames:
-        pictures = [open_picture(frame, f"{source.name}.frames[{at}]", _VIDEO_LIMITS) for at, frame in enumerate(given)]
+        names = (f"{source.name}.frames[{at}]" for at in range(len(content)))
+        pictures = [open_picture(each, name, _VIDEO_LIMITS) for each, name in zip(content, names, strict=True)]
         for at, picture in enumerate(pictures):
             if picture.size != pictures[0].size:
                 limit = f"all frames must have the size of the first, {pictures[0].size}"
@@ -210,10 +212,3 @@ def _checked_fps(source: Source) -> float:
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
         raise InvalidParameterError(f"{source.name}.fps", fps, "a finite number above 0 is expected")
     return float(fps)
-
-
-def _as_array(values: object) -> NDArray[Any]:
-    try:
-        return np.asarray(values)
-    except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors on a GPU or in bfloat16
-        return np.empty(0, dtype=object)

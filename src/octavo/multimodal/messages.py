@@ -9,8 +9,6 @@ _KINDS = {"image": "image", "image_url": "image", "video": "video", "video_url":
 _IMAGE_OPTIONS, _VIDEO_OPTIONS = ("detail",), ("fps", "num_frames")
 DEFAULT_FPS = 2.0  # of frames without a file
 
-Messages = Sequence[Mapping[str, object]]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo.errors import InvalidParameterError
 
@@ -95,7 +94,10 @@ def open_picture(source: object, name: str, limits: PictureLimits) -> "Image":
         with decoding_errors(name, f"a PIL image of mode {source.mode}", "cannot be read"):
             return as_rgb(source, name, limits)
     if isinstance(source, np.ndarray):
-        return _from_array(source, name, limits)
+        if source.ndim != 3 or source.shape[2] not in (3, 4) or source.dtype != np.uint8 or 0 in source.shape:
+            limit = "an array [height, width, 3 or 4] of uint8 is expected"
+            raise InvalidParameterError(name, f"{source.dtype} {list(source.shape)}", limit)
+        return as_rgb(Image.fromarray(source), name, limits)
     if isinstance(source, MediaFile):
         return decode_picture(source.data, source.name, source.limits)
     wanted = "a file, a data: URL, bytes, an array or a PIL image"
@@ -156,15 +158,6 @@ def as_rgb(image: "Image", name: str, limits: PictureLimits) -> "Image":
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, image).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _from_array(array: NDArray[Any], name: str, limits: PictureLimits) -> "Image":
-    from PIL import Image
-
-    if array.ndim != 3 or array.shape[2] not in (3, 4) or array.dtype != np.uint8 or 0 in array.shape:
-        limit = "an array [height, width, 3 or 4] of uint8 is expected"
-        raise InvalidParameterError(name, f"{array.dtype} {list(array.shape)}", limit)
-    return as_rgb(Image.fromarray(array), name, limits)
 
 
 def check_size(size: tuple[int, int], name: str, limits: PictureLimits) -> None:

@@ -1,21 +1,21 @@
-"""Placeholders of images and videos: written into a prompt's text, and among its tokens expanded to one per token.
+"""Prompts with images and videos: their placeholders, and `MultiModalPrompt`, the tokens and images of a request.
 
-Tokens on both sides of a placeholder depend on its text: line breaks around an image, the times of a video's frames.
+Placeholders are written into a prompt's text, and among its tokens expanded to one per token. Tokens on both sides of
+one depend on its text: line breaks around an image, the times of a video's frames.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.config.vision import VisionConfig
+from octavo.config.model import VisionConfig
+from octavo.contracts.engine import EmbeddingSpan, ExtraInputs, VisionInput
 from octavo.errors import InvalidParameterError
-
-_MAX_TOKENS = 1 << 22  # of an image: more than any context; placeholders are made before they meet that limit
-
-Grid = tuple[int, int, int]  # (pairs of) frames, rows and columns of patches
+from octavo.multimodal.image_processors import Grid, Patches, checked_grids
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,30 +69,6 @@ def expand_vision_placeholders(
     return ExpandedPrompt(token_ids, ranges)
 
 
-def checked_grids(grid_thw: object, vision: VisionConfig) -> list[Grid]:
-    """Return grids as tuples; None is no grid."""
-    try:
-        grids: NDArray[Any] = np.zeros((0, 3), dtype=np.int64) if grid_thw is None else np.asarray(grid_thw)
-    except ValueError:  # lists of different lengths
-        grids = np.empty(0, dtype=object)
-    if grids.ndim != 2 or grids.shape[1] != 3 or not np.issubdtype(grids.dtype, np.integer):
-        what = f"{grids.dtype} {list(grids.shape)}"
-        raise InvalidParameterError("image_grid_thw", what, "integers [images, 3] are expected: frames, rows, columns")
-    merge = vision.spatial_merge_size
-    found: list[Grid] = [(frames, rows, columns) for frames, rows, columns in grids.tolist()]
-    for grid in found:
-        if grid[0] < 1 or any(side < merge or side % merge for side in grid[1:]):
-            limit = f"at least one frame is expected, and rows and columns that are multiples of {merge}"
-        elif (num_tokens := vision.num_tokens(grid)) > _MAX_TOKENS:
-            limit = f"{num_tokens} tokens, at most {_MAX_TOKENS} are expected"
-        elif vision.fixed_grid not in (None, grid):
-            limit = f"{list(vision.fixed_grid)} is expected: all images of this model have one size"
-        else:
-            continue
-        raise InvalidParameterError("image_grid_thw", list(grid), limit)
-    return found
-
-
 def _next_between_marks(
     input_ids: Sequence[int], start: int, counts: Mapping[int, list[int]], vision: VisionConfig
 ) -> range | None:
@@ -144,37 +120,121 @@ def _names(is_video: bool) -> str:
     return "videos" if is_video else "images"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlaceholderTexts:
-    """The tokens of `VisionConfig` as text; empty: the model has none."""
+def write_placeholders(
+    text: str, times_s: Sequence[Sequence[float] | None], vision: VisionConfig, token_text: Callable[[int], str]
+) -> str:
+    """Return the text with all placeholders; `times_s` are those of each video's groups of frames."""
+    ids = vision.image_token_id, vision.video_token_id, vision.vision_start_token_id, vision.vision_end_token_id
+    image, video, start, end = ("" if token_id is None else token_text(token_id) for token_id in ids)
+    around = vision.text_around
+    if around is not None and start + image not in text:  # some templates write only the token that begins an image
+        text = text.replace(start, around + start + image + end + around)
+    if not vision.has_frame_times or not times_s:
+        return text
+    pieces = text.split(start + video + end)
+    if len(pieces) != len(times_s) + 1:
+        limit = f"the prompt has placeholders for {len(pieces) - 1}"
+        raise InvalidParameterError("videos", f"{len(times_s)} videos", limit)
+    for at, of_video in enumerate(times_s, start=1):
+        assert of_video is not None, "videos of this model are read with their times"
+        pieces[at] = "".join(f"<{time_s:.1f} seconds>{start}{video}{end}" for time_s in of_video) + pieces[at]
+    return "".join(pieces)
 
-    image: str
-    video: str
-    start: str
-    end: str
-    around: str | None  # see `VisionConfig.text_around`
-    has_frame_times: bool
+
+def rotary_positions(num_tokens: int, spans: Iterable[tuple[int, Grid, float]]) -> NDArray[np.int32]:
+    """Return the positions [3, num_tokens] of a prompt's tokens by time, height and width.
+
+    `spans` are those of images and videos: the first token, frames, rows and columns of tokens, and the positions
+    between frames. Counted as in Qwen2-VL (arXiv:2409.12191, section 2.1):
+
+    Text counts on all axes at once. An image has the text's next position on the first axis, and its rows and columns,
+    from there on, on the others; the text behind it continues after the longer of its sides.
+    """
+    parts: list[NDArray[np.int64]] = []
+    at = position = 0  # in tokens, and in what they count
+    for start, (frames, rows, columns), interval in spans:
+        parts.append(_text(position, start - at))
+        position += start - at
+        times = (np.arange(frames, dtype=np.float32) * np.float32(interval)).astype(np.int64)
+        axes = np.meshgrid(times, np.arange(rows), np.arange(columns), indexing="ij")
+        parts.append(np.stack(axes).reshape(3, -1) + position)
+        position += max(rows, columns)
+        at = start + frames * rows * columns
+    parts.append(_text(position, num_tokens - at))
+    return np.concatenate(parts, axis=1).astype(np.int32)
+
+
+def _text(position: int, count: int) -> NDArray[np.int64]:
+    return np.broadcast_to(np.arange(count, dtype=np.int64) + position, (3, count))
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """An image as precomputed embeddings."""
+
+    values: NDArray[np.float32]  # [tokens, hidden size]
+    grid: Grid
+    interval: float = 1.0
+
+
+Medium = Patches | Embeddings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultiModalPrompt:
+    """A prompt for `InputProcessor.process`: complete and validated, except for its length."""
+
+    text: str | None
+    token_ids: list[int]
+    extra_inputs: ExtraInputs
 
     @classmethod
-    def of(cls, vision: VisionConfig, token_text: Callable[[int], str]) -> Self:
-        ids = vision.image_token_id, vision.video_token_id, vision.vision_start_token_id, vision.vision_end_token_id
-        image, video, start, end = ("" if token_id is None else token_text(token_id) for token_id in ids)
-        times = vision.has_frame_times
-        return cls(image=image, video=video, start=start, end=end, around=vision.text_around, has_frame_times=times)
+    def of(cls, text: str | None, prompt: ExpandedPrompt, media: Sequence[Medium], config: VisionConfig) -> Self:
+        """Match images and videos, in the order of the prompt, with their placeholders."""
+        places = list(zip(prompt.ranges, media, strict=True))
+        positions = _rotary_positions(prompt, media, config) if config.has_rotary_axes else None
+        spans = [(place.start, place.start + place.num_tokens) for place, _ in places]
+        extra = ExtraInputs(
+            rotary_positions=None if positions is None else positions.tobytes(),
+            vision=[_input(place, medium) for place, medium in places if isinstance(medium, Patches)],
+            embedding_spans=[
+                EmbeddingSpan(start=place.start, num_tokens=place.num_tokens, embeddings=medium.values.tobytes())
+                for place, medium in places
+                if isinstance(medium, Embeddings)
+            ],
+            whole_spans=spans if config.is_bidirectional else [],
+        )
+        return cls(text=text, token_ids=prompt.token_ids, extra_inputs=extra)
 
-    def write_out(self, text: str, times_s: Sequence[Sequence[float] | None]) -> str:
-        """Return the text with all placeholders; `times_s` are those of each video's groups of frames."""
-        # Templates of some models write only the token that begins an image.
-        if self.around is not None and self.start + self.image not in text:
-            text = text.replace(self.start, self.around + self.start + self.image + self.end + self.around)
-        if not self.has_frame_times or not times_s:
-            return text
-        pieces = text.split(self.start + self.video + self.end)
-        if len(pieces) != len(times_s) + 1:
-            limit = f"the prompt has placeholders for {len(pieces) - 1}"
-            raise InvalidParameterError("videos", f"{len(times_s)} videos", limit)
-        for at, of_video in enumerate(times_s, start=1):
-            assert of_video is not None, "videos of this model are read with their times"
-            groups = (f"<{time_s:.1f} seconds>{self.start}{self.video}{self.end}" for time_s in of_video)
-            pieces[at] = "".join(groups) + pieces[at]
-        return "".join(pieces)
+
+def content_hash(image: Patches) -> str:
+    """Return SHA-256 over grid, interval, levels and patches: of the content, whatever its name or address."""
+    digest = hashlib.sha256(np.array(image.grid, dtype="<i8").tobytes())
+    digest.update(np.array(image.interval, dtype="<f8").tobytes())
+    if image.levels is not None:
+        digest.update(np.ascontiguousarray(image.levels, dtype="<f4").data)
+    digest.update(np.ascontiguousarray(image.values).data)
+    return digest.hexdigest()
+
+
+def _rotary_positions(prompt: ExpandedPrompt, media: Sequence[Medium], config: VisionConfig) -> NDArray[np.int32]:
+    merge, spans = config.spatial_merge_size, []
+    for place, medium in zip(prompt.ranges, media, strict=True):
+        frames, rows, columns = medium.grid
+        spans.append((place.start, (frames, rows // merge, columns // merge), medium.interval))
+    positions = rotary_positions(len(prompt.token_ids), spans)
+    if positions.size and int(positions.max()) >= len(prompt.token_ids):
+        limit = "frames of a video are so far apart that their positions exceed the tokens; give a higher fps"
+        raise InvalidParameterError("videos", f"position {positions.max()}", limit)
+    return positions
+
+
+def _input(place: PlaceholderRange, image: Patches) -> VisionInput:
+    return VisionInput(
+        start=place.start,
+        num_tokens=place.num_tokens,
+        grid=image.grid,
+        content_hash=content_hash(image),
+        patches=image.values,
+        levels=image.levels,
+    )

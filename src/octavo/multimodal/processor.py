@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from octavo.config.vision import VisionConfig
+from octavo.config.model import VisionConfig
 from octavo.errors import InvalidParameterError
 from octavo.multimodal.media import MediaReader, Video
 from octavo.multimodal.messages import Source, take_images
-from octavo.multimodal.placeholders import PlaceholderTexts, expand_vision_placeholders
-from octavo.multimodal.prompt import Medium, MultiModalPrompt
+from octavo.multimodal.placeholders import Medium, MultiModalPrompt, expand_vision_placeholders, write_placeholders
 from octavo.tokenizer.tokenizer import ContextLimit
 
 _PROMPT_KEYS = {"prompt", "images", "videos"}
@@ -30,9 +29,8 @@ class MultiModalProcessor:
 
         `processor` is the caller's own, with the interface of transformers' processors; for images only.
 
-        Raises:
-            InvalidParameterError: a malformed request, or images that cannot be read or do not match the prompt.
-            PromptTooLongError: a text that is much longer than the model's context.
+        Raises InvalidParameterError: a malformed request, or images that cannot be read or do not match the prompt.
+        PromptTooLongError: a text that is much longer than the model's context.
         """
         keys = set(request) if isinstance(request, Mapping) else set()
         is_known = keys == {"messages"} or ("prompt" in keys and keys <= _PROMPT_KEYS)
@@ -64,8 +62,8 @@ class MultiModalProcessor:
                 media += [(True, part) for part in videos[-1].parts]
             else:
                 media.append((False, self._reader.image(source)))
-        texts = PlaceholderTexts.of(self._vision, self._tokenizer.token_text)
-        written = texts.write_out(text, [video.times_s for video in videos])
+        times_s = [video.times_s for video in videos]
+        written = write_placeholders(text, times_s, self._vision, self._tokenizer.token_text)
         token_ids = self._tokenizer.encode(written, add_special_tokens=not is_rendered)
         return self._of_media(text, token_ids, media)
 

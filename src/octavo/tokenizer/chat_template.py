@@ -125,8 +125,10 @@ class ChatTemplate:
         roles = [message["role"] for message in plain]
         if "developer" not in self.source:
             plain = [message | {"role": "system"} if message["role"] == "developer" else message for message in plain]
-        if self.must_merge(plain):
-            plain = merge_system_messages(plain)
+        if self.must_merge(plain):  # all system messages into one, the first message
+            texts = [str(message["content"]) for message in plain if message["role"] in SYSTEM_ROLES]
+            others = [message for message in plain if message["role"] not in SYSTEM_ROLES]
+            plain = [{"role": "system", "content": "\n\n".join(texts)}, *others]
         if continue_final_message:
             plain[-1] = _marked(plain[-1])
             add_generation_prompt = False
@@ -187,27 +189,17 @@ class ChatTemplate:
 
     def _in_form(self, message: Message, with_tools: bool) -> Message:
         """Return a message, which holds no nulls, as the template reads it."""
-        role, has_text, has_calls = str(message["role"]), "content" in message, bool(message.get("tool_calls"))
-        if (has_text and not has_calls) or role not in _ROLES:  # nearly always
+        role, text, has_calls = str(message["role"]), message.get("content"), bool(message.get("tool_calls"))
+        if (text is not None and not has_calls) or role not in _ROLES:  # nearly always
             return message
-        if message.get("content") == "":
-            plain = {key: value for key, value in message.items() if key != "content"}
-            return self._form(role, False, True, with_tools, was_empty=True).formed(plain)
-        return self._form(role, has_text, has_calls, with_tools).formed(message)
-
-    def _form(
-        self, role: str, has_text: bool, has_calls: bool, with_tools: bool, *, was_empty: bool = False
-    ) -> MessageForm:
-        kind = (role, has_text, has_calls, with_tools, was_empty)
+        was_empty = text == ""
+        kind = (role, bool(text), has_calls, with_tools, was_empty)
         if kind not in self._forms:
-            message: dict[str, object] = {"role": role}
-            if has_text:
-                message["content"] = "x"
-            if has_calls:
-                message["tool_calls"] = [_CALL]
+            trial = {"role": role} | ({"content": "x"} if text else {}) | ({"tool_calls": [_CALL]} if has_calls else {})
             forms = _FORMS_OF_EMPTY if was_empty else _FORMS
-            self._forms[kind] = max(forms, key=lambda form: self._quality(form.formed(message), with_tools))
-        return self._forms[kind]
+            self._forms[kind] = max(forms, key=lambda form: self._quality(form.formed(trial), with_tools))
+        plain = {key: value for key, value in message.items() if not was_empty or key != "content"}
+        return self._forms[kind].formed(plain)
 
     def _quality(self, message: Message, with_tools: bool) -> tuple[bool, bool, bool]:
         """Return whether the template takes a message, writes its call, and writes all of it well: the most is best."""
@@ -262,13 +254,6 @@ def plain_messages(messages: object) -> list[dict[str, object]]:
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
         raise InvalidParameterError("messages", messages, "a list of at least one message")
     return [_plain_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
-
-
-def merge_system_messages(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Return the conversation with all system messages as one, the first message."""
-    texts = [str(message["content"]) for message in messages if message["role"] in SYSTEM_ROLES]
-    others = [dict(message) for message in messages if message["role"] not in SYSTEM_ROLES]
-    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
 
 
 def _plain_message(name: str, message: object) -> dict[str, object]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, reduce
-from typing import Any, Protocol
+from typing import Any
 
 from octavo.errors import CheckpointError
 
@@ -136,12 +136,6 @@ def _add_decoder(rules: DecoderRules, spec: Mapping[str, Any]) -> DecoderRules:
     )
 
 
-class HasByteTable(Protocol):
-    """The part of a tokenizer that detokenization needs."""
-
-    def byte_table(self, skip_special_tokens: bool) -> ByteTable: ...
-
-
 class Detokenizer:
     """The text of one sequence of output tokens.
 
@@ -151,10 +145,8 @@ class Detokenizer:
 
     __slots__ = ("_awaits_first", "_decoder", "_num_spaces", "_starting", "_table")
 
-    def __init__(
-        self, tokenizer: HasByteTable, *, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()
-    ) -> None:
-        self._table = tokenizer.byte_table(skip_special_tokens)
+    def __init__(self, table: ByteTable, prompt_token_ids: Sequence[int] = ()) -> None:
+        self._table = table
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._awaits_first = self._table.first_pieces is not self._table.pieces
         self._num_spaces = self._table.num_leading_spaces  # still to be dropped

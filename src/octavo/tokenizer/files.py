@@ -8,7 +8,7 @@ ignores `add_bos_token` in `tokenizer_config.json` if there is a `tokenizer.json
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,17 +108,11 @@ def _add_tokens(backend: Backend, config: Mapping[str, Any]) -> dict[str, str]:
         if (found := backend.token_to_id(text)) != int(token_id):
             raise ValueError(f"token {text!r} should have id {int(token_id)}, tokenizer.json gives {found}")
     named = {name: text for name, value in config.items() if name.endswith("_token") and (text := _token_text(value))}
-    special = [*named.values(), *_extra_special_tokens(config)]
+    lists = [config.get(name) or [] for name in ("additional_special_tokens", "extra_special_tokens")]
+    extra = [value for each in lists for value in (each.values() if isinstance(each, dict) else each)]
+    special = [*named.values(), *filter(None, map(_token_text, extra))]
     backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
     return named
-
-
-def _extra_special_tokens(config: Mapping[str, Any]) -> Iterator[str]:
-    for name in ("additional_special_tokens", "extra_special_tokens"):
-        extra = config.get(name) or []
-        for value in extra.values() if isinstance(extra, dict) else extra:
-            if text := _token_text(value):
-                yield text
 
 
 def _token_text(value: object) -> str | None:

@@ -122,9 +122,7 @@ class _Fields:
     def __init__(self, file: GgufFile) -> None:
         self._file = file
         self.tokens: list[str] = self._list("tokens", str)
-        self.types: list[int] = self._list("token_type", int, default=[_NORMAL] * len(self.tokens))
-        if len(self.types) != len(self.tokens):
-            raise self.fail("token_type", f"as many as there are tokens ({len(self.tokens)}) are expected")
+        self.types: list[int] = self.by_token("token_type", int, [_NORMAL] * len(self.tokens))
 
     def get(self, key: str, default: Any = None) -> Any:
         return self._file.metadata.get(f"tokenizer.ggml.{key}", default)
@@ -154,11 +152,12 @@ class _Fields:
             raise self.fail("merges", "two tokens with a space between them are expected in each")
         return pairs
 
-    def scores(self) -> list[float]:
-        scores: list[float] = self._list("scores", float)
-        if len(scores) != len(self.tokens):
-            raise self.fail("scores", f"as many as there are tokens ({len(self.tokens)}) are expected")
-        return scores
+    def by_token(self, key: str, kind: type, default: Any = None) -> list[Any]:
+        """Return a list with an entry for each token."""
+        found = self._list(key, kind, default)
+        if len(found) != len(self.tokens):
+            raise self.fail(key, f"as many as there are tokens ({len(self.tokens)}) are expected")
+        return found
 
     def token_id(self, name: str) -> int | None:
         """Return the id of a named token; None if the file does not define it."""
@@ -210,7 +209,8 @@ def merges_by_score(tokens: Sequence[str], scores: Sequence[float]) -> list[tupl
 def _sentencepiece(fields: _Fields) -> Backend:
     """BPE whose merges are derived from token scores."""
     vocab = {token: index for index, token in enumerate(fields.tokens)}
-    merges, unknown = merges_by_score(fields.tokens, fields.scores()), fields.tokens[fields.token_id("unknown") or 0]
+    merges = merges_by_score(fields.tokens, fields.by_token("scores", float))
+    unknown = fields.tokens[fields.token_id("unknown") or 0]
     backend = Backend(BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     has_prefix = fields.get("add_space_prefix", True)
     prepended = [normalizers.Prepend(SPACE)] if has_prefix else []

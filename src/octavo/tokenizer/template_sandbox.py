@@ -106,17 +106,13 @@ def _check_widths(name: str, value: Any, given: Iterable[Any]) -> None:
     """Reject widths that are too large, before a method or filter formats a value."""
     if name in _WITH_WIDTHS and any(isinstance(each, int) and abs(each) > _MAX_WIDTH for each in given):
         raise TemplateRuntimeError(f"{name} of more than {_MAX_WIDTH:,}")
-    if name in _FORMATS and _has_wide_fields(str(value)):
-        raise TemplateRuntimeError(f"a format with fields of more than {_MAX_WIDTH:,}")
-
-
-def _has_wide_fields(text: str) -> bool:
-    """Whether a format string, of either kind, may produce too much. Invalid ones are left to the method."""
-    try:
-        specs = [spec for _, _, spec, _ in Formatter().parse(text) if spec]
-    except ValueError:
-        specs = []
-    return _WIDE_PERCENT.search(text) is not None or any(map(_WIDE_BRACES.search, specs))
+    if name in _FORMATS:
+        try:
+            specs = [spec for _, _, spec, _ in Formatter().parse(str(value)) if spec]
+        except ValueError:  # not of this kind, or invalid, which is left to the method
+            specs = []
+        if _WIDE_PERCENT.search(str(value)) or any(map(_WIDE_BRACES.search, specs)):
+            raise TemplateRuntimeError(f"a format with fields of more than {_MAX_WIDTH:,}")
 
 
 def _count_growth(made_of: Iterable[Any], result: Any) -> Any:
