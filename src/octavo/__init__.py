@@ -12,16 +12,21 @@ from octavo.working_folder import leave_working_folder
 TYPE_CHECKING = False  # what `typing` calls so: until the call below, even that could be a file of the user's
 
 if TYPE_CHECKING:
-    from octavo.async_llm import AsyncLLM
-    from octavo.device.manager import DeviceManager
-    from octavo.engine.async_llm_engine import AsyncLLMEngine
-    from octavo.engine.llm_engine import LLMEngine
-    from octavo.llm import LLM
-    from octavo.lora_request import LoRARequest
-    from octavo.model_runner import ModelRunner
-    from octavo.outputs import CompletionOutput, RequestOutput
-    from octavo.sampling_params import PoolingParams, RequestPriority, SamplingParams
-    from octavo.structured_output import Reasoning, StructuralTag, StructuredOutput
+    from octavo.async_llm import AsyncLLM as AsyncLLM
+    from octavo.device.manager import DeviceManager as DeviceManager
+    from octavo.engine.async_llm_engine import AsyncLLMEngine as AsyncLLMEngine
+    from octavo.engine.llm_engine import LLMEngine as LLMEngine
+    from octavo.llm import LLM as LLM
+    from octavo.lora_request import LoRARequest as LoRARequest
+    from octavo.model_runner import ModelRunner as ModelRunner
+    from octavo.outputs import CompletionOutput as CompletionOutput
+    from octavo.outputs import RequestOutput as RequestOutput
+    from octavo.sampling_params import PoolingParams as PoolingParams
+    from octavo.sampling_params import RequestPriority as RequestPriority
+    from octavo.sampling_params import SamplingParams as SamplingParams
+    from octavo.structured_output import Reasoning as Reasoning
+    from octavo.structured_output import StructuralTag as StructuralTag
+    from octavo.structured_output import StructuredOutput as StructuredOutput
 
 _MODULES = {
     "octavo.llm": ("LLM",),
@@ -35,24 +40,7 @@ _MODULES = {
     "octavo.structured_output": ("StructuredOutput", "Reasoning", "StructuralTag"),
     "octavo.outputs": ("RequestOutput", "CompletionOutput"),
 }
-__all__ = [
-    "LLM",
-    "AsyncLLM",
-    "AsyncLLMEngine",
-    "CompletionOutput",
-    "DeviceManager",
-    "LLMEngine",
-    "LoRARequest",
-    "ModelRunner",
-    "PoolingParams",
-    "Reasoning",
-    "RequestOutput",
-    "RequestPriority",
-    "SamplingParams",
-    "StructuralTag",
-    "StructuredOutput",
-    "__version__",
-]
+__all__ = ["__version__", *(name for names in _MODULES.values() for name in names)]  # noqa: PLE0604 - they are strings
 
 leave_working_folder()
 

@@ -23,8 +23,7 @@ class LLM:
     Any thread may call it; calls of several threads run as one batch. An exception from a signal handler, such as
     Ctrl-C, ends a call at once: its requests are aborted, and the next call is not affected.
 
-    Raises:
-        UserError: an invalid option, or a model that is missing, broken, unsupported or too large.
+    Raises UserError: an invalid option, or a model that is missing, broken, unsupported or too large.
     """
 
     def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
@@ -52,8 +51,7 @@ class LLM:
         `sampling_params` is one object for all prompts, or a list with one for each. So is `lora_request`; None is the
         base model. All prompts run as one batch, as far as memory allows.
 
-        Raises:
-            UserError: names the field, its value and the limit; in this case no prompt was started.
+        Raises UserError: names the field, its value and the limit; in this case no prompt was started.
         """
         return self.engine.generate(prompts, sampling_params, priority, use_tqdm, lora_request=lora_request)
 
@@ -83,8 +81,7 @@ class LLM:
         A conversation is a list of `{"role": ..., "content": ...}`; content may have images, see `generate_multimodal`.
         `template_options` are passed to the chat template (`tools`, `enable_thinking`, `add_generation_prompt`, ...).
 
-        Raises:
-            InvalidParameterError: malformed messages, or a model without a chat template.
+        Raises InvalidParameterError: malformed messages, or a model without a chat template.
         """
         prompts = [self.engine.chat_prompt(chat, **template_options) for chat in as_conversations(messages)]
         if sampling_params is None:
@@ -104,8 +101,7 @@ class LLM:
 
         That is what embedding models such as Qwen3-Embedding are trained for; other models give vectors of less use.
 
-        Raises:
-            InvalidParameterError: names the field, its value and the limit; in this case no prompt was started.
+        Raises InvalidParameterError: names the field, its value and the limit; in this case no prompt was started.
         """
         return self.engine.embed(prompts, pooling_params, priority, use_tqdm, lora_request)
 
@@ -125,9 +121,8 @@ class LLM:
         or a `data:` URL; in messages it is a part `{"type": "image", "image": ...}`, or `image_url` as in the OpenAI
         API. `processor` may be one of transformers' processors, to use it instead of our own.
 
-        Raises:
-            InvalidParameterError: a malformed request, an unreadable image, images that do not match the placeholders,
-                or a model that takes text only. In this case no request was started.
+        Raises InvalidParameterError: a malformed request, an unreadable image, images that do not match the
+        placeholders, or a model that takes text only. In this case no request was started.
         """
         return self.engine.generate_multimodal(
             requests, sampling_params, processor, use_tqdm, lora_request=lora_request

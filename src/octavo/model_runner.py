@@ -52,8 +52,7 @@ class ModelRunner:
 
     The options are those of `octavo.config.args.EngineArgs`.
 
-    Raises:
-        UserError: an invalid option, a model that cannot be loaded, or too little memory.
+    Raises UserError: an invalid option, a model that cannot be loaded, or too little memory.
     """
 
     def __init__(
@@ -83,9 +82,8 @@ class ModelRunner:
     def run_model(self, input_ids: TokenIds, past_key_values: KVHandle | None = None) -> ModelOutput:
         """Compute `input_ids`, [T] or [1, T], as a continuation of `past_key_values`.
 
-        Raises:
-            InvalidParameterError: no tokens, a token id outside the vocabulary, or a sequence longer than the context.
-            OutOfBlocksError: too many handles are alive.
+        Raises InvalidParameterError: no tokens, a token id outside the vocabulary, or a sequence longer than the
+        context. OutOfBlocksError: too many handles are alive.
         """
         return self.run_model_batch([input_ids], [past_key_values])[0]
 
@@ -139,11 +137,7 @@ class ModelRunner:
         for block_id in shared:
             self._pool.acquire(block_id)
         if past and num_past % self._block_size:
-            self._copy_block(past.block_ids[num_shared], own[0])
-        return KVHandle(self._pool, shared + own, num_past + num_new)
-
-    def _copy_block(self, source: int, target: int) -> None:
-        size = self._block_size
-        for cache in self._kv_caches:
-            for tensor in cache.pools:
+            size, source, target = self._block_size, past.block_ids[num_shared], own[0]
+            for tensor in (tensor for cache in self._kv_caches for tensor in cache.pools):
                 tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]
+        return KVHandle(self._pool, shared + own, num_past + num_new)

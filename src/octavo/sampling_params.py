@@ -54,8 +54,7 @@ class SamplingParams:
     same seed share it, so samples of different prompts are not independent: their first tokens are often equal. For
     independent samples that can be repeated, give each prompt its own seed, or none and the engine a `seed`.
 
-    Raises:
-        InvalidParameterError: names the field, its value and the limit.
+    Raises InvalidParameterError: names the field, its value and the limit.
     """
 
     n: int = _bounded(1, 1, MAX_N)  # number of samples; their seeds are derived from `seed`
@@ -75,9 +74,7 @@ class SamplingParams:
     ignore_eos: bool = False
     max_tokens: int | None = _bounded(16, 1)  # None: up to the end of the model's context
     min_tokens: int = _bounded(0, 0)
-    seed: int | None = _bounded(
-        None, 0, 2**SEED_BITS - 1
-    )  # None: a random one is generated and reported; see above for many prompts
+    seed: int | None = _bounded(None, 0, _MASK)  # None: random, and reported; see above for many prompts
     logprobs: int | None = _bounded(None, 0, MAX_LOGPROBS)  # number of top tokens, in addition to the sampled one
     prompt_logprobs: int | None = _bounded(None, 0, MAX_LOGPROBS)
     skip_special_tokens: bool = True
@@ -85,9 +82,9 @@ class SamplingParams:
     speculative: bool = True  # speculate, if the engine can; the output is the same
 
     def __post_init__(self) -> None:
-        self._store_tuples()
+        self._store_lists()
         self._check_numbers()
-        self._check_lists()
+        self._check_entries()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameterError("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
         if self.structured_output is not None and not isinstance(self.structured_output, StructuredOutput):
@@ -134,13 +131,14 @@ class SamplingParams:
             or self.min_tokens
         )
 
-    def _store_tuples(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        object.__setattr__(self, "stop", _as_tuple("stop", stop))
-        for name in ("stop_token_ids", "bad_words", "allowed_token_ids"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, _as_tuple(name, value))
+    def _store_lists(self) -> None:
+        for name, (limit, kind) in _LENGTHS.items():
+            value = (self.stop,) if name == "stop" and isinstance(self.stop, str) else getattr(self, name)
+            if value is not None or name == "stop":
+                if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+                    raise InvalidParameterError(name, value, "must be a list")
+                object.__setattr__(self, name, tuple(value))
+                _check_length(name, getattr(self, name), limit, kind)
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _integer_keys(self.logit_bias))
 
@@ -159,9 +157,7 @@ class SamplingParams:
         for token_id, bias in (self.logit_bias or {}).items():
             _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
 
-    def _check_lists(self) -> None:
-        for name, (limit, kind) in _LENGTHS.items():
-            _check_length(name, getattr(self, name) or (), limit, kind)
+    def _check_entries(self) -> None:
         for name, limit in (("stop", 4096), ("bad_words", 65536)):
             for text in getattr(self, name):
                 if not isinstance(text, str) or not text:
@@ -205,8 +201,7 @@ def derive_seed(seed: int, index: int) -> int:
 class PoolingParams:
     """Of a request whose answer is a vector: the hidden state of its last token, after the model's final norm.
 
-    Raises:
-        InvalidParameterError: names the field, its value and the limit.
+    Raises InvalidParameterError: names the field, its value and the limit.
     """
 
     normalize: bool = True  # to length 1, so that dot products are cosines
@@ -217,12 +212,6 @@ class PoolingParams:
             raise InvalidParameterError("normalize", self.normalize, "must be a boolean")
         if self.dimensions is not None:
             _check_integer("dimensions", self.dimensions, 1, None)
-
-
-def _as_tuple(field: str, value: object) -> tuple[Any, ...]:
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
-        raise InvalidParameterError(field, value, "must be a list")
-    return tuple(value)
 
 
 def _check_length(field: str, entries: Sized, limit: int, kind: str) -> None:

@@ -25,8 +25,7 @@ class StructuralTag:
     `begin` or `end` contains the text of one of the model's special tokens, it means that token. `trigger` is the
     prefix of `begin` that ends free text; by default all of `begin`. Tags with a common opening share one trigger.
 
-    Raises:
-        InvalidParameterError: names the field, its value and the limit.
+    Raises InvalidParameterError: names the field, its value and the limit.
     """
 
     begin: str = ""
@@ -91,8 +90,7 @@ class StructuredOutput:
     Errors that only the grammar compiler can find (an unsupported keyword, an invalid regex) are raised when the
     request enters the engine.
 
-    Raises:
-        InvalidParameterError: names the field, its value and the limit.
+    Raises InvalidParameterError: names the field, its value and the limit.
     """
 
     json_schema: Mapping[str, Any] | str | None = None

@@ -23,7 +23,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from octavo import LLM, SamplingParams
 from octavo.demo import demo_vl_model_path
-from octavo.multimodal.prompt import rotary_positions
+from octavo.multimodal.placeholders import rotary_positions
 
 MAX_BYTES = 8_000_000
 SPAN = (IMAGE_START + 1, (1, 3, 3), 1.0)  # of every picture

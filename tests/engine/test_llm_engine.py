@@ -19,7 +19,7 @@ from octavo.contracts.engine import EngineCoreRequest, ExtraInputs
 from octavo.demo import demo_model_path
 from octavo.engine.llm_engine import LLMEngine
 from octavo.errors import EngineDeadError, InvalidParameterError, PromptTooLongError, UnknownOptionError
-from octavo.multimodal.prompt import MultiModalPrompt
+from octavo.multimodal.placeholders import MultiModalPrompt
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.server.openai.chat_prompt import token_ids_of

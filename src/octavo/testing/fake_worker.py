@@ -119,9 +119,7 @@ class FakeWorker:
         self.update_rows(scheduler_output)
         drafts = self._try_drafts(scheduler_output)
         held = tuple(self.rows[row].request_id for row in scheduler_output.rows.tolist())
-        assert held == scheduler_output.req_ids, (
-            f"rows hold {held}, the scheduler output has {scheduler_output.req_ids}"
-        )
+        assert held == scheduler_output.req_ids, f"rows hold {held}, but scheduled are {scheduler_output.req_ids}"
         starts, counts = scheduler_output.num_computed_tokens.tolist(), scheduler_output.num_scheduled_tokens.tolist()
         spans = [
             (self.rows[row], start, start + count)
@@ -136,7 +134,9 @@ class FakeWorker:
             self._write(row, start, end)
         self._spread_losses(spans)
         for row, start, end in spans:
-            self._check_reads(row, start, end)
+            for found, first in () if row.is_lost else self._reads(row, start, end):
+                wrong = (found != np.array(row.contexts[first:end])).nonzero()[0] + first
+                assert not len(wrong), f"{row.request_id}: wrong keys at positions {wrong.tolist()}"
         sampled = [self._sample(row, end, tried) for (row, _, end), tried in zip(spans, drafts, strict=True)]
         has_sampled = [bool(token_ids) for token_ids in sampled]
         assert has_sampled == scheduler_output.samples.tolist(), f"rows at their last token: {has_sampled}"
@@ -223,13 +223,6 @@ class FakeWorker:
                 first = kind.first_read(start)
                 yield kv[row.slots(group, np.arange(first, end), self._block_size)], first
 
-    def _check_reads(self, row: FakeRow, start: int, end: int) -> None:
-        if row.is_lost:
-            return
-        for found, first in self._reads(row, start, end):
-            wrong = (found != np.array(row.contexts[first:end])).nonzero()[0] + first
-            assert not len(wrong), f"{row.request_id}: wrong keys at positions {wrong.tolist()}"
-
     def _try_drafts(self, scheduler_output: SchedulerOutput) -> list[list[int]]:
         """Append each row's drafts [R] to its tokens, until it has sampled."""
         tried = scheduler_output.scheduled_spec_decode_tokens
@@ -270,16 +263,11 @@ class FakeWorker:
 
 def model_output_for(scheduler_output: SchedulerOutput, token_ids: Sequence[int]) -> ModelRunnerOutput:
     """Return the output of a step without drafts: `token_ids` [R], used only for rows that sample."""
-    return _model_output(
-        scheduler_output,
-        [[one] if it else [] for one, it in zip(token_ids, scheduler_output.samples.tolist(), strict=True)],
-    )
+    sampled = [[one] if it else [] for one, it in zip(token_ids, scheduler_output.samples.tolist(), strict=True)]
+    return _model_output(scheduler_output, sampled)
 
 
-def _model_output(
-    scheduler_output: SchedulerOutput,
-    sampled: Sequence[Sequence[int]],
-) -> ModelRunnerOutput:
+def _model_output(scheduler_output: SchedulerOutput, sampled: Sequence[Sequence[int]]) -> ModelRunnerOutput:
     table = np.zeros((len(sampled), max(map(len, sampled), default=1) or 1), dtype=np.int32)
     for row, token_ids in zip(table, sampled, strict=True):
         row[: len(token_ids)] = token_ids
@@ -299,6 +287,8 @@ def run_step(scheduler: Scheduler, worker: FakeWorker) -> EngineCoreOutputs:
 class FakeExecutor:
     """An `Executor` without a model. `fails` selects steps that raise instead of computing."""
 
+    profile = "fake"
+
     def __init__(
         self,
         *,
@@ -313,10 +303,6 @@ class FakeExecutor:
         self.has_exited = False
         self._num_blocks = num_blocks
         self._fails = fails
-
-    @property
-    def profile(self) -> str:
-        return "fake"
 
     def start(self) -> list[int]:
         return [self._num_blocks]

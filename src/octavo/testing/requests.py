@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from octavo.config.engine import CacheConfig, SchedulerConfig
-from octavo.contracts.engine import AdapterRef, EngineCoreRequest, ExtraInputs
+from octavo.contracts.engine import EngineCoreRequest
 from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import Int32Array
 from octavo.lora.host_cache import HostAdapters
@@ -21,43 +21,21 @@ from octavo.speculative.drafters import Drafter
 ROOT = 0  # hash of the empty context
 
 
-def make_request(
-    request_id: str,
-    prompt_token_ids: Iterable[int],
-    *,
-    priority: int = RequestPriority.NORMAL,
-    arrival_time_s: float = 0.0,
-    eos_token_ids: Iterable[int] = (),
-    cache_salt: str | None = None,
-    extra_inputs: ExtraInputs | None = None,
-    adapter: AdapterRef | None = None,
-    **params: Any,
-) -> EngineCoreRequest:
-    """Build a request as the input processor would; `params` are those of `SamplingParams`."""
+def make_request(request_id: str, prompt_token_ids: Iterable[int], **options: Any) -> EngineCoreRequest:
+    """Build a request as the input processor would; `options` are other fields of it, and of its `SamplingParams`."""
+    own = {name: options.pop(name) for name in EngineCoreRequest.__struct_fields__ if name in options}
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=list(prompt_token_ids),
-        sampling_params=SamplingParams.from_options({"seed": 0, **params}),
-        priority=priority,
-        arrival_time_s=arrival_time_s,
-        eos_token_ids=list(eos_token_ids),
-        cache_salt=cache_salt,
-        extra_inputs=extra_inputs,
-        adapter=adapter,
+        sampling_params=SamplingParams.from_options({"seed": 0, **options}),
+        **{"priority": RequestPriority.NORMAL, "arrival_time_s": 0.0, **own},
     )
 
 
 def make_scheduler(
     *,
     num_blocks: int | list[int] = 64,
-    block_size: int = 4,
-    max_num_seqs: int = 8,
-    max_num_batched_tokens: int = 64,
     max_model_len: int = 128,
-    ageing_s: float = 30.0,
-    step_target_s: float = 0.0,
-    encoder_cache_tokens: int = 0,
-    enable_prefix_caching: bool = True,
     num_batches: int = 1,
     grammars: Grammars | None = None,
     adapters: HostAdapters | None = None,
@@ -67,38 +45,31 @@ def make_scheduler(
     adapts_drafts: bool = False,
     gates: Sequence[Gate] = (),
     clock: Callable[[], float] = lambda: 0.0,
+    **options: Any,
 ) -> Scheduler:
-    """Build a small scheduler with its blocks. The clock is constant unless one is given."""
-    cache = CacheConfig(
-        block_size=block_size,
-        num_kv_blocks=None,
-        gpu_memory_utilization=None,
-        enable_prefix_caching=enable_prefix_caching,
-    )
-    config = SchedulerConfig(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        ageing_s=ageing_s,
-        encoder_cache_tokens=encoder_cache_tokens,
-        step_target_s=step_target_s,
-    )
+    """Build a small scheduler with its blocks; `options` are fields of `CacheConfig` and `SchedulerConfig`.
+
+    The clock is constant unless one is given.
+    """
+    of_cache: dict[str, Any] = {
+        "block_size": 4,
+        "num_kv_blocks": None,
+        "gpu_memory_utilization": None,
+        "enable_prefix_caching": True,
+    }
+    of_cache |= {name: options.pop(name) for name in of_cache if name in options}
+    config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, "ageing_s": 30.0, **options})
     of_groups = num_blocks if isinstance(num_blocks, list) else [num_blocks] * len(groups)
-    blocks = BlockManager(cache, of_groups, groups)
-    running = RunningRows(max_num_seqs, max_model_len, blocks)
+    blocks = BlockManager(CacheConfig(**of_cache), of_groups, groups)
+    running = RunningRows(config.max_num_seqs, max_model_len, blocks)
     all_gates: list[Gate] = [grammar_gate := GrammarGate(grammars, running)]
     if adapters is not None:
-        all_gates.append(AdapterGate(adapters, num_adapter_slots, ageing_s))
+        all_gates.append(AdapterGate(adapters, num_adapter_slots, config.ageing_s))
     speculation = None
     if drafter is not None:
         speculation = Speculation(drafter, running, grammar_gate, is_adaptive=adapts_drafts)
-    return Scheduler(
-        config,
-        running,
-        gates=[*all_gates, *gates],
-        speculation=speculation,
-        num_batches=num_batches,
-        clock=clock,
-    )
+    gates = [*all_gates, *gates]
+    return Scheduler(config, running, gates=gates, speculation=speculation, num_batches=num_batches, clock=clock)
 
 
 def adapter_root(content_hash: str | None) -> int:

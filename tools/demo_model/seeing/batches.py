@@ -16,7 +16,7 @@ from tools.demo_model.seeing.scenes import COLOURS, SHAPES, Range, Scene, scene
 from torch import Tensor
 
 from octavo.multimodal.image_processors import ImageProcessor, Patches
-from octavo.multimodal.prompt import rotary_positions
+from octavo.multimodal.placeholders import rotary_positions
 
 KINDS = (*SHAPES, *"0123456789")
 _SEEN = {kind: index for index, kind in enumerate(KINDS, 1)}
