@@ -97,7 +97,7 @@ def env(
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
-    from octavo import DeviceManager
+    from octavo.device.manager import DeviceManager
 
     own = {"octavo": __version__, "python": platform.python_version(), "platform": platform.platform()}
     others = dict.fromkeys(PACKAGES, "not installed")

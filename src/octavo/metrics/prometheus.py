@@ -24,7 +24,8 @@ from octavo.contracts.engine import ExpertLoad, SchedulerStats, SpecDecodeStats
 from octavo.metrics.collect import AdapterMetrics, EngineMetrics, Histogram, HttpMetrics
 
 # our name, vLLM's name (empty: none), help, source
-_GAUGES: tuple[tuple[str, str, str, Callable[[SchedulerStats], float]], ...] = (
+_Gauge = tuple[str, str, str, Callable[[SchedulerStats], float]]
+_GAUGES: tuple[_Gauge, ...] = (
     ("requests_running", "num_requests_running", "Samples running.", lambda s: s.num_running),
     ("requests_waiting", "num_requests_waiting", "Samples waiting in the engine.", lambda s: s.num_waiting),
     ("kv_cache_usage", "kv_cache_usage_perc", "Fraction of KV blocks in use.", lambda s: s.kv_cache_usage),
@@ -174,7 +175,7 @@ def _about_replicas(engine: EngineMetrics, labels: Mapping[str, str]) -> Iterato
     """Yield the gauges of each replica if there are several; those above are totals."""
     if len(engine.stats_by_replica) < 2:
         return
-    up = ("up", "", "1 while the replica is alive.", lambda stats: float(stats.num_blocks > 0))
+    up: _Gauge = ("up", "", "1 while the replica is alive.", lambda stats: float(stats.num_blocks > 0))
     for title, _, text, of_stats in (up, *_GAUGES):
         of_replicas = [(replica, of_stats(stats)) for replica, stats in sorted(engine.stats_by_replica.items())]
         yield _family(GaugeMetricFamily, f"octavo_replica_{title}", text, labels, of_replicas, ["replica"])
