@@ -5,7 +5,7 @@ waits. Each part has what it does not hand on to another one.
 """
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -41,7 +41,7 @@ class TokenTime:
         core = cast("InprocClient", front.client)._core
         executor = cast("UniProcExecutor", core._executor)
         self._llm, self._kernels = llm, cast("NativeKernels", executor.worker.model.context.kernels)
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._stack, self._since_s = ["outside"], 0.0
         self._num_outputs = 0
         self.result: dict[str, float] = {}
