@@ -3,6 +3,15 @@
 
 constexpr std::int64_t kPanelOutputs = 32;
 
+// 32 inputs of an output, `count` of them there, into its column of a tile: neighbors that a tile keeps together are one store.
+static inline void put_inputs(const Element* from, std::int64_t count, Element* column) {
+  Element padded[32] = {};
+  if (count < 32) __builtin_memcpy(padded, from, static_cast<std::size_t>(count) * sizeof(Element)), from = padded;
+  const std::int64_t together = right_index(0, 0, 1) == 1 ? 2 : 1;
+  for (std::int64_t i = 0; i < 32; i += together)
+    __builtin_memcpy(column + right_index(0, 0, i), from + i, static_cast<std::size_t>(together) * sizeof(Element));
+}
+
 static inline void pack_panel(const PackArgs& args, std::int64_t panel) {
   const std::int64_t num_k = ceil_div(args.in_size, 32);
   Element* to = static_cast<Element*>(args.packed) + panel * num_k * 2 * kTileElements;
@@ -14,7 +23,7 @@ static inline void pack_panel(const PackArgs& args, std::int64_t panel) {
         const std::int64_t row = args.is_gated && tile == 1 ? args.out_size + output : output;
         const Element* from = static_cast<const Element*>(args.weight) + row * args.in_size + k * 32;
         const std::int64_t count = output < args.out_size ? smaller(32, args.in_size - k * 32) : 0;
-        for (std::int64_t i = 0; i < 32; ++i) to[right_index(tile, column, i)] = i < count ? from[i] : Element{0};
+        put_inputs(from, count, to + right_index(tile, column, 0));
       }
     }
   }
