@@ -195,17 +195,23 @@ class GgufFile:
     """One file, or the parts of a split one."""
 
     def __init__(
-        self, path: Path, metadata: Metadata, tensors: Mapping[str, GgufTensor], mappings: Sequence[mmap.mmap]
+        self,
+        paths: Sequence[Path],
+        metadata: Metadata,
+        tensors: Mapping[str, GgufTensor],
+        mappings: Sequence[mmap.mmap],
     ) -> None:
-        self.path, self.metadata, self.tensors, self._mappings = path, metadata, tensors, mappings
+        self.paths, self.metadata, self.tensors, self._mappings = paths, metadata, tensors, mappings
+        self.path = paths[0]
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Map a file; given the first part of a split one, map all parts."""
         first = _map(path)
         metadata, tensors = _read_part(path, first)
-        mappings = [first]
+        mappings, paths = [first], [path]
         for other in _other_parts(path, metadata.get("split.count", 1), metadata.get("split.no", 0)):
+            paths.append(other)
             mappings.append(_map(other))
             for name, tensor in _read_part(other, mappings[-1])[1].items():
                 if name in tensors:
@@ -214,7 +220,7 @@ class GgufFile:
         expected = metadata.get("split.tensors.count", len(tensors))
         if expected != len(tensors):
             raise CheckpointError(f"{path}: the parts have {len(tensors)} tensors, split.tensors.count={expected!r}")
-        return cls(path, metadata, tensors, mappings)
+        return cls(paths, metadata, tensors, mappings)
 
     def release_pages(self) -> None:
         """Unmap what has been read, which counts as this process's memory; further reads map it again."""

@@ -1,6 +1,7 @@
 """`ModelLoader`: builds a model empty, loads its weights and packs them. Formats differ in where tensors come from."""
 
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
+from tqdm import tqdm
 
 from octavo.config.engine import LoadConfig
 from octavo.config.model import ModelConfig
@@ -17,11 +19,12 @@ from octavo.layers.context import BuildContext
 from octavo.loader.packed_cache import PackedModel
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
-from octavo.models.weights import load_weights, process_weights_after_loading
+from octavo.models.weights import load_weights, process_weights_after_loading, weight_slots
 
 logger = logging.getLogger(__name__)
 
 _FOLDER_FORMATS = ("safetensors", "pt", "sharded_state")
+_BAR_AFTER_S = 0.5
 _PART_BYTES = 32 << 20  # per pinned buffer; a few are in flight
 
 
@@ -64,7 +67,20 @@ class ModelLoader(ABC):
         is_whole = context.groups.tensor.size == context.groups.experts.size == 1  # else a rank reads only its shard
         if context.device.type == "cuda" and is_whole:
             tensors = staged(tensors, context.device)
-        load_weights(model, tensors)
+        load_weights(model, _shown(tensors, model))
+
+
+def _shown(tensors: Iterator[tuple[str, torch.Tensor]], model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the same, with a bar of progress on a terminal, one for all ranks, when it takes a while."""
+    is_shown = model.stage.is_first and model.context.groups.tensor.rank == 0
+    total = sum(math.prod(slot.spec.shape) for slot in weight_slots(model).values())
+    disable = None if is_shown else True  # None: where there is no terminal
+    with tqdm(
+        total=total, desc="Weights", unit="", unit_scale=True, delay=_BAR_AFTER_S, leave=False, disable=disable
+    ) as bar:
+        for name, tensor in tensors:
+            yield name, tensor
+            bar.update(tensor.numel())
 
 
 def staged(

@@ -15,6 +15,7 @@ from octavo.gguf.file import GgufFile, GgufTensor
 from octavo.gguf.names import IGNORED, TensorNames
 from octavo.kernels.blocks import dequantize
 from octavo.loader.base import ModelLoader
+from octavo.loader.read_ahead import ReadAhead
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages, weight_slots
 
@@ -33,7 +34,7 @@ class GgufLoader(ModelLoader):
         # Only these files interleave the rows of queries and keys, for rotation of adjacent pairs.
         heads = {"attn_q": model.config.num_heads, "attn_k": model.config.num_kv_heads}
         file = GgufFile.read(path)
-        paired, num_read = heads if file.architecture == "llama" else {}, 0
+        paired, num_read, ahead = heads if file.architecture == "llama" else {}, 0, ReadAhead(file.paths)
         for tensor in file.tensors.values():
             if tensor.name in IGNORED:
                 continue
@@ -50,6 +51,7 @@ class GgufLoader(ModelLoader):
                 pairs = values.reshape(paired[part], -1, 2, *values.shape[1:])
                 values = pairs.transpose(1, 2).reshape(values.shape)
             yield from zip(wanted, values if len(wanted) > 1 else [values], strict=True)
+            ahead.used(tensor.data.nbytes)
             num_read += tensor.data.nbytes
             if num_read > _MAPPED_BYTES:
                 file.release_pages()

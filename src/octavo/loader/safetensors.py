@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from octavo.errors import CheckpointError
 from octavo.loader.base import ModelLoader
 from octavo.loader.index import SAFETENSORS_FILE, SAFETENSORS_INDEX, names_by_shard, warn_of_unused_index
+from octavo.loader.read_ahead import ReadAhead
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages
 
@@ -52,8 +53,9 @@ def read_file(
                 f"{path}: tensor {min(missing)!r} is missing, although {SAFETENSORS_INDEX} lists it here"
             )
         remaining = [name for name in found if name in wanted and name not in elsewhere]
+        ahead = ReadAhead([path] if remaining else [])
         while remaining:
-            yield from _read_mapping(path, remaining)
+            yield from _read_mapping(path, remaining, ahead)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: truncated or malformed: {error}") from error
 
@@ -67,7 +69,7 @@ def names_in_file(path: Path) -> list[str]:
         raise CheckpointError(f"{path}: truncated or malformed: {error}") from error
 
 
-def _read_mapping(path: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+def _read_mapping(path: Path, names: list[str], ahead: ReadAhead) -> Iterator[tuple[str, torch.Tensor]]:
     """Map the file and yield the first of the named tensors, up to the limit of one mapping; drop their names."""
     num_bytes = 0
     with safe_open(path, framework="pt") as file:
@@ -75,4 +77,5 @@ def _read_mapping(path: Path, names: list[str]) -> Iterator[tuple[str, torch.Ten
             tensor = file.get_tensor(names[0])
             num_bytes += tensor.nbytes
             yield names.pop(0), tensor
+            ahead.used(tensor.nbytes)
             del tensor

@@ -25,6 +25,7 @@ from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, WeightFo
 from octavo.kernels.types import LinearRole
 from octavo.layers.quant.base import DENSE, TensorSpec, WeightScheme
 from octavo.layers.quant.names import LayerNames, UniformSchemes
+from octavo.layers.quant.packing import unpaired
 
 # Zero point conventions: AutoGPTQ's own format stores them minus one.
 _ADDED_TO_ZEROS = {"gptq": 1, "gptq_v2": 0}
@@ -39,11 +40,9 @@ def unpack(words: torch.Tensor, bits: int, start: int, stop: int) -> torch.Tenso
     The first of a word's integers is in its lowest bits.
     """
     in_word = 32 // bits
-    words = words[:, start // in_word : -(-stop // in_word)]
-    unpacked = torch.empty(*words.shape, in_word, dtype=torch.int8, device=words.device)
-    for place in range(in_word):
-        unpacked[..., place] = ((words >> (bits * place)) & (2**bits - 1)) - 2 ** (bits - 1)
-    return unpacked.flatten(1)[:, start % in_word : start % in_word + stop - start]
+    octets = words[:, start // in_word : -(-stop // in_word)].contiguous().view(torch.uint8)  # little-endian
+    unpacked = unpaired(octets, octets.shape[1] * 2) if bits == 4 else (octets ^ 128).view(torch.int8)
+    return unpacked[:, start % in_word : start % in_word + stop - start]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -65,8 +65,11 @@ def paired(values: torch.Tensor) -> torch.Tensor:
 
 def unpaired(pairs: torch.Tensor, in_size: int) -> torch.Tensor:
     """Return the integers [N, K] int8 of what `paired` returned."""
-    nibbles = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1)[:, :in_size]
-    return nibbles.view(torch.int8) - 8
+    wide = pairs.to(torch.int16)
+    nibbles = (
+        (wide << 4).bitwise_or_(wide).bitwise_and_(0x0F0F)
+    )  # one in each byte
+    return nibbles.view(torch.int8).sub_(8)[:, :in_size]
 
 
 def stack(weights: Sequence[Weight], dtype: torch.dtype, device: torch.device) -> Weight:
