@@ -64,6 +64,11 @@ class Cell:
         return [[source.randint(FIRST_ID, LAST_ID) for _ in range(self.num_in)] for _ in range(self.num_requests)]
 
 
+def vocabulary(size: int) -> list[str]:
+    """Return the tokens of a GGUF file: a letter for every byte, then words nobody says."""
+    return [*(chr(code) for code in range(256, 512)), *(f"w{token_id}" for token_id in range(256, size))]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
     """What an engine must have room for."""

@@ -3,7 +3,7 @@
     python -m benchmarks.peers.compare [--engines octavo llama.cpp] [--groups bf16 int8 int4] [--repeats 3] [--out NAME]
 
 Each engine runs in a process of its own, one after the other, and they take turns `--repeats` times, so that a noisy
-neighbor hits all; tables show medians. `--out NAME` writes NAME.json, NAME.md and NAME.svg.
+neighbor hits all; tables show medians. `--out NAME` writes NAME.json and NAME.md, and NAME.svg where matplotlib is.
 """
 
 import argparse
@@ -26,10 +26,12 @@ from benchmarks.peers.cells import FIRST, Capacity, Cell
 from benchmarks.peers.environment import export, run_module
 from benchmarks.peers.registry import ENGINES, GROUPS, ROOT, Peer, PeerMissingError, peers_home
 from benchmarks.peers.roofline import limit, memory_bytes
-from benchmarks.peers.tables import tables
+from benchmarks.peers.tables import last_line, tables
 
 SHORT = ["decode:1:128", "decode:8:128", "decode:32:128", "prefill:1024"]
-LONG = ["decode:1:960", "decode:8:960", "decode:32:960"]
+HAS_PLOTS = find_spec("matplotlib") is not None
+DEFAULT = [*SHORT, "decode:1:2048", "decode:1:8192"]
+ALL = [*DEFAULT, "decode:1:960", "decode:8:960", "decode:32:960"]
 
 
 @dataclass(kw_only=True)
@@ -41,6 +43,7 @@ class Row:
     precision: str
     runs: list[dict[str, float]] = field(default_factory=list)
     failure: str | None = None
+    failed_cells: dict[str, str] = field(default_factory=dict)  # why, by cell; they are not tried again
 
     @property
     def name(self) -> str:
@@ -51,8 +54,8 @@ class Row:
         return self.failure or ", ".join(f"{name} {value:.4g}" for name, value in self.runs[-1].items())
 
     def medians(self) -> dict[str, float]:
-        keys = self.runs[0].keys() if self.runs else ()
-        return {key: statistics.median(run[key] for run in self.runs) for key in keys}
+        keys = dict.fromkeys(key for run in self.runs for key in run if key not in self.failed_cells)
+        return {key: statistics.median(run[key] for run in self.runs if key in run) for key in keys}
 
     @property
     def kv_bytes(self) -> int:
@@ -63,16 +66,21 @@ class Row:
 
 
 def run_once(row: Row, model: Path, cells: list[str], timeout_s: float) -> dict[str, float]:
-    """Measure one row once. Long contexts have a process of their own: start and memory are those of short ones.
+    """Measure one row once. Each long context has a process of its own: start and memory are those of short ones, and
+    the others count where one fails.
 
     Raises:
         PeerMissingError: when the peer is not installed.
         RuntimeError: with the end of its output, when it fails.
     """
-    short, long = ([text for text in cells if (text in LONG) is is_long] for is_long in (False, True))
-    results = run_process(row, model, short, timeout_s)
-    if long:
-        results |= {text: rate for text, rate in run_process(row, model, long, timeout_s).items() if text in long}
+    results = run_process(row, model, [text for text in cells if text in SHORT], timeout_s)
+    for text in cells:
+        if text in SHORT or text in row.failed_cells:
+            continue
+        try:
+            results[text] = run_process(row, model, [text], timeout_s)[text]
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            row.failed_cells[text] = str(error)
     return results
 
 
@@ -118,7 +126,7 @@ def report(rows: list[Row], cells: list[str], before: dict[int, Machine], after:
     """Return all that was found; `before` and `after` are what the machine could do around the run."""
     machine = best_of(before, after)
     git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    short = [Cell.parse(text) for text in cells if text not in LONG]
+    short = [Cell.parse(text) for text in cells if text in SHORT]
     return {
         "command": " ".join(["python -m benchmarks.peers.compare", *sys.argv[1:]]),
         "commit": subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip(),
@@ -133,6 +141,7 @@ def report(rows: list[Row], cells: list[str], before: dict[int, Machine], after:
                 "precision": row.precision,
                 "group": row.group,
                 "failure": row.failure,
+                "failed_cells": row.failed_cells,
                 "medians": row.medians(),
                 "limits": row.limits(cells, machine[max(machine)]),
                 "memory_bytes": memory_bytes(row.group, row.kv_bytes, Capacity.of([FIRST, *short])),
@@ -144,12 +153,25 @@ def report(rows: list[Row], cells: list[str], before: dict[int, Machine], after:
 
 
 def write(found: dict[str, Any], name: Path) -> None:
-    """Write the report, its tables and its picture beside each other."""
+    """Write the report and its tables beside each other, and its picture where matplotlib is."""
     name.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
     name.with_suffix(".md").write_text(tables(found) + "\n")
-    from benchmarks.peers.plot import draw
+    if HAS_PLOTS:
+        from benchmarks.peers.plot import draw
 
-    draw(found, name.with_suffix(".svg"))
+        draw(found, name.with_suffix(".svg"))
+
+
+def check_out(name: Path) -> None:
+    """Say what the report will lack, before the hours that it takes.
+
+    Raises:
+        NotADirectoryError: there is no folder for it.
+    """
+    if not name.absolute().parent.is_dir():
+        raise NotADirectoryError(f"--out {name}: {name.absolute().parent} is no folder")
+    if not HAS_PLOTS:
+        print(f"{name}.svg will not be written: it takes matplotlib, pip install 'octavo[benchmark]'", file=sys.stderr)
 
 
 def main() -> None:
@@ -163,19 +185,24 @@ def main() -> None:
         help="gguf: the other types of such files",
     )
     parser.add_argument("--precisions", nargs="+", help="only these, by their names in the registry")
-    parser.add_argument("--cells", nargs="+", default=SHORT, help="or `all`: contexts of about 1,000 tokens too")
+    parser.add_argument("--cells", nargs="+", default=DEFAULT, help="or `all`: contexts of about 1,000 tokens too")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one engine in one turn")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one process of an engine")
     parser.add_argument("--out", type=Path, help="name of the files to write, without its ending")
     options = parser.parse_args()
-    if options.out and find_spec("matplotlib") is None:  # said before the hour, not after it
-        parser.error("--out draws a plot with matplotlib: pip install 'octavo[benchmark]'")
-    cells = [*SHORT, *LONG] if options.cells == ["all"] else options.cells
+    if options.out:
+        try:
+            check_out(options.out)
+        except NotADirectoryError as error:
+            parser.error(str(error))
+    cells = ALL if options.cells == ["all"] else options.cells
     model = checkpoint.make(peers_home() / "models" / "qwen3-0.6b")
     before = probe()
     rows = chosen_rows(options.engines, options.groups, options.precisions)
     for row in rows:
         attempt(row, partial(export, row.peer, row.precision, model, options.timeout))
+        if row.failure is not None:
+            print(f"left out: {row.name}: {last_line(row.failure)}", file=sys.stderr, flush=True)
     take_turns(rows, model, cells, options.repeats, options.timeout)
     found = report(rows, cells, before, probe())
     print(tables(found))

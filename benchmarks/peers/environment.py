@@ -53,12 +53,14 @@ def run_module(peer: Peer, precision: str, module: str, model: Path, arguments: 
 
 
 def export(peer: Peer, precision: str, model: Path, timeout_s: float) -> None:
-    """Write the checkpoint in the form of a peer, where that is missing, so that no measured start pays for it.
+    """Write the checkpoint in the form of a peer, where that is missing, so that no measured start pays for it; a peer
+    that is not there says so now.
 
     Raises:
         PeerMissingError: when the peer is not installed.
         RuntimeError: when it fails.
     """
+    peer.python()
     exporter = LLAMA_CPP if precision in GGUF_FORMS else peer
     if exporter.export is not None:
         run_module(exporter, precision, exporter.export, model, [], timeout_s)

@@ -16,6 +16,8 @@ import gguf
 import llama_cpp
 import numpy as np
 
+from benchmarks.peers.cells import vocabulary
+
 FILE_TYPES = {
     "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
     "q6_k": llama_cpp.LLAMA_FTYPE_MOSTLY_Q6_K,
@@ -108,14 +110,13 @@ def add_hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None
 
 
 def add_dummy_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """A vocabulary that llama.cpp accepts: a letter for every byte, then words nobody says."""
-    letters = [chr(code) for code in range(256, 512)]
-    tokens = [*letters, *(f"w{number}" for number in range(256, size))]
+    """A vocabulary that llama.cpp accepts."""
+    tokens = vocabulary(size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types([gguf.TokenType.NORMAL] * size)
-    writer.add_token_merges([f"{letters[0]} {letters[1]}"])
+    writer.add_token_merges([f"{tokens[0]} {tokens[1]}"])
     writer.add_eos_token_id(size - 1)
 
 

@@ -44,7 +44,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
 def draw_panel(axes: Axes, rows: list[dict[str, Any]], cell: str) -> None:
     """One bar per engine, the first on top."""
     names = [f"{row['engine']} {row['precision']}" for row in rows]
-    rates = [row["medians"][cell] for row in rows]
+    rates = [row["medians"].get(cell, 0.0) for row in rows]  # 0: it failed
     colors = [OUR_COLOR if row["engine"] == OURS else THEIR_COLOR for row in rows]
     bars = axes.barh(names, rates, color=colors)
     axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates], padding=2, fontsize=7)

@@ -13,6 +13,7 @@ GROUPS = ("bf16", "int8", "int4")
 MORE_FORMS = ("q4_1", "q5_0", "q5_1", "q2_k", "q3_k_m", "q5_k_m", "iq4_nl", "iq4_xs")  # of the group "gguf"
 # Octavo and llama.cpp read the same file, which llama.cpp quantizes.
 GGUF_FORMS = ("q8_0", "q6_k", "q4_0", "q4_k_m", *MORE_FORMS)
+MISTRAL_RS_FORMS = ("q8_0", "q6_k", "q4_0", "q4_k_m")
 
 
 class PeerMissingError(Exception):
@@ -93,6 +94,11 @@ IK_LLAMA_CPP = Peer(
     has_environment=False,
     program_variable="IK_LLAMA_CPP",
 )
+MISTRAL_RS = Peer(
+    name="mistral.rs",
+    module="benchmarks.peers.mistral_rs_peer",
+    precisions={"int8": MISTRAL_RS_FORMS[:2], "int4": MISTRAL_RS_FORMS[2:]},
+)
 TRANSFORMERS = Peer(
     name="transformers",
     module="benchmarks.peers.transformers_peer",
@@ -111,4 +117,4 @@ VLLM = Peer(
     export="benchmarks.peers.vllm_export",
     precisions={"bf16": ("bf16",), "int8": ("w8a8",)},
 )
-ENGINES = {peer.name: peer for peer in (OCTAVO, LLAMA_CPP, IK_LLAMA_CPP, TRANSFORMERS, OPENVINO, VLLM)}
+ENGINES = {peer.name: peer for peer in (OCTAVO, LLAMA_CPP, IK_LLAMA_CPP, MISTRAL_RS, TRANSFORMERS, OPENVINO, VLLM)}

@@ -24,7 +24,10 @@ def tables(found: dict[str, Any]) -> str:
         if rows:
             parts.append(f"### {title}\n\n{group_table(rows, found['cells'])}")
     failures = [
-        f"- {row['engine']} {row['precision']}: {last_line(row['failure'])}" for row in found["rows"] if row["failure"]
+        f"- {row['engine']} {row['precision']}{what}: {last_line(why)}"
+        for row in found["rows"]
+        for what, why in {"": row["failure"], **{f", {cell}": why for cell, why in row["failed_cells"].items()}}.items()
+        if why
     ]
     return "\n\n".join([*parts, *(["Not measured:\n\n" + "\n".join(failures)] if failures else [])])
 
@@ -46,7 +49,10 @@ def group_table(rows: list[dict[str, Any]], cells: list[str]) -> str:
     measured = [row for row in rows if row["medians"]]
     for row in measured:
         medians = row["medians"]
-        figures = [f"{medians[cell]:,.1f} ({medians[cell] / row['limits'][cell]:.0%})" for cell in cells]
+        figures = [
+            f"{medians[cell]:,.1f} ({medians[cell] / row['limits'][cell]:.0%})" if cell in medians else "-"
+            for cell in cells
+        ]
         peak = medians["peak_bytes"]
         name = f"{row['engine']} {row['precision']}"
         divergence = f"{forms[name]['kl']:.2g}" if name in forms else "not measured"
@@ -58,8 +64,8 @@ def group_table(rows: list[dict[str, Any]], cells: list[str]) -> str:
 
 
 def ratio(rows: list[dict[str, Any]], cell: str) -> str:
-    ours = [row["medians"][cell] for row in rows if row["engine"] == OURS]
-    theirs = [row["medians"][cell] for row in rows if row["engine"] != OURS]
+    ours = [row["medians"][cell] for row in rows if row["engine"] == OURS and cell in row["medians"]]
+    theirs = [row["medians"][cell] for row in rows if row["engine"] != OURS and cell in row["medians"]]
     return f"{max(ours) / max(theirs):.2f}" if ours and theirs else "-"
 
 

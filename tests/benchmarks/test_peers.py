@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.machine.probe import Machine, best_of, speedup
+from benchmarks.peers import compare
 from benchmarks.peers.cells import Arrivals, Capacity, Cell, Engine, measure, steady_rate
 from benchmarks.peers.ik_llama_cpp_peer import arguments, rates
 from benchmarks.peers.registry import IK_LLAMA_CPP, LLAMA_CPP, PeerMissingError
@@ -71,7 +72,7 @@ def make_row(engine: str, rate: float | None) -> dict[str, object]:
     medians = {} if rate is None else {"decode:1:128": rate, "start_s": 1.0, "peak_bytes": 2e9}
     failure = "told much\nnot there" if rate is None else None
     row = {"engine": engine, "precision": "bf16", "group": "bf16", "failure": failure, "medians": medians}
-    return {**row, "limits": {"decode:1:128": 25.0}, "memory_bytes": 2e9}
+    return {**row, "failed_cells": {}, "limits": {"decode:1:128": 25.0}, "memory_bytes": 2e9}
 
 
 def test_table_shows_the_ratio_to_the_best_peer_and_who_failed() -> None:
@@ -82,6 +83,47 @@ def test_table_shows_the_ratio_to_the_best_peer_and_who_failed() -> None:
     assert "| good bf16 | 10.0 (40%) | 1.00 | 2,000 (100%) | not measured |" in text
     assert "| Octavo over the best peer | 2.00 |" in text
     assert "absent bf16: not there" in text
+
+
+def test_a_cell_that_failed_is_left_out_and_told_why() -> None:
+    ours = {**make_row("octavo", 20.0), "limits": {"decode:1:128": 25.0, "decode:1:8192": 20.0}}
+    theirs = {**make_row("slow", 5.0), "limits": ours["limits"], "failed_cells": {"decode:1:8192": "told\nout of time"}}
+    cells = ["decode:1:128", "decode:1:8192"]
+    text = tables({"machine": {}, "speedup": 2.0, "cells": cells, "rows": [ours, theirs]})
+    assert "| slow bf16 | 5.0 (20%) | - |" in text
+    assert "| Octavo over the best peer | 4.00 | - |" in text
+    assert "- slow bf16, decode:1:8192: out of time" in text
+
+
+@pytest.mark.parametrize("has_plots", [False, True])
+def test_a_report_says_before_the_run_what_it_will_lack(
+    has_plots: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compare, "HAS_PLOTS", has_plots)
+    compare.check_out(tmp_path / "report")
+    assert ("report.svg will not be written" in capsys.readouterr().err) is not has_plots
+    with pytest.raises(NotADirectoryError, match="absent"):
+        compare.check_out(tmp_path / "absent" / "report")
+
+
+def test_a_report_without_matplotlib_has_numbers_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "HAS_PLOTS", False)
+    found = {"machine": {}, "speedup": 2.0, "cells": ["decode:1:128"], "rows": [make_row("octavo", 20.0)]}
+    compare.write(found, tmp_path / "report")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["report.json", "report.md"]
+
+
+def test_a_context_that_fails_leaves_the_other_cells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def run_process(row: compare.Row, model: Path, cells: list[str], timeout_s: float) -> dict[str, float]:
+        if cells == ["decode:1:8192"]:
+            raise RuntimeError("out of memory")
+        return dict.fromkeys(cells, 3.0) | {"start_s": 1.0, "peak_bytes": 2e9}
+
+    monkeypatch.setattr(compare, "run_process", run_process)
+    row = compare.Row(peer=LLAMA_CPP, group="int8", precision="q8_0")
+    compare.run_again(row, tmp_path, ["decode:1:128", "decode:1:2048", "decode:1:8192"], 1.0)
+    assert row.medians() == {"decode:1:128": 3.0, "start_s": 1.0, "peak_bytes": 2e9, "decode:1:2048": 3.0}
+    assert row.failed_cells == {"decode:1:8192": "out of memory"}
 
 
 def test_a_peer_that_is_not_installed_says_how(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

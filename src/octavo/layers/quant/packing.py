@@ -66,9 +66,7 @@ def paired(values: torch.Tensor) -> torch.Tensor:
 def unpaired(pairs: torch.Tensor, in_size: int) -> torch.Tensor:
     """Return the integers [N, K] int8 of what `paired` returned."""
     wide = pairs.to(torch.int16)
-    nibbles = (
-        (wide << 4).bitwise_or_(wide).bitwise_and_(0x0F0F)
-    )  # one in each byte
+    nibbles = (wide << 4).bitwise_or_(wide).bitwise_and_(0x0F0F)  # one in each byte
     return nibbles.view(torch.int8).sub_(8)[:, :in_size]
 
 
