@@ -94,7 +94,8 @@ class BlockWeight:
 
     def joined(self) -> "BlockWeight":
         """Return the same weight with neighboring parts of one type as one part."""
-        parts = tuple(torch.cat([self.parts[part] for part in run]) for run in self.format.runs())
+        runs = ([self.parts[part] for part in run] for run in self.format.runs())
+        parts = tuple(torch.cat(run) if len(run) > 1 else run[0] for run in runs)
         return replace(self, format=self.format.joined(), parts=parts)
 
 

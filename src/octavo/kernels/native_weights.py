@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 NO_ADDRESS = 0
 _STRIP = 16  # outputs: a part that others follow consists of whole strips
+_MAX_PARTS = 3  # of a weight in blocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,9 +159,13 @@ class BlockWeights(WeightKind):
 
     def fill(self, weight: Weight, spec: LinearSpec) -> dict[str, Tensor]:
         assert isinstance(weight, BlockWeight), "nothing is quantized to blocks"
-        blocks = self.describe(spec)
+        sizes = weight.format.sizes
+        is_in_strips = len(sizes) <= _MAX_PARTS and not any(size % _STRIP for size in sizes[:-1])
+        if not spec.is_gated and not is_in_strips:  # else the bytes are the same, without a copy
+            weight = weight.joined()
+        blocks = self._describe(weight.format, spec)
         packed = zeros_on_large_pages((blocks.packed_size,), torch.uint8)
-        parts = [rows.contiguous() for rows in (weight if spec.is_gated else weight.joined()).parts]
+        parts = [rows.contiguous() for rows in weight.parts]
         self.native.pack_blocks(blocks, [rows.data_ptr() for rows in parts], packed.data_ptr())
         return {"weight": packed}
 
@@ -169,9 +174,10 @@ class BlockWeights(WeightKind):
         return self.cpu.PackedWeight.of_blocks(self.describe(spec), *addresses)
 
     def describe(self, spec: LinearSpec) -> Any:
-        form = spec.form
-        assert isinstance(form, BlockFormat)
-        form = form if spec.is_gated else form.joined()
+        assert isinstance(spec.form, BlockFormat)
+        return self._describe(spec.form if spec.is_gated else spec.form.joined(), spec)
+
+    def _describe(self, form: BlockFormat, spec: LinearSpec) -> Any:
         if not spec.is_gated and any(size % _STRIP for size in form.sizes[:-1]):
             found = ", ".join(f"{name} [{size}]" for name, size in zip(form.types, form.sizes, strict=True))
             limit = f"with a multiple of {_STRIP} outputs each; quantization='dequantize' has no such limit"
