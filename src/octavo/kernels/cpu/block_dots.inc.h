@@ -1,15 +1,15 @@
 // Sums of products with bytes of a chunk. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// BlockDots(begin, bias): sums of kRows consecutive rows of a row tile, by kBlockStrips strips of 16 outputs.
-// They start from `begin` of each row, times `bias` where the bias differs by type. `Way` says how codes are multiplied
-// if a level has several ways.
+// BlockDots(begin, bias): sums of kRows consecutive rows of a row tile, by kStrips strips of 16 outputs. They start from
+// `begin` of each row, which is for codes with a bias of kBeginFactor, brought to those of `bias`. `Way` says how codes
+// are multiplied if a level has several ways.
 
 #if !defined(__AVX2__) || defined(OCTAVO_HAS_AVX512)
 
 struct OneWay {};
 
-template <class Multiply>
-static inline void with_way(const BlockTraits&, const Multiply& multiply) { multiply(OneWay{}); }
+template <class Of, class Multiply>
+static inline void with_way(const Multiply& multiply) { multiply(OneWay{}); }
 
 #endif
 
@@ -30,22 +30,26 @@ typedef std::int32_t BlockQuad __attribute__((may_alias));
   return quad;
 }
 
-template <class Way, int kRows>
+template <class Way, int kStrips, int kRows>
 struct BlockDots {
-  __m512i sums[kBlockStrips][kRows];
+  __m512i sums[kStrips][kRows];
 
-  [[gnu::always_inline]] BlockDots(const std::int32_t* begin, int) {
+  [[gnu::always_inline]] BlockDots(const std::int32_t* begin, int bias) {
 #pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) sums[0][row] = sums[1][row] = broadcast_quad(begin + row);
+    for (int row = 0; row < kRows; ++row) {
+      const __m512i of_row = bias == 0 ? __m512i{} : (__m512i)with_bias((i32x16)broadcast_quad(begin + row), bias);
+#pragma GCC unroll 2
+      for (int strip = 0; strip < kStrips; ++strip) sums[strip][row] = of_row;
+    }
   }
-  // 4 of k of both strips; `num_left` more follow.
-  [[gnu::always_inline]] void add(const std::uint8_t* right, const std::uint8_t* other, const std::int8_t* left, int /*num_left*/) {
-    const __m512i first = _mm512_loadu_si512(right), second = _mm512_loadu_si512(other);
+  // 4 of k of all strips; `num_left` more follow.
+  [[gnu::always_inline]] void add(const u8x64 (&codes)[kStrips], const std::int8_t* left, int /*num_left*/) {
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
       const __m512i quad = broadcast_quad(left + row * kTileK);
-      sums[0][row] = _mm512_dpbusd_epi32(sums[0][row], first, quad);
-      sums[1][row] = _mm512_dpbusd_epi32(sums[1][row], second, quad);
+#pragma GCC unroll 2
+      for (int strip = 0; strip < kStrips; ++strip)
+        sums[strip][row] = _mm512_dpbusd_epi32(sums[strip][row], (__m512i)codes[strip], quad);
     }
   }
   [[gnu::always_inline]] f32x16 sum(int strip, int row) const { return (f32x16)_mm512_cvtepi32_ps(sums[strip][row]); }
@@ -59,17 +63,16 @@ constexpr int kBlockStrips = 1;
 template <class Way, int kSubs, bool kHasOffsets>
 constexpr int kMaxBlockRows = 2;
 
-template <class Way, int kRows>
+template <class Way, int kStrips, int kRows>
 struct BlockDots {
   i32x16 sums[kRows] = {};
 
   BlockDots(const std::int32_t*, int) {}
-  void add(const std::uint8_t* right, const std::uint8_t*, const std::int8_t* left, int) {
-    const u8x64 weights = load<u8x64>(right);
+  void add(const u8x64 (&codes)[1], const std::int8_t* left, int) {
     for (int row = 0; row < kRows; ++row) {
       std::uint32_t quad;
       __builtin_memcpy(&quad, left + row * kTileK, sizeof quad);
-      sums[row] = add_quad8(sums[row], weights, quad);
+      sums[row] = add_quad8(sums[row], codes[0], quad);
     }
   }
   f32x16 sum(int, int row) const { return convert<f32x16>(sums[row]); }

@@ -11,21 +11,23 @@ constexpr int kBlockStrips = 1;
 template <class Way, int kSubs, bool kHasOffsets>
 constexpr int kMaxBlockRows = 4;
 
-template <class Multiply>
-static inline void with_way(const BlockTraits&, const Multiply& multiply) {
+template <class Of, class Multiply>
+static inline void with_way(const Multiply& multiply) {
   has_avx_vnni() ? multiply(VexDots{}) : multiply(EvexDots{});
 }
 
-template <class Way, int kRows>
+template <class Way, int kStrips, int kRows>
 struct BlockDots {
   __m256i sums[kRows][2];
 
-  [[gnu::always_inline]] BlockDots(const std::int32_t* begin, int) {
+  [[gnu::always_inline]] BlockDots(const std::int32_t* begin, int bias) {
+    typedef i32x16::Half Half;
 #pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) sums[row][0] = sums[row][1] = _mm256_set1_epi32(begin[row]);
+    for (int row = 0; row < kRows; ++row)
+      sums[row][0] = sums[row][1] = bias == 0 ? __m256i{} : (__m256i)with_bias((Half)_mm256_set1_epi32(begin[row]), bias);
   }
-  [[gnu::always_inline]] void add(const std::uint8_t* right, const std::uint8_t*, const std::int8_t* left, int) {
-    const __m256i weights[2] = {load_bytes(right), load_bytes(right + 32)};
+  [[gnu::always_inline]] void add(const u8x64 (&codes)[1], const std::int8_t* left, int) {
+    const __m256i weights[2] = {(__m256i)codes[0].low, (__m256i)codes[0].high};
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
       const __m256i quad = load_quad(left + row * kTileK);
@@ -49,26 +51,29 @@ struct SmallCodes {};
 struct SignedCodes {};
 
 // Calls multiply(way) with the right way for a type's codes.
-template <class Multiply>
-static inline void with_way(const BlockTraits& traits, const Multiply& multiply) {
-  if (!has_small_codes(traits)) return multiply(SignedCodes{});
-  if (traits.bits == 6) return multiply(SmallCodes<2>{});
-  traits.bits == 5 ? multiply(SmallCodes<4>{}) : multiply(SmallCodes<8>{});
+template <class Of, class Multiply>
+static inline void with_way(const Multiply& multiply) {
+  if constexpr (!has_small_codes(Of::traits)) {
+    multiply(SignedCodes{});
+  } else {
+    multiply(SmallCodes<Of::traits.bits == 6 ? 2 : Of::traits.bits == 5 ? 4 : 8>{});
+  }
 }
 
-template <class Way, int kRows>
+template <class Way, int kStrips, int kRows>
 struct BlockDots;
 
-template <int kQuads, int kRows>
-struct BlockDots<SmallCodes<kQuads>, kRows> {
+template <int kQuads, int kStrips, int kRows>
+struct BlockDots<SmallCodes<kQuads>, kStrips, kRows> {
   __m256i sums[kRows][2], pairs[kRows][2] = {};
 
   [[gnu::always_inline]] BlockDots(const std::int32_t* begin, int bias) {
 #pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) sums[row][0] = sums[row][1] = _mm256_set1_epi32(begin[row] * bias);
+    for (int row = 0; row < kRows; ++row)
+      sums[row][0] = sums[row][1] = bias == 0 ? __m256i{} : _mm256_set1_epi32(begin[row] * bias);
   }
-  [[gnu::always_inline]] void add(const std::uint8_t* right, const std::uint8_t*, const std::int8_t* left, int num_left) {
-    const __m256i weights[2] = {load_bytes(right), load_bytes(right + 32)};
+  [[gnu::always_inline]] void add(const u8x64 (&codes)[1], const std::int8_t* left, int num_left) {
+    const __m256i weights[2] = {(__m256i)codes[0].low, (__m256i)codes[0].high};
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
       const __m256i quad = load_quad(left + row * kTileK);
@@ -87,13 +92,13 @@ struct BlockDots<SmallCodes<kQuads>, kRows> {
   }
 };
 
-template <int kRows>
-struct BlockDots<SignedCodes, kRows> {
+template <int kStrips, int kRows>
+struct BlockDots<SignedCodes, kStrips, kRows> {
   __m256i sums[kRows][2] = {};
 
   [[gnu::always_inline]] BlockDots(const std::int32_t*, int) {}
-  [[gnu::always_inline]] void add(const std::uint8_t* right, const std::uint8_t*, const std::int8_t* left, int) {
-    const __m256i weights[2] = {load_bytes(right), load_bytes(right + 32)};
+  [[gnu::always_inline]] void add(const u8x64 (&codes)[1], const std::int8_t* left, int) {
+    const __m256i weights[2] = {(__m256i)codes[0].low, (__m256i)codes[0].high};
     const __m256i magnitudes[2] = {_mm256_abs_epi8(weights[0]), _mm256_abs_epi8(weights[1])};
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {

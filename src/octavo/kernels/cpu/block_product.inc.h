@@ -1,8 +1,9 @@
 // Products with weights in blocks, for any number of rows. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// A chunk of a panel is expanded into the first-level cache and multiplied by all rows of a block. Group by group,
-// total += (weight's scale * row's scale) * exact sum, then += offset * (row's scale * sum of its q): in the same order for
-// any number of rows.
+// A few rows are multiplied by weights as they are stored, whose codes and scales are made in registers. For more rows, a
+// chunk of a panel is first expanded into the first-level cache. Group by group,
+// total += (weight's scale * row's scale) * exact sum, then += offset * (row's scale * sum of its q): the same code, and so
+// the same order and bits, for any number of rows.
 
 static inline f32x16 fused_multiply_add(f32x16 a, f32x16 b, f32x16 sum) {
 #if defined(__AVX2__) && !defined(OCTAVO_HAS_AVX512)
@@ -14,17 +15,12 @@ static inline f32x16 fused_multiply_add(f32x16 a, f32x16 b, f32x16 sum) {
 #endif
 }
 
-constexpr std::int64_t kFewRowsOfBlocks = 2;
-
-// An expanded chunk of a panel, and the rows to multiply by it.
+// A chunk of a panel, and the rows to multiply by it.
 struct ChunkOfRows {
   const IntegerProduct& product;
-  const ExpandedChunk& chunk;
   std::int64_t index, num_groups;  // of the chunk; its groups
-  int bias[2];                     // of each strip's codes
   std::int64_t first;              // row tile
   float* results;                  // [row tiles][2][16][16]
-  Ahead ahead;                     // what each group prefetches: all at once, products would stall
 
   const std::int8_t* left(std::int64_t row) const {
     return product.rows.left + (row / 16 * product.num_k() + index * (kChunkGroups / 2)) * kTileBytes + row % 16 * kTileK;
@@ -40,103 +36,198 @@ struct ChunkOfRows {
   }
 };
 
-// kRows rows times kBlockStrips strips from `strip` on. Totals stay in registers between groups if there are enough.
-template <class Way, int kSubs, bool kHasOffsets, int kRows>
-[[gnu::noinline]] static void multiply_chunk_by_rows(const ChunkOfRows& of, std::int64_t row, int strip) {
+// Strips of an expanded chunk, from `strip` on.
+template <int kNumSubs, bool kOffsets>
+struct ExpandedStrips {
+  static constexpr int kStrips = kBlockStrips, kSubs = kNumSubs;
+  static constexpr bool kHasOffsets = kOffsets;
+
+  const ExpandedChunk& chunk;
+  int strip;
+  int bias;     // of the codes
+  Ahead ahead;  // what each group prefetches: all at once, products would stall
+
+  void fetch(std::int64_t group) const {
+    for (std::int64_t i = 0; i < ahead.lines; ++i) __builtin_prefetch(ahead.line(group * ahead.lines + i), 0, 2);
+  }
+  template <int kQuad>
+  [[gnu::always_inline]] u8x64 codes(std::int64_t group, int s) const {
+    return load<u8x64>(chunk.values[strip + s] + group * kGroupBytes + kQuad * 64);
+  }
+  [[gnu::always_inline]] f32x16 scale(std::int64_t group, int half, int s) const {
+    return load_f32(&chunk.scales[group][half][(strip + s) * 16]);
+  }
+  [[gnu::always_inline]] f32x16 offset(std::int64_t group, int half, int s) const {
+    return load_f32(&chunk.offsets[group][half][(strip + s) * 16]);
+  }
+};
+
+// A strip of a chunk as it is stored.
+template <class Of>
+struct StoredStrip {
+  static constexpr int kStrips = 1, kSubs = Of::traits.num_subs();
+  static constexpr bool kHasOffsets = Of::traits.has_offsets;
+  static constexpr int bias = stored_bias_of(Of::traits);
+
+  const std::uint8_t* planes;
+  ScalesOfStrip<Of> scales;
+
+  StoredStrip(const BlockPanel& panel, std::int64_t index, int strip)
+      : planes(panel.chunk(index, strip)),
+        scales(planes + panel.groups_of(index) * Of::traits.group_bytes(), panel.groups_of(index), panel.span) {
+    const std::uint8_t* end = planes + Of::traits.chunk_bytes(panel.groups_of(index), panel.span);
+    for (const std::uint8_t* line = planes + panel.groups_of(index) * Of::traits.group_bytes(); line < end; line += 64) prefetch_line(line);
+  }
+  [[gnu::always_inline]] void fetch(std::int64_t group) const {
+#pragma GCC unroll 8
+    for (std::int64_t line = 0; line < Of::traits.bits; ++line) prefetch_line(planes + group * Of::traits.group_bytes() + line * 64);
+  }
+  template <int kQuad>
+  [[gnu::always_inline]] u8x64 codes(std::int64_t group, int) const {
+    return biased_codes<Of, bias, kQuad>(planes + group * Of::traits.group_bytes());
+  }
+  [[gnu::always_inline]] f32x16 scale(std::int64_t group, int half, int) const { return scales.scale(group, half); }
+  [[gnu::always_inline]] f32x16 offset(std::int64_t group, int half, int) const { return scales.offset(group, half); }
+};
+
+// 4 of k of all strips.
+template <int kQuad, int kLeft, class Source, class Dots>
+[[gnu::always_inline]] static inline void add_quad_of(const Source& source, std::int64_t group, const std::int8_t* q, Dots& dots) {
+  u8x64 codes[Source::kStrips];
+#pragma GCC unroll 2
+  for (int s = 0; s < Source::kStrips; ++s) codes[s] = source.template codes<kQuad>(group, s);
+  dots.add(codes, q + kQuad * 4, kLeft);
+}
+
+// Adds a group, or half of it, to the totals.
+template <class Way, int kHalf, int kRows, class Source, int... kQuad>
+[[gnu::always_inline]] static inline void add_group(const Source& source, std::int64_t group, const TileGroup& of_rows, const std::int8_t* q,
+                                                    f32x16 (&totals)[Source::kStrips][kRows], Numbers<kQuad...>) {
+  constexpr int kQuads = sizeof...(kQuad);
+  BlockDots<Way, Source::kStrips, kRows> dots(Source::kSubs == 1 ? of_rows.begin : of_rows.begin_half[kHalf], source.bias);
+  (add_quad_of<kHalf * kQuads + kQuad, kQuads - 1 - kQuad>(source, group, q, dots), ...);
+#pragma GCC unroll 2
+  for (int s = 0; s < Source::kStrips; ++s) {
+    const f32x16 scale = source.scale(group, kHalf, s);
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i)
+      totals[s][i] = fused_multiply_add(dots.sum(s, i), scale * splat(of_rows.scale[i]), totals[s][i]);
+    if constexpr (Source::kHasOffsets) {
+      const f32x16 offset = source.offset(group, kHalf, s);
+      const float* sums = Source::kSubs == 1 ? of_rows.scaled_sum : of_rows.scaled_half[kHalf];
+#pragma GCC unroll 8
+      for (int i = 0; i < kRows; ++i) totals[s][i] = fused_multiply_add(offset, splat(sums[i]), totals[s][i]);
+    }
+  }
+}
+
+// kRows rows times the source's strips from `strip` on. Totals stay in registers between groups if there are enough.
+template <class Way, int kRows, class Source>
+[[gnu::noinline]] static void multiply_chunk_by_rows(const ChunkOfRows& of, const Source& source, std::int64_t row, int strip) {
   const std::int8_t* left = of.left(row);
   const TileGroup* groups = of.groups(row);
-  const std::uint8_t *right = of.chunk.values[strip], *other = of.chunk.values[1];
   float* results = of.result(row, strip);
-  f32x16 totals[kBlockStrips][kRows];
+  f32x16 totals[Source::kStrips][kRows];
 #pragma GCC unroll 2
-  for (int s = 0; s < kBlockStrips; ++s)
+  for (int s = 0; s < Source::kStrips; ++s)
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i)
       totals[s][i] = of.index == 0 ? splat(0.0f) : load_f32(results + s * kResultElements + i * 16);
 #pragma GCC unroll 1
-  for (std::int64_t group = 0; group < of.num_groups; ++group, ++groups, right += kGroupBytes, other += kGroupBytes) {
+  for (std::int64_t group = 0; group < of.num_groups; ++group) {
     const std::int8_t* q = left + group / 2 * kTileBytes + group % 2 * kUnitK;
-    for (std::int64_t i = 0; i < of.ahead.lines; ++i) __builtin_prefetch(of.ahead.line(group * of.ahead.lines + i), 0, 2);
-#pragma GCC unroll 2
-    for (int sub = 0; sub < kSubs; ++sub) {
-      BlockDots<Way, kRows> dots(kSubs == 1 ? groups->begin : groups->begin_half[sub], of.bias[strip]);
-      constexpr int kQuads = 8 / kSubs;
-#pragma GCC unroll 8
-      for (int quad = 0; quad < kQuads; ++quad) {
-        const std::int64_t at = sub * kQuads + quad;
-        dots.add(right + at * 64, other + at * 64, q + at * 4, kQuads - 1 - quad);
-      }
-#pragma GCC unroll 2
-      for (int s = 0; s < kBlockStrips; ++s) {
-        const f32x16 scale = load_f32(&of.chunk.scales[group][sub][(strip + s) * 16]);
-#pragma GCC unroll 8
-        for (int i = 0; i < kRows; ++i)
-          totals[s][i] = fused_multiply_add(dots.sum(s, i), scale * splat(groups->scale[i]), totals[s][i]);
-        if constexpr (kHasOffsets) {
-          const f32x16 offset = load_f32(&of.chunk.offsets[group][sub][(strip + s) * 16]);
-          const float* of_rows = kSubs == 1 ? groups->scaled_sum : groups->scaled_half[sub];
-#pragma GCC unroll 8
-          for (int i = 0; i < kRows; ++i) totals[s][i] = fused_multiply_add(offset, splat(of_rows[i]), totals[s][i]);
-        }
-      }
+    source.fetch(group);
+    if constexpr (Source::kSubs == 1) {
+      add_group<Way, 0>(source, group, groups[group], q, totals, Numbers<0, 1, 2, 3, 4, 5, 6, 7>{});
+    } else {
+      add_group<Way, 0>(source, group, groups[group], q, totals, Numbers<0, 1, 2, 3>{});
+      add_group<Way, 1>(source, group, groups[group], q, totals, Numbers<0, 1, 2, 3>{});
     }
   }
 #pragma GCC unroll 2
-  for (int s = 0; s < kBlockStrips; ++s)
+  for (int s = 0; s < Source::kStrips; ++s)
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) store_f32(results + s * kResultElements + i * 16, totals[s][i]);
 }
 
-template <class Way, int kSubs, bool kHasOffsets, int kRows = kMaxBlockRows<Way, kSubs, kHasOffsets>>
-static inline void multiply_chunk_by_some_rows(const ChunkOfRows& of, std::int64_t row, std::int64_t count, int strip) {
-  if constexpr (kRows > 1) {
-    if (count < kRows) return multiply_chunk_by_some_rows<Way, kSubs, kHasOffsets, kRows - 1>(of, row, count, strip);
+// At most kMost rows.
+template <class Way, int kMost, class Source>
+static inline void multiply_chunk_by_some_rows(const ChunkOfRows& of, const Source& source, std::int64_t row, std::int64_t count,
+                                               int strip) {
+  if constexpr (kMost > 1) {
+    if (count < kMost) return multiply_chunk_by_some_rows<Way, kMost - 1>(of, source, row, count, strip);
   }
-  multiply_chunk_by_rows<Way, kSubs, kHasOffsets, kRows>(of, row, strip);
+  multiply_chunk_by_rows<Way, kMost>(of, source, row, strip);
 }
 
-// All rows up to `end`, a few at a time, in parts that are as equal as possible, times strips from `strip` on.
-// `num_lines`: cache lines to prefetch meanwhile.
-template <class Way, int kSubs, bool kHasOffsets>
-static inline void multiply_chunk_by_all_rows(ChunkOfRows& of, std::int64_t num_lines, std::int64_t end, int strip) {
-  constexpr std::int64_t kMost = kMaxBlockRows<Way, kSubs, kHasOffsets>;
+// All rows up to `end`, a few at a time, in parts that are as equal as possible.
+// `num_lines`: cache lines to prefetch meanwhile, beginning at those of `source`.
+template <class Way, class Source>
+static inline void multiply_chunk_by_all_rows(const ChunkOfRows& of, Source& source, std::int64_t num_lines, std::int64_t end, int strip) {
+  constexpr std::int64_t kMost = kMaxBlockRows<Way, Source::kSubs, Source::kHasOffsets>;
   const std::int64_t num_rows = end - of.first * 16;
   const std::int64_t num_passes = num_rows / 16 * ceil_div(16, kMost) + ceil_div(num_rows % 16, kMost);
-  of.ahead.lines = ceil_div(num_lines, num_passes * of.num_groups);
+  source.ahead.lines = ceil_div(num_lines, num_passes * of.num_groups);
   for (std::int64_t row = of.first * 16; row < end;) {
     const std::int64_t rest = smaller(end, (row / 16 + 1) * 16) - row, count = ceil_div(rest, ceil_div(rest, kMost));
-    multiply_chunk_by_some_rows<Way, kSubs, kHasOffsets>(of, row, count, strip);
-    of.ahead.from = of.ahead.line(of.num_groups * of.ahead.lines);
+    multiply_chunk_by_some_rows<Way, kMost>(of, source, row, count, strip);
+    source.ahead.from = source.ahead.line(of.num_groups * source.ahead.lines);
     row += count;
   }
 }
 
-template <class Way>
-static inline void multiply_strips(const BlockPanel& panel, ChunkOfRows& of, std::int64_t num_lines, std::int64_t end, int strip) {
-  const auto multiply = [&](auto num_subs, auto has_offsets) {
-    multiply_chunk_by_all_rows<Way, num_subs.value, has_offsets.value>(of, num_lines, end, strip);
-  };
-  const auto with_subs = [&](auto num_subs) {
-    panel.has_offsets() ? multiply(num_subs, std::true_type{}) : multiply(num_subs, std::false_type{});
-  };
-  panel.num_subs() == 1 ? with_subs(std::integral_constant<int, 1>{}) : with_subs(std::integral_constant<int, 2>{});
+// Many rows times a chunk, which is expanded for them.
+static inline void multiply_expanded_chunk(const BlockPanel& panel, const ChunkOfRows& of, std::int64_t end_row, ExpandedChunk& chunk) {
+  for (int strip = 0; strip < 2; ++strip)
+    with_type(panel.types[strip], [&](auto type) { expand_strip<decltype(type)>(panel, of.index, strip, chunk); });
+  const std::int64_t num_lines = panel.bytes_of(of.index) / 64 * kBlockStrips / 2;
+  Ahead ahead = {panel.chunk(of.index, 0) + kFarBytes, 0};
+  for (int strip = 0; strip < 2; strip += kBlockStrips) {
+    const auto multiply = [&](auto way, auto num_subs, auto has_offsets) {
+      ExpandedStrips<num_subs.value, has_offsets.value> source = {chunk, strip, bias_of(panel.strips[strip]), ahead};
+      multiply_chunk_by_all_rows<decltype(way)>(of, source, num_lines, end_row, strip);
+      ahead = source.ahead;
+    };
+    const auto with_subs = [&](auto way, auto num_subs) {
+      panel.has_offsets() ? multiply(way, num_subs, std::true_type{}) : multiply(way, num_subs, std::false_type{});
+    };
+    with_type(panel.types[strip], [&](auto type) {
+      with_way<decltype(type)>([&](auto way) {
+        panel.num_subs() == 1 ? with_subs(way, std::integral_constant<int, 1>{}) : with_subs(way, std::integral_constant<int, 2>{});
+      });
+    });
+  }
+}
+
+// Few rows times a chunk as it is stored. Not where strips differ in what a group adds to totals: many rows' order is
+// then that of both.
+constexpr std::int64_t kFewRowsOfBlocks = 4;
+
+static inline bool is_multiplied_as_stored(const BlockPanel& panel, std::int64_t num_rows) {
+  return num_rows <= kFewRowsOfBlocks && panel.strips[0].sub == panel.strips[1].sub &&
+         panel.strips[0].has_offsets == panel.strips[1].has_offsets;
+}
+
+static inline void multiply_stored_chunk(const BlockPanel& panel, const ChunkOfRows& of, std::int64_t end_row) {
+  const std::int64_t row = of.first * 16;
+  for (int strip = 0; strip < 2; ++strip)
+    with_type(panel.types[strip], [&](auto type) {
+      typedef decltype(type) Of;
+      const StoredStrip<Of> source(panel, of.index, strip);
+      with_way<Of>([&](auto way) {
+        multiply_chunk_by_some_rows<decltype(way), kFewRowsOfBlocks>(of, source, row, end_row - row, strip);
+      });
+    });
 }
 
 static inline void multiply_panel_of_blocks(const IntegerProduct& product, std::int64_t number, std::int64_t first,
                                             std::int64_t end_row, float* results) {
   const BlockPanel panel = BlockPanel::of(product.form().blocks, product.form().values, number, product.in_size);
-  // Prefetches are issued during the longest part: for few rows, that is expanding.
-  const bool has_few_rows = end_row - first * 16 <= kFewRowsOfBlocks;
-  const bool expands_longest = has_few_rows && is_expanded(panel.strips[0]) && is_expanded(panel.strips[1]);
+  const bool as_stored = is_multiplied_as_stored(panel, end_row - first * 16);
   ExpandedChunk chunk;
   for (std::int64_t index = 0; index * kChunkGroups < panel.num_groups; ++index) {
-    for (int strip = 0; strip < 2; ++strip) expand_strip(panel, index, strip, expands_longest, chunk);
-    const int bias[2] = {bias_of(panel.strips[0]), bias_of(panel.strips[1])};
-    ChunkOfRows of = {product, chunk, index, panel.groups_of(index), {bias[0], bias[1]}, first, results, {}};
-    of.ahead.from = panel.chunk(index, 0) + kFarBytes;
-    const std::int64_t num_lines = expands_longest ? 0 : panel.bytes_of(index) / 64 * kBlockStrips / 2;
-    for (int strip = 0; strip < 2; strip += kBlockStrips)
-      with_way(panel.strips[strip], [&](auto way) { multiply_strips<decltype(way)>(panel, of, num_lines, end_row, strip); });
+    const ChunkOfRows of = {product, index, panel.groups_of(index), first, results};
+    as_stored ? multiply_stored_chunk(panel, of, end_row) : multiply_expanded_chunk(panel, of, end_row, chunk);
   }
 }
 

@@ -7,15 +7,22 @@
 // sums: 128 for all types with vpdpbusd; none for small codes with vpmaddubsw.
 #if defined(OCTAVO_HAS_AVX512) || defined(OCTAVO_HAS_VNNI)
 constexpr std::int32_t kBeginFactor = 128;
-static inline int bias_of(const BlockTraits&) { return 128; }
+constexpr int bias_of(const BlockTraits&) { return 128; }
+// What codes have that are multiplied as they are stored.
+constexpr int stored_bias_of(const BlockTraits& traits) { return traits.is_table ? 128 : traits.zero; }
+
+// Initial sums for codes of kBeginFactor, made those of `bias`: 128 or a smaller power of two.
+template <class V>
+[[gnu::always_inline]] static inline V with_bias(V begin, int bias) { return bias == 128 ? begin : begin >> (7 - __builtin_ctz(static_cast<unsigned>(bias))); }
 #else
 constexpr std::int32_t kBeginFactor = 1;  // the bias, which differs by type, is multiplied later
 #if defined(OCTAVO_HAS_AVX2)
-static inline bool has_small_codes(const BlockTraits& traits) { return traits.bits < 8 && !traits.is_table; }
-static inline int bias_of(const BlockTraits& traits) { return has_small_codes(traits) ? traits.zero : 0; }
+constexpr bool has_small_codes(const BlockTraits& traits) { return traits.bits < 8 && !traits.is_table; }
+constexpr int bias_of(const BlockTraits& traits) { return has_small_codes(traits) ? traits.zero : 0; }
 #else
-static inline int bias_of(const BlockTraits&) { return 0; }
+constexpr int bias_of(const BlockTraits&) { return 0; }
 #endif
+constexpr int stored_bias_of(const BlockTraits& traits) { return bias_of(traits); }
 #endif
 
 // Per-row factors of a group of 32 q, for the 16 rows of a row tile, ready to be broadcast; laid out as [row tiles][groups]:

@@ -98,13 +98,15 @@ struct Blocks {
 
 // One panel as kernels read it.
 struct BlockPanel {
+  BlockType types[2];  // of the strips
   BlockTraits strips[2];
   const std::uint8_t* data;
   std::int64_t span, num_groups;
 
   static BlockPanel of(const Blocks& blocks, const std::uint8_t* values, std::int64_t panel, std::int64_t in_size) {
-    return {{traits_of(blocks.types[blocks.part_of(panel * 2)]), traits_of(blocks.types[blocks.part_of(panel * 2 + 1)])},
-            values + blocks.panel_offset(panel, in_size), blocks.span, in_size / kBlockGroup};
+    const BlockType types[2] = {blocks.types[blocks.part_of(panel * 2)], blocks.types[blocks.part_of(panel * 2 + 1)]};
+    return {{types[0], types[1]}, {traits_of(types[0]), traits_of(types[1])}, values + blocks.panel_offset(panel, in_size), blocks.span,
+            in_size / kBlockGroup};
   }
   // Both strips get what either needs.
   std::int64_t num_subs() const { return strips[0].sub == 16 || strips[1].sub == 16 ? 2 : 1; }

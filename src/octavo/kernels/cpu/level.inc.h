@@ -108,6 +108,7 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // activations kept
 #if defined(OCTAVO_HAS_AMX)
 #include "integer_tiles.inc.h"
 #endif
+#include "block_codes.inc.h"
 #include "block_expand.inc.h"
 #include "block_dots.inc.h"
 #include "block_product.inc.h"
