@@ -42,25 +42,41 @@ static inline float largest_of_group(f32x16 a, f32x16 b) {
 #if defined(OCTAVO_HAS_AVX512)
   return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps((__m512)a), _mm512_abs_ps((__m512)b)));
 #else
-  const f32x16 first = select(a < -a, -a, a), second = select(b < -b, -b, b);
+  const f32x16 first = (f32x16)((u32x16)a & 0x7fffffffu), second = (f32x16)((u32x16)b & 0x7fffffffu);
   return max_of_lanes(select(first > second, first, second));
 #endif
 }
 
-// Stores 16 integers at `to` and returns their sum.
-static inline std::int32_t put_integers_of_group(f32x16 values, std::int8_t* to) {
+// Puts a group's 32 values, times `inverse`, at `to` as integers; `sums` are those of its halves.
+static inline void put_group(f32x16 first, f32x16 second, float inverse, std::int8_t* to, std::int32_t (&sums)[2]) {
 #if defined(OCTAVO_HAS_AVX512)
-  const __m512i integers = _mm512_cvt_roundps_epi32((__m512)values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(integers));
-  return _mm512_reduce_add_epi32(integers);
+  const auto put = [&](f32x16 values, int half) {
+    const __m512i integers = _mm512_cvt_roundps_epi32((__m512)(values * inverse), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + half * 16), _mm512_cvtepi32_epi8(integers));
+    sums[half] = _mm512_reduce_add_epi32(integers);
+  };
+  put(first, 0), put(second, 1);
+#elif defined(__AVX2__)
+  const auto words = [&](f32x16 values) {
+    const i32x16 integers = convert<i32x16>(round_to_integers(values * inverse));
+    return _mm256_packs_epi32((__m256i)integers.low, (__m256i)integers.high);
+  };
+  // Packed by 128 bits: of four quads each, which then go to their places.
+  const __m256i packed = _mm256_packs_epi16(words(first), words(second));
+  const __m256i bytes = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes);
+  __m256i lanes = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1));  // four of each half
+  lanes = _mm256_hadd_epi32(lanes, lanes), lanes = _mm256_hadd_epi32(lanes, lanes);
+  sums[0] = _mm256_extract_epi32(lanes, 0), sums[1] = _mm256_extract_epi32(lanes, 4);
 #else
-  const i32x16 integers = convert<i32x16>(round_to_integers(values));
-  std::int32_t sum = 0;
-  for (int lane = 0; lane < 16; ++lane) {
-    to[lane] = static_cast<std::int8_t>(integers[lane]);
-    sum += integers[lane];
+  const i32x16 integers[2] = {convert<i32x16>(round_to_integers(first * inverse)), convert<i32x16>(round_to_integers(second * inverse))};
+  for (int half = 0; half < 2; ++half) {
+    sums[half] = 0;
+    for (int lane = 0; lane < 16; ++lane) {
+      to[half * 16 + lane] = static_cast<std::int8_t>(integers[half][lane]);
+      sums[half] += integers[half][lane];
+    }
   }
-  return sum;
 #endif
 }
 
@@ -76,7 +92,8 @@ static inline void quantize_row_by_groups(const bf16* x, std::int64_t size, std:
     const bool is_zero = largest < 0x1p-120f;
     const float of_group = is_zero ? 0.0f : largest / 127.0f, inverse = is_zero ? 0.0f : 127.0f / largest;
     std::int8_t* to = line + group / 2 * kTileBytes + group % 2 * kUnitK;
-    const std::int32_t sums[2] = {put_integers_of_group(first * inverse, to), put_integers_of_group(second * inverse, to + 16)};
+    std::int32_t sums[2];
+    put_group(first, second, inverse, to, sums);
     const std::int32_t sum = sums[0] + sums[1];
     TileGroup& of = groups[group];
     of.scale[0] = of_group, of.begin[0] = -kBeginFactor * sum, of.scaled_sum[0] = of_group * static_cast<float>(sum);
