@@ -16,7 +16,7 @@ from octavo.kernels.types import SILU, Fused, LinearRole
 
 QUANTIZED = [kind.name for kind in GGML_TYPES.values() if kind.is_quantized]
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
-ROWS = pick((1, 5, 37), (1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 131))
+ROWS = pick((1, 3, 5, 37), (1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 131))
 
 
 def rows_of(name: str, num_rows: int, in_size: int, seed: int = 0) -> torch.Tensor:
@@ -85,18 +85,20 @@ def test_parts_of_several_types(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("types", [("Q4_0", "Q4_0"), ("Q5_0", "Q2_K")])
+@pytest.mark.parametrize("types", [("Q4_0", "Q4_0"), ("Q4_K", "Q5_K"), ("Q5_0", "Q2_K")])
 def test_gated(types: tuple[str, str], level: str) -> None:
     kernels, weight = kernels_of(level), weight_of((types[0], 40), (types[1], 40), in_size=512)
     packed = kernels.pack_linear(weight, None, "gated", weight.format)
     x = inputs(9, 512)
     gate, up = block_linear(x, weight, None).to(torch.bfloat16).float().chunk(2, dim=-1)
-    found = kernels.activated_linear(x, packed, SILU).float()
-    torch.testing.assert_close(found, torch.nn.functional.silu(gate) * up, rtol=0.02, atol=0.02)
+    found = kernels.activated_linear(x, packed, SILU)
+    torch.testing.assert_close(found.float(), torch.nn.functional.silu(gate) * up, rtol=0.02, atol=0.02)
+    for count in (1, 4):
+        assert torch.equal(kernels.activated_linear(x[:count], packed, SILU), found[:count])
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", ["Q4_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("name", pick(["Q4_1", "Q4_K", "Q6_K"], QUANTIZED))
 def test_shares_of_inputs(name: str, level: str) -> None:
     """Ranks hold groups, which may begin inside a block of 256: their sums are those of the whole."""
     for first, size in ((0, 288), (288, 480)):
@@ -158,3 +160,5 @@ def test_experts(level: str) -> None:
         rows = x[token_ids[expert_ids == expert]]
         expected = kernels.linear(kernels.activated_linear(rows, packed_ups[expert], SILU), packed_downs[expert])
         assert torch.equal(found[expert_ids == expert], expected)
+    few = kernels.expert_rows(x, token_ids[:5], expert_ids[:5], experts, SILU)
+    assert torch.equal(few, found[:5])

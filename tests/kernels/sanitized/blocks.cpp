@@ -94,7 +94,7 @@ const char* check_weight(const Ops& ops, Pool& pool, const WeightInBlocks& weigh
   const float tolerance = largest * (weight.args.blocks.is_gated ? 0x1p-6f : 0x1p-16f);
   for (std::size_t i = 0; i < out.size(); ++i)
     if (!(std::fabs(out[i] - expected[i]) <= tolerance)) return "a product is not the portable level's";
-  for (const std::int64_t most : {1, 7}) {
+  for (const std::int64_t most : {1, 4, 7}) {
     const std::int64_t count = std::min(most, num_rows), first = random_below(num_rows - count + 1, source);
     const std::vector<float> alone = multiplied(ops, pool, x.data() + first * in_size, count, weight);
     if (!std::equal(alone.begin(), alone.end(), out.begin() + first * out_size)) return "a row depends on others";

@@ -13,7 +13,9 @@ constexpr int stored_bias_of(const BlockTraits& traits) { return traits.is_table
 
 // Initial sums for codes of kBeginFactor, made those of `bias`: 128 or a smaller power of two.
 template <class V>
-[[gnu::always_inline]] static inline V with_bias(V begin, int bias) { return bias == 128 ? begin : begin >> (7 - __builtin_ctz(static_cast<unsigned>(bias))); }
+[[gnu::always_inline]] static inline V with_bias(V begin, int bias) {
+  return bias == 128 ? begin : begin >> (7 - __builtin_ctz(static_cast<unsigned>(bias)));
+}
 #else
 constexpr std::int32_t kBeginFactor = 1;  // the bias, which differs by type, is multiplied later
 #if defined(OCTAVO_HAS_AVX2)
