@@ -12,8 +12,7 @@ from octavo.contracts.ranks import (
     RankCall,
     RankFailure,
     RankResult,
-    decode_from_rank,
-    decode_to_rank,
+    decode_rank_message,
     encode_rank_message,
 )
 from octavo.contracts.schedule import (
@@ -98,7 +97,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def test_an_order() -> None:
-    arrived = decode_to_rank(encode_rank_message(ORDER))
+    arrived = decode_rank_message(encode_rank_message(ORDER))
     assert_same(ORDER, arrived)
     assert isinstance(arrived, SchedulerOutput)
     assert arrived.rows.flags.writeable  # torch shares its memory
@@ -106,7 +105,7 @@ def test_an_order() -> None:
 
 def test_a_call() -> None:
     call = RankCall(call_id=7, method="initialize_kv_cache", arguments=[[64, 32]])
-    assert decode_to_rank(encode_rank_message(call)) == call
+    assert decode_rank_message(encode_rank_message(call)) == call
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_a_call() -> None:
     ],
 )
 def test_replies(message: FromRank) -> None:
-    assert_same(message, decode_from_rank(bytes(encode_rank_message(message))))
+    assert_same(message, decode_rank_message(bytes(encode_rank_message(message))))
 
 
 def test_columns_of_other_types_are_refused() -> None:

@@ -11,6 +11,7 @@ from octavo.contracts.schedule import Int32Array
 from octavo.errors import GrammarError, GrammarTooComplexError, OctavoError
 from octavo.scheduler.grammar_gate import GrammarGate
 from octavo.scheduler.request import RequestStatus
+from octavo.structured.manager import GrammarManager
 from octavo.structured_output import StructuredOutput
 from octavo.testing import FakeWorker, expected_tokens, make_request, make_scheduler, model_output_for, run_step
 
@@ -18,10 +19,11 @@ FORM = StructuredOutput(regex="x")
 MAX_LEN, VOCAB = 64, 1000
 
 
-class CountedGrammars:
+class CountedGrammars(GrammarManager):
     """Every form is complete after a number of tokens; the mask of a request says how many it has taken."""
 
     def __init__(self) -> None:
+        super().__init__(lambda: pytest.fail("nothing is compiled"))
         self.ready: dict[str, OctavoError | None] = {}
         self.lengths: dict[str, int] = {}
         self.fails_at: dict[str, int] = {}
@@ -37,10 +39,10 @@ class CountedGrammars:
     def masks(self, request_ids: Sequence[str]) -> Int32Array:
         return np.array([[len(self.taken[request_id])] for request_id in request_ids], dtype=np.int32)
 
-    def masks_along(self, request_id: str, draft_ids: Sequence[int]) -> Int32Array:
+    def masks_along(self, request_id: str, token_ids: Sequence[int]) -> Int32Array:
         num_taken = len(self.taken[request_id])
         num_left = self.lengths.get(request_id, MAX_LEN) - num_taken
-        return np.arange(num_taken, num_taken + min(1 + len(draft_ids), num_left), dtype=np.int32)[:, None]
+        return np.arange(num_taken, num_taken + min(1 + len(token_ids), num_left), dtype=np.int32)[:, None]
 
     def forced(self, request_id: str) -> list[int]:
         return []

@@ -48,16 +48,9 @@ def encode_rank_message(message: ToRank | FromRank) -> bytearray:
     return buffer
 
 
-def decode_to_rank(message: bytes | bytearray) -> ToRank:
-    """Decode a message to a rank; arrays are writable and own their memory."""
-    decoded: ToRank = _DECODE[message[0]](memoryview(message)[1:])
-    return decoded
-
-
-def decode_from_rank(message: bytes) -> FromRank:
-    """Decode a reply."""
-    decoded: FromRank = _DECODE[message[0]](memoryview(message)[1:])
-    return decoded
+def decode_rank_message(message: bytes | bytearray) -> Any:
+    """Decode a message to a rank (`ToRank`) or from one (`FromRank`); arrays are writable and own their memory."""
+    return _DECODE[message[0]](memoryview(message)[1:])
 
 
 # A column is an extension type whose code is the dtype number; a 2-D table adds _TABLE and starts with its width.

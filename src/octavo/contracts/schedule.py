@@ -44,11 +44,11 @@ class NewRequestData:
         return self.sampling_params or NO_SAMPLING
 
 
-_NONE: Int32Array = np.zeros(0, dtype=np.int32)
+NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
 
 
 def _none() -> Int32Array:
-    return _NONE
+    return NOTHING
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

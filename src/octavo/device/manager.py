@@ -9,11 +9,13 @@ import torch
 
 from octavo.attention.base import AttentionBackend
 from octavo.attention.selector import select_attention
-from octavo.config.engine import KVCacheDType
-from octavo.config.model import DType
+from octavo.config.engine import EngineConfig, KVCacheDType
+from octavo.config.model import DType, ModelConfig
 from octavo.device.base import DeviceKind
 from octavo.errors import DeviceUnavailableError, InvalidParameterError, UnknownOptionError
 from octavo.kernels.dispatch import has_kernels, select_kernels
+from octavo.layers.context import BuildContext
+from octavo.layers.quant.registry import resolve_schemes
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import process_weights_after_loading
 
@@ -89,6 +91,22 @@ class DeviceManager:
     ) -> AttentionBackend[Any]:
         """Return the attention backend for this dtype."""
         return select_attention(self.device, dtype, name, kv_cache_dtype)
+
+    def build_context(
+        self, model: ModelConfig, quantization: str | None, dtype: torch.dtype, config: EngineConfig
+    ) -> BuildContext:
+        """Return what a model's layers are built with: kernels for its weights, or their `quantization`, in `dtype`.
+
+        Raises InvalidParameterError: there are no kernels for that here.
+        """
+        kernels_for = partial(self.kernels, dtype, deterministic=config.deterministic)
+        schemes, kernels = resolve_schemes(model.quantization, quantization, kernels_for, self.where(dtype))
+        attention = self.attention(dtype, kv_cache_dtype=config.cache.kv_cache_dtype)
+        return BuildContext(kernels=kernels, attention=attention, dtype=dtype, device=self.device, schemes=schemes)
+
+    def where(self, dtype: torch.dtype) -> str:
+        """Name device and dtype, for messages."""
+        return f"{self.device.type} with {str(dtype).removeprefix('torch.')}"
 
     def optimize_for_device(self, model: CausalLM) -> None:
         """Pack the model's weights for the kernels, in place. Loaders do this themselves."""

@@ -51,7 +51,7 @@ class EngineCore:
             max_model_len=config.model.max_model_len, max_chunk=config.scheduler.max_num_batched_tokens,
         )  # fmt: skip
         self.ready = CoreReady(profile=executor.profile, kv_tokens=kv_tokens)
-        self._grammars: GrammarManager = GrammarManager(partial(_make_grammar_backend, config))
+        self._grammars = GrammarManager(partial(_make_grammar_backend, config))
         self._adapters = None if config.lora is None else HostAdapters(executor.call, config.lora.max_cpu_loras)
         blocks = BlockManager(config.cache, num_blocks, config.model.kv_groups)
         running = RunningRows(config.scheduler.max_num_seqs, config.model.max_model_len, blocks)

@@ -19,7 +19,7 @@ import msgspec
 
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
-from octavo.contracts.ranks import FromRank, RankCall, RankFailure, RankResult, decode_from_rank, encode_rank_message
+from octavo.contracts.ranks import FromRank, RankCall, RankFailure, RankResult, decode_rank_message, encode_rank_message
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import EngineDeadError, EngineError, OctavoError, named_error
 from octavo.executor.ranks import Ranks, RankWatch
@@ -185,7 +185,7 @@ class DistributedExecutor:
         """Receive what ranks have sent, waiting for the first message; return False on timeout."""
         came = self._watch.receive(timeout_s, extra_fd)
         for rank, message in came:
-            self._dispatch(rank, decode_from_rank(message))
+            self._dispatch(rank, decode_rank_message(message))
         return bool(came)
 
     def _dispatch(self, rank: int, message: FromRank) -> None:

@@ -4,63 +4,27 @@ Legend: R = rows of the step, S = those that sample, M = masks, V = vocabulary s
 or more, K = tokens that a row tries at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
-from octavo.contracts.engine import EngineCoreRequest
 from octavo.contracts.schedule import BoolArray, Int32Array, SchedulerOutput, TokenMasks
 from octavo.errors import OctavoError
 from octavo.scheduler.gate import Gate
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows
 from octavo.scheduler.step_update import StepUpdate
-
-
-class Grammars(Protocol):
-    """The grammars of requests, by request id. Owned by the scheduler's thread."""
-
-    def begin(self, message: EngineCoreRequest) -> None:
-        """Start compiling the request's constraint in the background."""
-
-    def take_compiled(self) -> dict[str, OctavoError | None]:
-        """Return the requests whose compilation ended since the last call, each with its error or None."""
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until a compilation ends, for at most `timeout_s`."""
-
-    def masks(self, request_ids: Sequence[str]) -> Int32Array:
-        """Return the allowed next tokens [M, W]: bit b of word w is token 32 w + b."""
-
-    def masks_along(self, request_id: str, token_ids: Sequence[int]) -> Int32Array:
-        """Return which tokens may come next and after each of `token_ids`: [1 + K', W]. The state does not change.
-
-        The first K' of these K tokens are usable: the grammar accepts each of them and is not complete after it.
-        """
-
-    def forced(self, request_id: str) -> list[int]:
-        """Return next tokens that the grammar leaves no choice about, as its tokenizer would spell them; often none."""
-
-    def advance(self, sampled: Mapping[str, Sequence[int]]) -> dict[str, OctavoError | None]:
-        """Advance these requests by their sampled tokens and compute their next masks.
-
-        Returns those that end: with None the constraint is satisfied and nothing may follow, else with an error.
-        """
-
-    def forget(self, request_id: str) -> None:
-        """Drop a request in any state. Cheap for unknown ids."""
+from octavo.structured.manager import GrammarManager
 
 
 class GrammarGate(Gate):
-    """Without `grammars`, no request may have a constraint."""
+    """Those requests, and the masks of their steps. `grammars` are owned by the scheduler's thread, as the gate is."""
 
     reason = "grammar"
 
-    def __init__(self, grammars: Grammars | None, running: RunningRows) -> None:
-        self._grammars = grammars
-        self._running = running
+    def __init__(self, grammars: GrammarManager, running: RunningRows) -> None:
+        self._grammars, self._running = grammars, running
         self._num_requests = 0  # with a grammar, in any state: without any, a step costs nothing
         self._pending: dict[str, Request] = {}
         self._failed: list[tuple[Request, OctavoError]] = []
@@ -71,13 +35,13 @@ class GrammarGate(Gate):
             return False
         self._num_requests += 1
         self._pending[request.request_id] = request
-        self._known.begin(request.message)
+        self._grammars.begin(request.message)
         return True
 
     def take_ready(self, now_s: float) -> list[Request]:
         if not self._pending:
             return []
-        done = [(self._pending.pop(request_id), error) for request_id, error in self._known.take_compiled().items()]
+        done = [(self._pending.pop(request_id), error) for request_id, error in self._grammars.take_compiled().items()]
         self._failed += [(request, error) for request, error in done if error is not None]
         return [request for request, error in done if error is None]
 
@@ -89,10 +53,10 @@ class GrammarGate(Gate):
         if request.is_constrained:
             self._num_requests -= 1
             self._pending.pop(request.request_id, None)
-            self._known.forget(request.request_id)
+            self._grammars.forget(request.request_id)
 
     def wait(self, timeout_s: float) -> None:
-        self._known.wait(timeout_s)
+        self._grammars.wait(timeout_s)
 
     def add_to_step(self, output: SchedulerOutput, rows: RowIndices) -> SchedulerOutput:
         """Add the masks of those rows that sample in this step; after each token that they try, too."""
@@ -109,7 +73,7 @@ class GrammarGate(Gate):
             masks = self._masks_with_tried(sampling, is_under, request_ids, num_tried, masks_of_row)
         else:
             at = is_under.nonzero()[0].astype(np.int32)
-            masks = TokenMasks(logits_rows=at, words=self._known.masks(request_ids))
+            masks = TokenMasks(logits_rows=at, words=self._grammars.masks(request_ids))
         return replace(output, token_masks=masks)
 
     def _masks_with_tried(
@@ -128,33 +92,28 @@ class GrammarGate(Gate):
         logits_rows, words = list[Int32Array](), list[Int32Array]()
         for index, request_id in zip(is_under.nonzero()[0].tolist(), request_ids, strict=True):
             along = masks_of_row.get(int(sampling[index]))
-            words.append(self._known.masks([request_id]) if along is None else along[: 1 + num_tried[index]])
+            words.append(self._grammars.masks([request_id]) if along is None else along[: 1 + num_tried[index]])
             logits_rows.append(np.arange(first[index], first[index] + len(words[-1]), dtype=np.int32))
         return TokenMasks(logits_rows=np.concatenate(logits_rows), words=np.concatenate(words))
 
     def after_step(self, output: SchedulerOutput, update: StepUpdate) -> dict[str, OctavoError | None]:
         """Advance the grammars by the new tokens."""
         at = self._running.is_constrained[update.rows].nonzero()[0].tolist() if self._num_requests else []
-        return self._known.advance({update.req_ids[index]: update.tokens_of(index) for index in at}) if at else {}
+        return self._grammars.advance({update.req_ids[index]: update.tokens_of(index) for index in at}) if at else {}
 
     def usable(self, row: int, token_ids: list[int]) -> list[int]:
         """Return the first of `token_ids` that a row may try in this step: its grammar accepts them."""
-        masks = self._known.masks_along(self._running.request_at(row).request_id, token_ids)  # [1 + K', W]
+        masks = self._grammars.masks_along(self._running.request_at(row).request_id, token_ids)  # [1 + K', W]
         self._masks_of_row[row] = masks
         return token_ids[: len(masks) - 1]
 
     def forced(self, row: int) -> list[int]:
         """Return the next tokens of a row that its grammar leaves no choice about."""
-        return self._known.forced(self._running.request_at(row).request_id)
+        return self._grammars.forced(self._running.request_at(row).request_id)
 
     def num_allowed(self, request: Request, token_ids: list[int]) -> int:
         """Return how many of a request's next tokens its grammar allows, one after the other."""
-        masks = self._known.masks_along(request.request_id, token_ids)  # [1 + K', W]; ends where nothing may follow
+        masks = self._grammars.masks_along(request.request_id, token_ids)  # [1 + K', W]; ends where nothing may follow
         pairs = zip(masks, token_ids, strict=False)
         is_allowed = [bool(mask[token_id // 32] >> (token_id % 32) & 1) for mask, token_id in pairs]
         return [*is_allowed, False].index(False)
-
-    @property
-    def _known(self) -> Grammars:
-        assert self._grammars is not None, "this scheduler has no grammars"
-        return self._grammars

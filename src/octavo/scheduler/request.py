@@ -37,26 +37,6 @@ class Request:
     While it runs, its tokens and counts live in its row of `RunningRows`; otherwise `token_ids` holds all tokens.
     """
 
-    __slots__ = (
-        "aged_class",
-        "arrival_index",
-        "block_keys",
-        "block_root",
-        "extra_inputs",
-        "is_constrained",
-        "limits_chunks",
-        "max_num_tokens",
-        "message",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "priority",
-        "row",
-        "status",
-        "stop_token_ids",
-        "token_ids",
-        "waits_for",
-    )
-
     def __init__(self, message: EngineCoreRequest, arrival_index: int, max_model_len: int) -> None:
         self.message = message
         self.is_constrained = self.params.structured_output is not None

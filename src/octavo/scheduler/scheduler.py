@@ -278,7 +278,8 @@ class Scheduler:
 
     def take_finished(self) -> EngineCoreOutputs:
         """Report ends that no step's output carries: aborts and failed steps."""
-        return self._outputs(StepUpdate(), None)
+        reports, self.finished = self.finished, {}
+        return EngineCoreOutputs(epoch=self._epoch, finished=reports, stats=self.stats())
 
     def _fail(self, request: Request, error: str, error_type: str | None = None) -> None:
         """End one request as failed. Its blocks become unfindable, because their contents are not reliable."""
@@ -301,26 +302,25 @@ class Scheduler:
         del self._requests[request.request_id]
         self.finished[request.request_id] = report
 
-    def _outputs(self, update: StepUpdate, step: StepInFlight | None) -> EngineCoreOutputs:
-        """Build the message for the frontend; without a step, only reports of ended requests."""
+    def _outputs(self, update: StepUpdate, step: StepInFlight) -> EngineCoreOutputs:
+        """Build the message for the frontend."""
         reports, self.finished = self.finished, {}
         counts = update.counts
-        spec_decode = self._speculation.stats() if self._speculation is not None and counts is not None else None
         return EngineCoreOutputs(
             epoch=self._epoch,
             req_ids=list(update.req_ids),
             num_new_tokens=[1] * len(update.req_ids) if counts is None else counts.tolist(),
             first_indices=(update.positions - self.running.num_prompt[update.rows]).tolist(),
             new_token_ids=update.new_token_ids.tolist(),
-            num_scheduled_tokens=step.output.total_num_scheduled_tokens if step else 0,
-            admitted=step.admitted if step else {},
+            num_scheduled_tokens=step.output.total_num_scheduled_tokens,
+            admitted=step.admitted,
             finished=reports,
             logprobs=update.logprobs,
             prompt_logprobs=update.prompt_logprobs,
             pooled=update.pooled,
             stats=self.stats(),
             expert_load=update.expert_load,
-            spec_decode=spec_decode,
+            spec_decode=self._speculation.stats() if self._speculation is not None and counts is not None else None,
         )
 
     # -- introspection ------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 
 from octavo.contracts.engine import AdmittedRequest
 from octavo.contracts.schedule import (
+    NOTHING,
     CachedRequestData,
     Int32Array,
     NewRequestData,
@@ -21,7 +22,6 @@ from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows
 from octavo.scheduler.step_update import StepInFlight
 
-_NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
 _NO_DIFFS = CachedRequestData()
 
 # Rows whose blocks of a KV group cannot hold what they would compute: group, rows, missing blocks of each row.
@@ -110,7 +110,7 @@ class StepBuilder:
         self._running, self._hooks, self._sends_tokens = running, hooks, sends_tokens
         # Changes of block tables [N]: rows, blocks, groups, columns.
         self._changes: tuple[list[int], list[int], list[int], list[int]] = [], [], [], []
-        self.rows, self.counts = running.active, _NOTHING  # of running rows [R]: known tokens that each computes [R]
+        self.rows, self.counts = running.active, NOTHING  # of running rows [R]: known tokens that each computes [R]
         self._req_ids: tuple[str, ...] = ()
         self._hashed_blocks: list[tuple[int, int]] = []
         self._admitted: list[Request] = []

@@ -4,45 +4,36 @@ Legend: R = rows of the step, R' = those that got tokens, K = most tokens that o
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.contracts.engine import AdmittedRequest, ExpertLoad, TokenLogprobs
-from octavo.contracts.schedule import BoolArray, Int32Array, ModelRunnerOutput, SchedulerOutput
+from octavo.contracts.schedule import NOTHING, BoolArray, Int32Array, ModelRunnerOutput, SchedulerOutput
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows
 
 _ValueT = TypeVar("_ValueT")
-_NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
-
-
-def _nothing() -> Int32Array:
-    return _NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepUpdate:
     """The rows that got new tokens in a step. Excludes requests that have ended or been preempted since."""
 
-    req_ids: tuple[str, ...] = ()  # [R']
-    rows: RowIndices = field(default_factory=lambda: np.zeros(0, dtype=np.intp))  # [R']
-    positions: Int32Array = field(default_factory=_nothing)  # [R'] of each row's first new token
-    last_token_ids: Int32Array = field(default_factory=_nothing)  # [R'] the new token, or the last of several
-    table: Int32Array = field(
-        default_factory=_nothing
-    )  # [R', K] each row's new tokens, of which `counts` [R'] are valid ...
-    counts: Int32Array | None = None  # ... None: one of each row
-    num_expected: Int32Array = field(
-        default_factory=_nothing
-    )  # [R'] that the step had in flight for each row; only with `counts`
-    pooled: dict[str, bytes] = field(default_factory=dict)  # vectors of requests that end with them
-    errors: dict[str, str] = field(default_factory=dict)  # requests that failed individually, and why
-    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
-    prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
-    expert_load: ExpertLoad | None = None
+    req_ids: tuple[str, ...]  # [R']
+    rows: RowIndices  # [R']
+    positions: Int32Array  # [R'] of each row's first new token
+    last_token_ids: Int32Array  # [R'] the new token, or the last of several
+    table: Int32Array  # [R', K] each row's new tokens, of which `counts` [R'] are valid ...
+    counts: Int32Array | None  # ... None: one of each row
+    num_expected: Int32Array  # [R'] that the step had in flight for each row; only with `counts`
+    pooled: dict[str, bytes]  # vectors of requests that end with them
+    errors: dict[str, str]  # requests that failed individually, and why
+    logprobs: dict[str, list[TokenLogprobs]]
+    prompt_logprobs: dict[str, list[TokenLogprobs | None]]
+    expert_load: ExpertLoad | None
 
     @property
     def num_known(self) -> Int32Array:
@@ -113,7 +104,7 @@ class StepInFlight:
         if np.count_nonzero(is_new) < len(rows):
             rows, table = rows[is_new], table[is_new]
             req_ids = tuple(output.req_ids[index] for index in is_new.nonzero()[0].tolist())
-        last, counts, num_expected, extra = table[:, 0], None, _NOTHING, output.scheduled_spec_decode_tokens
+        last, counts, num_expected, extra = table[:, 0], None, NOTHING, output.scheduled_spec_decode_tokens
         if extra is not None:
             counts, num_expected = model_output.num_sampled[is_new], 1 + extra.counts[is_new]
             last = _last(table, counts)

@@ -36,7 +36,7 @@ NUM_THREADS = 2
 
 
 class GrammarManager:
-    """Implements the scheduler's `Grammars`. Owned by the core's thread; only compilation uses other threads.
+    """Grammars by request id. Owned by the scheduler's thread; only compilation uses other threads.
 
     The backend, which takes a second for a large vocabulary, is created with the first request.
     """
@@ -53,22 +53,30 @@ class GrammarManager:
         self._held: dict[str, _Held] = {}
 
     def begin(self, message: EngineCoreRequest) -> None:
+        """Start compiling the request's constraint in the background."""
         constraint = message.params.structured_output
         assert constraint is not None
         self._pending[message.request_id] = message, self._job_for(constraint)
 
     def take_compiled(self) -> dict[str, OctavoError | None]:
+        """Return the requests whose compilation ended since the last call, each with its error or None."""
         now_s = time.monotonic()
         over = [name for name, (_, job) in self._pending.items() if job.is_over(now_s, self._time_limit_s)]
         return {request_id: self._take(*self._pending.pop(request_id)) for request_id in over}
 
     def wait(self, timeout_s: float) -> None:
+        """Wait until a compilation ends, for at most `timeout_s`."""
         wait([job.future for _, job in self._pending.values()], timeout_s, FIRST_COMPLETED)
 
     def masks(self, request_ids: Sequence[str]) -> Int32Array:
+        """Return the allowed next tokens [M, W]: bit b of word w is token 32 w + b."""
         return np.stack([self._held[request_id].known_mask for request_id in request_ids])
 
     def masks_along(self, request_id: str, token_ids: Sequence[int]) -> Int32Array:
+        """Return which tokens may come next and after each of `token_ids`: [1 + K', W]. The state does not change.
+
+        The first K' of these K tokens are usable: the grammar accepts each of them and is not complete after it.
+        """
         held = self._held[request_id]
         trial, masks = _Held(held.matcher.copy(), held.banned), [held.known_mask]
         for token_id in token_ids:
@@ -82,9 +90,14 @@ class GrammarManager:
         return np.stack(masks)
 
     def forced(self, request_id: str) -> list[int]:
+        """Return next tokens that the grammar leaves no choice about, as its tokenizer would spell them; often none."""
         return self._held[request_id].matcher.forced()
 
     def advance(self, sampled: Mapping[str, Sequence[int]]) -> dict[str, OctavoError | None]:
+        """Advance these requests by their sampled tokens and compute their next masks.
+
+        Returns those that end: with None the constraint is satisfied and nothing may follow, else with an error.
+        """
         failed: dict[str, OctavoError] = {}
         for request_id, token_ids in sampled.items():
             try:
@@ -98,6 +111,7 @@ class GrammarManager:
         return dict.fromkeys(complete) | failed
 
     def forget(self, request_id: str) -> None:
+        """Drop a request in any state. Cheap for unknown ids."""
         self._pending.pop(request_id, None)
         self._held.pop(request_id, None)
 

@@ -12,11 +12,12 @@ from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.scheduler.adapter_gate import AdapterGate
 from octavo.scheduler.block_manager import FULL_ATTENTION, BlockManager
 from octavo.scheduler.gate import Gate
-from octavo.scheduler.grammar_gate import GrammarGate, Grammars
+from octavo.scheduler.grammar_gate import GrammarGate
 from octavo.scheduler.running import RunningRows
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.speculation import Speculation
 from octavo.speculative.drafters import Drafter
+from octavo.structured.manager import GrammarManager
 
 ROOT = 0  # hash of the empty context
 
@@ -37,7 +38,7 @@ def make_scheduler(
     num_blocks: int | list[int] = 64,
     max_model_len: int = 128,
     num_batches: int = 1,
-    grammars: Grammars | None = None,
+    grammars: GrammarManager | None = None,
     adapters: HostAdapters | None = None,
     num_adapter_slots: int = 0,
     groups: tuple[KVGroup, ...] = FULL_ATTENTION,
@@ -62,7 +63,7 @@ def make_scheduler(
     of_groups = num_blocks if isinstance(num_blocks, list) else [num_blocks] * len(groups)
     blocks = BlockManager(CacheConfig(**of_cache), of_groups, groups)
     running = RunningRows(config.max_num_seqs, max_model_len, blocks)
-    all_gates: list[Gate] = [grammar_gate := GrammarGate(grammars, running)]
+    all_gates: list[Gate] = [grammar_gate := GrammarGate(grammars or GrammarManager(_no_backend), running)]
     if adapters is not None:
         all_gates.append(AdapterGate(adapters, num_adapter_slots, config.ageing_s))
     speculation = None
@@ -70,6 +71,10 @@ def make_scheduler(
         speculation = Speculation(drafter, running, grammar_gate, is_adaptive=adapts_drafts)
     gates = [*all_gates, *gates]
     return Scheduler(config, running, gates=gates, speculation=speculation, num_batches=num_batches, clock=clock)
+
+
+def _no_backend() -> Any:
+    raise AssertionError("this scheduler has no grammars")
 
 
 def adapter_root(content_hash: str | None) -> int:

@@ -13,8 +13,6 @@ from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.device.manager import DeviceManager
 from octavo.distributed.groups import Group
 from octavo.errors import InvalidParameterError
-from octavo.layers.context import BuildContext
-from octavo.layers.quant.registry import resolve_schemes
 from octavo.loader.registry import get_model_loader
 from octavo.loader.stored_tensors import stored_tensors
 from octavo.models.eagle3 import Eagle3Head
@@ -57,26 +55,13 @@ class DraftBuilder:
             self._num_slots = config.cache.block_size + config.speculative.num_speculative_tokens + 1
         self._state_bytes = self._num_features * dtype.itemsize
         with named_by_key():
-            self._schemes, self._kernels = resolve_schemes(
-                draft.model.quantization,
-                draft.quantization,
-                lambda forms: devices.kernels(dtype, forms, deterministic=config.deterministic),
-                f"{devices.device.type} with {str(dtype).removeprefix('torch.')}",
-            )
-        self._attention = devices.attention(dtype, kv_cache_dtype=config.cache.kv_cache_dtype)
-        layout = self._attention.kv_layout(draft.model.head_dim)
+            self._context = devices.build_context(draft.model, draft.quantization, dtype, config)
+        layout = self._context.attention.kv_layout(draft.model.head_dim)
         self._spec = make_kv_cache_spec(draft.model, range(draft.model.num_layers), config.cache.block_size, layout)
 
     def initialize(self) -> CausalLM:
         """Return the model without weights."""
-        context = BuildContext(
-            kernels=self._kernels,
-            attention=self._attention,
-            dtype=self._dtype,
-            device=self._devices.device,
-            schemes=self._schemes,
-        )
-        model = self._draft.model
+        model, context = self._draft.model, self._context
         if self._eagle is None:
             return initialize_model(model, context)
         is_dummy = self._config.load.load_format == "dummy"

@@ -154,15 +154,30 @@ def choose_num_blocks(
     The groups' shares maximize the number of requests of `max_model_len` tokens that fit. Raises
     InsufficientMemoryError: not even one request of `max_model_len` tokens fits.
     """
-    peaks = _peak_blocks(spec, model.max_model_len, limits)
-    num_blocks = _divide(cache, spec, memory, peaks)
-    if any(count < peak for count, peak in zip(num_blocks, peaks, strict=True)):
+
+    def peak_blocks(num_tokens: int) -> list[int]:  # of each group, held by a request of `num_tokens`
+        chunk = limits.max_num_batched_tokens
+        return [of.group.peak_blocks(num_tokens, spec.block_size, chunk) for of in spec.groups]
+
+    def divided(peaks: list[int]) -> list[int]:  # in proportion to what one request needs
+        if cache.num_kv_blocks:  # applies to each group
+            return [cache.num_kv_blocks] * len(peaks)
+        return [memory.kv_bytes * peak // spec.num_bytes(peaks) for peak in peaks]
+
+    def is_too_long(num_tokens: int) -> bool:
+        peaks = peak_blocks(num_tokens)
+        return any(count < peak for count, peak in zip(divided(peaks), peaks, strict=True))
+
+    peaks = peak_blocks(model.max_model_len)
+    num_blocks = divided(peaks)
+    if is_too_long(model.max_model_len):
+        longest = bisect_left(range(1, model.max_model_len + 1), True, key=is_too_long)
         raise InsufficientMemoryError(
             f"max_model_len={model.max_model_len}: one such request needs {_listed(spec, peaks)} "
             f"({gib(spec.num_bytes(peaks))}), but there is room for "
             f"{_listed(spec, num_blocks)}: budget {gib(memory.budget_bytes)}, weights "
             f"{gib(memory.weights_bytes)}, activations {gib(memory.activation_bytes)}; "
-            f"set max_model_len to at most {_longest_fitting(model, cache, spec, memory, limits)}, or give more memory"
+            f"set max_model_len to at most {longest}, or give more memory"
         )
     useful = [_PREFIX_CACHE_FACTOR * limits.max_num_seqs * peak for peak in peaks]
     if not cache.num_kv_blocks:
@@ -180,31 +195,6 @@ def choose_num_blocks(
         model.max_model_len,
     )
     return num_blocks
-
-
-def _peak_blocks(spec: KVCacheSpec, num_tokens: int, limits: SchedulerConfig) -> list[int]:
-    """Return the peak number of blocks of each group held by a request of `num_tokens`."""
-    chunk = limits.max_num_batched_tokens
-    return [of.group.peak_blocks(num_tokens, spec.block_size, chunk) for of in spec.groups]
-
-
-def _divide(cache: CacheConfig, spec: KVCacheSpec, memory: MemoryReport, peaks: list[int]) -> list[int]:
-    """Divide the memory in proportion to what one request needs. `num_kv_blocks` applies to each group."""
-    if cache.num_kv_blocks:
-        return [cache.num_kv_blocks] * len(peaks)
-    return [memory.kv_bytes * peak // spec.num_bytes(peaks) for peak in peaks]
-
-
-def _longest_fitting(
-    model: ModelConfig, cache: CacheConfig, spec: KVCacheSpec, memory: MemoryReport, limits: SchedulerConfig
-) -> int:
-    """Return the length of the longest request that fits."""
-
-    def is_too_long(num_tokens: int) -> bool:
-        peaks = _peak_blocks(spec, num_tokens, limits)
-        return any(count < peak for count, peak in zip(_divide(cache, spec, memory, peaks), peaks, strict=True))
-
-    return bisect_left(range(1, model.max_model_len + 1), True, key=is_too_long)
 
 
 def _listed(spec: KVCacheSpec, counts: list[int]) -> str:

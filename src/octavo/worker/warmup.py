@@ -6,6 +6,7 @@ Legend: T = tokens of the step, R = requests in it, B = blocks of one request, D
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -144,20 +145,13 @@ class ProfileRun:
 
     def _batch(self, lens: list[int], bound: int | None) -> ForwardBatch:
         """Return a step of prompts of these lengths [R], with the same blocks in every table."""
-        positions = torch.cat([torch.arange(length) for length in lens])  # [T]
-        starts = torch.tensor([0, *lens]).cumsum(0)  # [R + 1]
         num_blocks = -(-(bound or max(lens)) // self._block_size)  # B
-        table = torch.arange(num_blocks) % -(-self._num_prompt_tokens // self._block_size)
-        return ForwardBatch(
-            input_ids=torch.zeros_like(positions).to(self._device),
-            positions=positions.to(self._device),
-            query_start_loc=starts.to(torch.int32).to(self._device),
-            seq_lens=torch.tensor(lens, dtype=torch.int32).to(self._device),
-            slot_mapping=positions.to(self._device),
-            block_table=table.to(torch.int32).expand(len(lens), -1).contiguous().to(self._device),
-            logits_indices=(starts[1:] - 1).to(self._device),
-            block_size=self._block_size,
-            query_start_loc_list=starts.tolist(),
+        table = [column % -(-self._num_prompt_tokens // self._block_size) for column in range(num_blocks)]
+        inputs, starts = [[0] * length for length in lens], [0] * len(lens)
+        batch = ForwardBatch.of_sequences(inputs, starts, [table] * len(lens), self._block_size, (), self._device)
+        return replace(
+            batch,
+            logits_indices=batch.query_start_loc[1:].to(torch.int64) - 1,
             seq_lens_list=[bound] * len(lens) if bound else lens,
             rows=torch.zeros(len(lens), dtype=torch.int64, device=self._device),
         ).shared_by(self._config.model.kv_groups)

@@ -22,8 +22,6 @@ from octavo.device.process import give_back_freed_memory, keep_freed_memory
 from octavo.distributed.connect import make_groups
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import InvalidParameterError
-from octavo.layers.context import BuildContext
-from octavo.layers.quant.registry import resolve_schemes
 from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
@@ -67,20 +65,17 @@ class Worker:
         is_expert_parallel = config.parallel.enable_expert_parallel
         self._part = sharded_config(config.model, place, is_expert_parallel=is_expert_parallel)
         self._dtype: torch.dtype = getattr(torch, config.model.dtype)
-        self._schemes, self._kernels = resolve_schemes(
-            config.model.quantization,
-            config.quantization,
-            lambda forms: self.devices.kernels(self._dtype, forms, deterministic=config.deterministic),
-            self._where,
-        )
-        self._attention = self.devices.attention(self._dtype, kv_cache_dtype=config.cache.kv_cache_dtype)
+        context = self.devices.build_context(config.model, config.quantization, self._dtype, config)
+        self._kernels, self._attention = context.kernels, context.attention
         if config.deterministic:
             self._check_deterministic()
-        self._groups = make_groups(place, rendezvous, self.devices.device)
+        groups = make_groups(place, rendezvous, self.devices.device)
         if is_expert_parallel:
-            self._groups = replace(self._groups, experts=self._groups.tensor)
+            groups = replace(groups, experts=groups.tensor)
         self._stage = plan_stages(config.model, place.pp_size)[place.pp_rank]
         draft = config.draft_model
+        aux_layers = draft.eagle.aux_layers if draft is not None and draft.eagle is not None else ()
+        self._context = replace(context, groups=groups, stage=self._stage, aux_layers=aux_layers)
         self._draft = None if draft is None else DraftBuilder(config, draft, place, self.devices, self._dtype)
         self._memory = RankMemory(config, self.devices, self._part, self._stage)
         self.queue = self.devices.queue() if self._stage.is_whole else None
@@ -104,20 +99,17 @@ class Worker:
     @property
     def profile(self) -> str:
         """Device, dtype, kernels and tensor-parallel size, in one word: everything that affects the last bits."""
-        kernels = f"{self._kernels.name}-{self._schemes.name}".removesuffix("-")
+        kernels = f"{self._kernels.name}-{self._context.schemes.name}".removesuffix("-")
         names = [self.devices.device.type, str(self._dtype).removeprefix("torch."), kernels]
         ranks = [f"tp{self.place.tp_size}"] if self.place.tp_size > 1 else []
         return "-".join([*names, self._attention.name, *ranks])
-
-    @property
-    def _where(self) -> str:
-        return f"{self.devices.device.type} with {str(self._dtype).removeprefix('torch.')}"
 
     def _check_deterministic(self) -> None:
         """Check the kernels. Raises InvalidParameterError if a row's bits may depend on the batch."""
         unsure = [part.name for part in (self._kernels, self._attention) if not part.is_batch_invariant]
         if unsure:
-            limit = f"false: on {self._where}, bits may depend on the batch in {' and '.join(unsure)}"
+            where, which = self.devices.where(self._dtype), " and ".join(unsure)
+            limit = f"false: on {where}, bits may depend on the batch in {which}"
             raise InvalidParameterError("deterministic", True, limit)
         logger.info("deterministic: so it is with %s and %s, always", self._kernels.name, self._attention.name)
 
@@ -136,18 +128,7 @@ class Worker:
         start_s, config = time.perf_counter(), self.config
         keep_freed_memory()
         check_length_fits(self._part, self._memory.budget_bytes)
-        eagle = None if config.draft_model is None else config.draft_model.eagle
-        context = BuildContext(
-            kernels=self._kernels,
-            attention=self._attention,
-            dtype=self._dtype,
-            device=self.devices.device,
-            groups=self._groups,
-            stage=self._stage,
-            schemes=self._schemes,
-            aux_layers=() if eagle is None else eagle.aux_layers,
-        )
-        models = [initialize_model(config.model, context)]
+        models = [initialize_model(config.model, self._context)]
         if self._draft is not None:
             models.append(self._draft.initialize())
         self._memory.check_weights_fit(*models)
@@ -202,7 +183,7 @@ class Worker:
         )
         drafter = None
         if self._draft is not None:
-            ranks = self._groups.tensor
+            ranks = self._context.groups.tensor
             drafter, more = self._draft.build(self._models[1], num_blocks, self._scratch_blocks, rows, ranks)
             self._kv_prefaults += more
         loads = ExpertLoads.of_model(model) if self.place.returns_output else None  # before steps are recorded
@@ -211,7 +192,7 @@ class Worker:
             limits = config.cache.block_size, config.scheduler.max_num_batched_tokens
             graph = StepGraph.capture(model, kv_caches, *limits)
         if not self._stage.is_whole:
-            links = StageLinks(self._groups.stages, config.model.hidden_size, self._dtype, self.devices.device)
+            links = StageLinks(self._context.groups.stages, config.model.hidden_size, self._dtype, self.devices.device)
         graphs = self._decode_graphs(model, rows, kv_caches, num_blocks, loads)
         self._runner = RankModelRunner(
             model, kv_caches, rows, graph=graph, graphs=graphs, links=links, expert_loads=loads, drafter=drafter

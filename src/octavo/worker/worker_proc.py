@@ -20,7 +20,7 @@ import msgspec
 
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
-from octavo.contracts.ranks import FromRank, RankCall, RankFailure, RankResult, decode_to_rank, encode_rank_message
+from octavo.contracts.ranks import FromRank, RankCall, RankFailure, RankResult, decode_rank_message, encode_rank_message
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.device.process import limit_spinning
 from octavo.distributed.rendezvous import Rendezvous
@@ -59,7 +59,7 @@ class WorkerProc:
     def run(self) -> None:
         """Serve until the executor disconnects: then `receive` raises EOFError, or this process has exited."""
         while True:
-            message = decode_to_rank(self._receive())
+            message = decode_rank_message(self._receive())
             if isinstance(message, SchedulerOutput):
                 self._step(message)
             else:
