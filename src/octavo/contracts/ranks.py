@@ -78,12 +78,10 @@ def _to_array(code: int, data: memoryview) -> "np.ndarray[Any, Any]":
     return np.frombuffer(bytearray(data[_WIDTH_BYTES:]), _DTYPES[code - _TABLE]).reshape(-1, width)
 
 
-def _decoder(cls: Any) -> Any:
-    return msgspec.msgpack.Decoder(cls, ext_hook=_to_array, dec_hook=as_it_is).decode
-
-
 _encoder = msgspec.msgpack.Encoder(enc_hook=_from_array)
 _KINDS: dict[type, bytes] = {
     SchedulerOutput: b"s", RankCall: b"c", ModelRunnerOutput: b"a", RankResult: b"r", RankFailure: b"f"
 }  # fmt: skip
-_DECODE: dict[int, Any] = {kind[0]: _decoder(cls) for cls, kind in _KINDS.items()}
+_DECODE: dict[int, Any] = {
+    kind[0]: msgspec.msgpack.Decoder(cls, ext_hook=_to_array, dec_hook=as_it_is).decode for cls, kind in _KINDS.items()
+}

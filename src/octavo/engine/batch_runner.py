@@ -142,7 +142,7 @@ class OwnerThread:
         except queue.Empty:
             return False
         self._work.notice_abandoned()  # a caller that was interrupted, and calls again, finds nothing of its old call
-        while self._work.is_leaving and not self._should_stop:
+        while self._work.leaving and not self._should_stop:
             self._work.turn()
         if call is None or call.is_abandoned:
             return True
@@ -185,20 +185,15 @@ class BatchRunner:
         self._front = front
         self._batches: list[_Batch] = []
         self._batch_of: dict[RequestState, _Batch] = {}  # of unfinished requests
-        self._steps: deque[Call[StepOutputs]] = deque()  # each gets the outputs of one step
+        self.steps: deque[Call[StepOutputs]] = deque()  # each gets the outputs of one step
         self._unseen: dict[str, RequestOutput] = {}  # changed in steps for others; the next of `_steps` returns them
-        self._leaving: set[RequestState] = set()  # aborted requests whose callers have left
+        self.leaving: set[RequestState] = set()  # aborted requests whose callers have left; they end before new calls
         self._untaken: list[tuple[Call[Any], Callable[[], None]]] = []  # answers, and what undoes those not taken
 
     @property
     def is_busy(self) -> bool:
         """Whether there is something to do for a caller or for one that has left."""
-        return bool(self._batches or self._steps or self._leaving)
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether something of a caller that has left must end before the next call begins."""
-        return bool(self._leaving)
+        return bool(self._batches or self.steps or self.leaving)
 
     def has_unfinished(self) -> bool:
         """Whether a step would return something: an unfinished request, or an output that has not been returned."""
@@ -232,18 +227,14 @@ class BatchRunner:
         self._untaken.append((call, partial(self._leave, [state])))
         call.finish(state.request_id)
 
-    def start_step(self, call: Call[StepOutputs]) -> None:
-        """Answer the call with the outputs of the next step."""
-        self._steps.append(call)
-
     def notice_abandoned(self) -> None:
         """End the requests of callers that have left; keep the outputs of steps that nobody has taken."""
         try:
             for batch in [batch for batch in self._batches if batch.call.is_abandoned]:
                 self._forget(batch)
                 self._leave(batch.states)
-            if self._steps:
-                self._steps = deque(call for call in self._steps if not call.is_abandoned)
+            if self.steps:
+                self.steps = deque(call for call in self.steps if not call.is_abandoned)
             if self._untaken:
                 untaken, self._untaken = self._untaken, []
                 for call, undo in untaken:
@@ -270,14 +261,14 @@ class BatchRunner:
         front = self._front
         core_outputs = front.client.get_outputs(_WAIT_S if len(front.outputs) else 0.0)
         if core_outputs is None:
-            if self._steps and not len(front.outputs):
+            if self.steps and not len(front.outputs):
                 self._answer_step([], 0)
             return
         result = front.outputs.process(core_outputs)
         if result.to_abort:
             front.client.abort(result.to_abort)
         others = [state for state in result.changed if not self._is_of_a_batch(state)]
-        if self._steps:
+        if self.steps:
             self._answer_step(others, result.num_tokens)
         else:
             self._unseen.update((state.request_id, state.snapshot()) for state in others)
@@ -286,10 +277,10 @@ class BatchRunner:
         """Note what a step changed in a request of a batch, or of a caller that has left; False for others."""
         batch = self._batch_of.get(state)
         if batch is None:
-            if state not in self._leaving:
+            if state not in self.leaving:
                 return False
             if state.is_finished:
-                self._leaving.remove(state)
+                self.leaving.remove(state)
         elif state.is_finished:
             del self._batch_of[state]
             batch.finish_one(state)
@@ -314,12 +305,12 @@ class BatchRunner:
             self._unseen.pop(state.request_id, None)
         if unfinished := [state for state in states if not state.is_finished]:
             self._front.client.abort([core_id for state in unfinished for core_id in state.unfinished_core_ids()])
-            self._leaving.update(unfinished)
+            self.leaving.update(unfinished)
 
     def _answer_step(self, changed: list[RequestState], num_tokens: int) -> None:
         outputs = [*self._unseen.values(), *(state.snapshot() for state in changed)]
         self._unseen = {}
-        call = self._steps.popleft()
+        call = self.steps.popleft()
         if outputs:
             self._untaken.append((call, partial(self._return_later, outputs)))
         call.finish((outputs, num_tokens))
@@ -330,16 +321,16 @@ class BatchRunner:
 
     def _fail_all(self, error: BaseException) -> None:
         """Raise the error in all callers, and let go of their requests."""
-        unfinished = [*self._batch_of, *self._leaving]
+        unfinished = [*self._batch_of, *self.leaving]
         batches, self._batches = self._batches, []
         self._batch_of.clear()
-        self._leaving.clear()
+        self.leaving.clear()
         for batch in batches:
             batch.call.fail(error)
             with contextlib.suppress(OSError, ValueError):  # the terminal is gone, which may be the very error
                 batch.bar.close()
-        while self._steps:
-            self._steps.popleft().fail(error)
+        while self.steps:
+            self.steps.popleft().fail(error)
         if unfinished:
             with contextlib.suppress(EngineDeadError):  # the callers have an error, and the next call gets this one
                 self._front.client.abort([core_id for state in unfinished for core_id in state.unfinished_core_ids()])

@@ -92,20 +92,12 @@ class EngineCore:
             return self._finished_outputs.popleft()
         if self.scheduler.only_waits and not self._pending_steps:
             self.scheduler.wait_for_gates(_READY_WAIT_S)
-        self._submit_steps()
+        while len(self._pending_steps) < self._max_steps_in_flight:
+            output = self.scheduler.schedule_ahead() if self._pending_steps else self.scheduler.schedule()
+            if output is None:  # nothing is left that can be computed now
+                break
+            self._pending_steps.append((output, self._execute(output)))
         return self._finish_oldest()
-
-    def _submit_steps(self) -> None:
-        """Submit steps until enough are in flight, or nothing is left that can be computed now."""
-        scheduler_output: SchedulerOutput | None = (
-            self._schedule_next() if self._pending_steps else self.scheduler.schedule()
-        )
-        while scheduler_output is not None:
-            self._pending_steps.append((scheduler_output, self._execute(scheduler_output)))
-            scheduler_output = self._schedule_next()
-
-    def _schedule_next(self) -> SchedulerOutput | None:
-        return self.scheduler.schedule_ahead() if len(self._pending_steps) < self._max_steps_in_flight else None
 
     def _execute(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         try:

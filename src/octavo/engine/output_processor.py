@@ -356,7 +356,10 @@ class OutputProcessor:
                 num_by_last_time[last_s] = num_by_last_time.get(last_s, 0) + 1
             sample.last_token_time_s = now_s
             changed[state] = None
-            if self._push(sample, first, token_ids, outputs):
+            report = outputs.finished.get(core_id)
+            hides_last = report is not None and report.finish_reason == "stop" and not report.shows_last_token
+            sample.push(first, token_ids, outputs.logprobs.get(core_id, ()), hides_last=hides_last)
+            if sample.finish_reason is not None:  # by a stop string
                 ended[state] = None
                 to_abort.append(core_id)
         for core_id, report in outputs.finished.items():
@@ -373,13 +376,6 @@ class OutputProcessor:
             to_abort=[core_id for core_id in to_abort if core_id not in outputs.finished],
             num_tokens=outputs.num_scheduled_tokens,
         )
-
-    def _push(self, sample: CompletionState, first: int, token_ids: list[int], outputs: EngineCoreOutputs) -> bool:
-        """Add new tokens to a sample; return whether a stop string ended it."""
-        report = outputs.finished.get(sample.request_id)
-        hides_last = report is not None and report.finish_reason == "stop" and not report.shows_last_token
-        sample.push(first, token_ids, outputs.logprobs.get(sample.request_id, ()), hides_last=hides_last)
-        return sample.finish_reason is not None
 
     def _record_events(self, outputs: EngineCoreOutputs) -> None:
         for core_id, admitted in outputs.admitted.items():

@@ -254,7 +254,10 @@ class Router:
     def route(self, samples: Sequence[EngineCoreRequest], among: Sequence[int]) -> int:
         """Choose one of these replicas for the samples of a request, which share their prompt; count them there."""
         prompt = samples[0]
-        names = self._block_hashes(prompt)
+        names: list[bytes] = []  # of its blocks
+        if self._caches_prefixes:
+            token_ids = np.array(prompt.prompt_token_ids, dtype=np.int32)
+            names = list(chain_hashes(root_hash(prompt.prefix_keys), token_ids, self._block_size))
         cached = {replica: self._loads[replica].count_cached(names) * self._block_size for replica in among}
         num_tokens = len(prompt.prompt_token_ids)
 
@@ -301,9 +304,3 @@ class Router:
         """Remove a dead replica; return its unfinished requests."""
         load = self._loads.pop(replica, None)
         return list(load.unfinished) if load is not None else []
-
-    def _block_hashes(self, request: EngineCoreRequest) -> list[bytes]:
-        if not self._caches_prefixes:
-            return []
-        token_ids = np.array(request.prompt_token_ids, dtype=np.int32)
-        return list(chain_hashes(root_hash(request.prefix_keys), token_ids, self._block_size))

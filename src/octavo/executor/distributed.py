@@ -190,20 +190,16 @@ class DistributedExecutor:
 
     def _dispatch(self, rank: int, message: FromRank) -> None:
         if isinstance(message, ModelRunnerOutput):
-            self._complete_step(message)
+            step = self._steps.popleft()
+            if step.failures:
+                raise self._disagreement(*next(iter(step.failures.items())))
+            step.set_result(msgspec.structs.replace(message, req_ids=step.scheduler_output.req_ids))
         elif isinstance(message, RankResult):
             self._complete_call(rank, message)
         elif message.step is not None:
             self._fail_step(rank, message)
         elif (call := self._calls.pop(message.call_id, None)) is not None:  # else another rank's error was first
             call.set_exception(_as_error(rank, message))
-
-    def _complete_step(self, model_output: ModelRunnerOutput) -> None:
-        """Complete the oldest step; its request ids are those of the scheduler output."""
-        step = self._steps.popleft()
-        if step.failures:
-            raise self._disagreement(*next(iter(step.failures.items())))
-        step.set_result(msgspec.structs.replace(model_output, req_ids=step.scheduler_output.req_ids))
 
     def _fail_step(self, rank: int, failure: RankFailure) -> None:
         """Record that a step raised on one rank; the step fails once all ranks of the last stage have reported it."""

@@ -86,7 +86,10 @@ class Admission:
         """Move waiting requests into rows while budget, rows and blocks last; stop at the first that does not fit."""
         while budget > 0 and self._running.has_room:
             request = self._waiting.peek(now_s)
-            if request is None or (request is self._rejected and not self._has_more_room):
+            if request is None:
+                break
+            # Not again without more room than last time. At the latest when nothing runs, all blocks are free.
+            if request is self._rejected and not any(map(gt, self._num_spare_blocks, self._num_spare_then)):
                 break
             if not self._try(request, builder, now_s, budget):
                 break
@@ -97,11 +100,6 @@ class Admission:
     def _num_spare_blocks(self) -> list[int]:
         """Free blocks minus one per running request, or admission would cause the next preemption."""
         return [num_free - len(self._running) for num_free in self._blocks.num_free]
-
-    @property
-    def _has_more_room(self) -> bool:
-        """True if there is more room than last time. At the latest when nothing runs, all blocks are free."""
-        return any(map(gt, self._num_spare_blocks, self._num_spare_then))
 
     def _try(self, request: Request, builder: StepBuilder, now_s: float, budget: int) -> bool:
         """Give a request a row and blocks for all its known tokens, so that a prompt never stalls halfway.
@@ -119,7 +117,12 @@ class Admission:
         )
         if request.limits_chunks and not self._encoder.can_begin(request, prefix.num_tokens, budget):
             return False
-        num_needed = num_new_blocks = self._num_new_blocks(num_tokens, prefix.num_tokens)
+        num_left = num_tokens - prefix.num_tokens
+        chunk = min(num_left, self._max_chunk)
+        num_needed = num_new_blocks = [
+            blocks.blocks_for(num_left if group.sliding_window is None else chunk, index)
+            for index, group in enumerate(blocks.groups)
+        ]
         if prefix.num_tokens:
             num_needed = list(map(add, num_new_blocks, blocks.num_unowned(prefix)))
         num_spare_blocks = self._num_spare_blocks
@@ -140,12 +143,3 @@ class Admission:
             tables.append([blocks.null_block(group)] * prefix.first_columns[group] + cached + new)
         self._running.insert(request, tables, prefix)
         return True
-
-    def _num_new_blocks(self, num_tokens: int, num_cached_tokens: int) -> list[int]:
-        """Return how many new blocks of each group a request needs in addition to its cached ones."""
-        num_left = num_tokens - num_cached_tokens
-        chunk = min(num_left, self._max_chunk)
-        return [
-            self._blocks.blocks_for(num_left if group.sliding_window is None else chunk, index)
-            for index, group in enumerate(self._blocks.groups)
-        ]

@@ -9,7 +9,6 @@ Legend: P = rows with proposals, K = maximum drafts of a row, C = drafts that ar
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,20 +116,17 @@ class GuessRates:
                 self._generations[row] = running.generation[row]
                 self._num_right[row], self._num_guesses[row], self._was_right[row] = _FIRST_RIGHT, _DOUBT, False
             elif before is not None:
-                self._judge(row, before[1], running.tokens[row, before[0] : num_known].tolist())
+                for guess, token in zip(before[1], running.tokens[row, before[0] : num_known].tolist(), strict=False):
+                    at, is_right = (row, self._was_right[row]), guess == token
+                    self._num_right[at] = _FORGET_GUESS * self._num_right[at] + is_right
+                    self._num_guesses[at] = _FORGET_GUESS * self._num_guesses[at] + 1.0
+                    self._was_right[row] = is_right
+                    if not is_right:
+                        break
             else:
                 self._was_right[row] = False
             if proposal:
                 self._open[row] = num_known, proposal
-
-    def _judge(self, row: int, proposal: Sequence[int], tokens: Sequence[int]) -> None:
-        for guess, token in zip(proposal, tokens, strict=False):
-            at, is_right = (row, self._was_right[row]), guess == token
-            self._num_right[at] = _FORGET_GUESS * self._num_right[at] + is_right
-            self._num_guesses[at] = _FORGET_GUESS * self._num_guesses[at] + 1.0
-            self._was_right[row] = is_right
-            if not is_right:
-                break
 
     def learn(self, row: int, num_drafts: int, num_accepted: int) -> None:
         """No-op: `observe` learns more than how many of a row's verified drafts were accepted."""
@@ -214,11 +210,6 @@ _PER_OCTAVE = 8  # ... of which a doubling has this many
 _LIFETIME = 512  # steps after which a measurement that was not repeated is dropped
 
 
-class _Measured(NamedTuple):
-    seconds: float
-    step: int  # of the latest measurement
-
-
 class StepCosts:
     """Measured step times. Where there is no measurement, a step costs what the next smaller known one does.
 
@@ -231,7 +222,7 @@ class StepCosts:
 
     def __init__(self, *, falls_to_zero: bool = False) -> None:
         self._falls_to_zero = falls_to_zero
-        self._measured: dict[int, _Measured] = {}  # by bucket
+        self._measured: dict[int, tuple[float, int]] = {}  # by bucket: seconds, and the step of the latest measurement
         self._num_steps = 0
         self._curve: tuple[Float64Array, Float64Array] | None = None  # token counts, seconds; made on demand
 
@@ -241,12 +232,11 @@ class StepCosts:
             return
         self._num_steps += 1
         bucket = _bucket(num_tokens)
-        known = self._measured.get(bucket)
-        mean = seconds if known is None else known.seconds + _NEW * (seconds - known.seconds)
-        self._measured[bucket] = _Measured(mean, self._num_steps)
+        known, _ = self._measured.get(bucket, (seconds, 0))
+        self._measured[bucket] = known + _NEW * (seconds - known), self._num_steps
         if self._num_steps % _LIFETIME == 0:
             oldest = self._num_steps - _LIFETIME
-            self._measured = {key: each for key, each in self._measured.items() if each.step > oldest}
+            self._measured = {key: each for key, each in self._measured.items() if each[1] > oldest}
         self._curve = None
 
     def seconds(self, num_tokens: NDArray[np.int64]) -> Float64Array | None:
@@ -255,7 +245,7 @@ class StepCosts:
             return None
         if self._curve is None:
             counts = sorted(self._measured)
-            times = np.array([self._measured[count].seconds for count in counts])
+            times = np.array([self._measured[count][0] for count in counts])
             # Without the noise that makes a longer step take less time: there the truth is between the longest time of
             # all shorter steps and the shortest of all longer ones. The former alone would let one disturbed step make
             # all longer ones look expensive, which then are not measured again.

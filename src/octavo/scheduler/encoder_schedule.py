@@ -152,19 +152,16 @@ class EncoderSchedule(Gate):
     def _hold(self, row: int, image: VisionInput) -> None:
         content = image.content_hash
         if content not in self._kept:
-            self._make_room(image.num_tokens)
+            num_kept, held = sum(self._kept.values()), self.held_contents
+            for other in [other for other in self._kept if other not in held]:
+                if num_kept + image.num_tokens <= self._capacity:
+                    break
+                num_kept -= self._kept.pop(other)
+                self._freed.append(other)
             self._kept[content] = image.num_tokens
             self._inputs.append(image)
         self._kept.move_to_end(content)
         self._held[row].add(content)
-
-    def _make_room(self, num_tokens: int) -> None:
-        num_kept, held = sum(self._kept.values()), self.held_contents
-        for content in [content for content in self._kept if content not in held]:
-            if num_kept + num_tokens <= self._capacity:
-                break
-            num_kept -= self._kept.pop(content)
-            self._freed.append(content)
 
 
 def _is_past_images(request: Request, num_computed: int) -> bool:

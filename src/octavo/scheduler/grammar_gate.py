@@ -4,12 +4,11 @@ Legend: R = rows of the step, S = those that sample, M = masks, V = vocabulary s
 or more, K = tokens that a row tries at once.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from octavo.contracts.schedule import BoolArray, Int32Array, SchedulerOutput, TokenMasks
+from octavo.contracts.schedule import Int32Array, SchedulerOutput, TokenMasks
 from octavo.errors import OctavoError
 from octavo.scheduler.gate import Gate
 from octavo.scheduler.request import Request
@@ -68,33 +67,18 @@ class GrammarGate(Gate):
         if not np.count_nonzero(is_under):
             return output
         request_ids, extra = self._running.req_ids_of(sampling[is_under]), output.scheduled_spec_decode_tokens
-        if extra is not None:
-            num_tried = extra.counts[output.samples]
-            masks = self._masks_with_tried(sampling, is_under, request_ids, num_tried, masks_of_row)
-        else:
-            at = is_under.nonzero()[0].astype(np.int32)
-            masks = TokenMasks(logits_rows=at, words=self._grammars.masks(request_ids))
-        return replace(output, token_masks=masks)
-
-    def _masks_with_tried(
-        self,
-        sampling: RowIndices,
-        is_under: BoolArray,
-        request_ids: tuple[str, ...],
-        num_tried: Int32Array,
-        masks_of_row: Mapping[int, Int32Array],
-    ) -> TokenMasks:
-        """Return the masks of the rows `sampling` [S] that are under a grammar.
-
-        A row has one, and one after each of its tried tokens [S] if these are known.
-        """
+        at = is_under.nonzero()[0].astype(np.int32)
+        if extra is None:
+            return replace(output, token_masks=TokenMasks(logits_rows=at, words=self._grammars.masks(request_ids)))
+        num_tried = extra.counts[output.samples]  # [S]
         first = np.cumsum(1 + num_tried) - (1 + num_tried)  # [S] each row's first row of logits
         logits_rows, words = list[Int32Array](), list[Int32Array]()
-        for index, request_id in zip(is_under.nonzero()[0].tolist(), request_ids, strict=True):
-            along = masks_of_row.get(int(sampling[index]))
+        for index, request_id in zip(at.tolist(), request_ids, strict=True):
+            along = masks_of_row.get(int(sampling[index]))  # None: what it tries is not known here
             words.append(self._grammars.masks([request_id]) if along is None else along[: 1 + num_tried[index]])
             logits_rows.append(np.arange(first[index], first[index] + len(words[-1]), dtype=np.int32))
-        return TokenMasks(logits_rows=np.concatenate(logits_rows), words=np.concatenate(words))
+        masks = TokenMasks(logits_rows=np.concatenate(logits_rows), words=np.concatenate(words))
+        return replace(output, token_masks=masks)
 
     def after_step(self, output: SchedulerOutput, update: StepUpdate) -> dict[str, OctavoError | None]:
         """Advance the grammars by the new tokens."""

@@ -52,6 +52,7 @@ class Scheduler:
         self._hooks = GateHooks(self._gates)
         self._admission = Admission(self.waiting, running, self._encoder, self._max_chunk)
         self._running_scheduler = RunningScheduler(running, num_batches, is_speculative=speculation is not None)
+        self._sends_tokens = num_batches > 1  # some ranks learn the sampled tokens only from the next scheduler output
         self._speculation = speculation
         fewest = max(FEWEST_TOKENS, config.largest_whole_span)
         self._pace = StepPace(self._max_chunk, config.step_target_s, fewest)
@@ -153,7 +154,7 @@ class Scheduler:
         if self._num_held:
             self._poll_gates()
         self._encoder.begin_step()
-        builder = StepBuilder(self.running, self._hooks, sends_tokens=self._running_scheduler.sends_tokens)
+        builder = StepBuilder(self.running, self._hooks, sends_tokens=self._sends_tokens)
         budget, num_preemptions = self._pace.budget(self.running), self._num_preemptions
         self._schedule_running(builder, budget)
         if self._num_preemptions == num_preemptions:

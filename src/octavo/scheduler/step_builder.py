@@ -39,11 +39,6 @@ class RunningScheduler:
     def __init__(self, running: RunningRows, num_batches: int, *, is_speculative: bool) -> None:
         self._running, self._num_batches, self._is_speculative = running, num_batches, is_speculative
 
-    @property
-    def sends_tokens(self) -> bool:
-        """True if some ranks learn the sampled tokens only from the next scheduler output."""
-        return self._num_batches > 1
-
     def next_tokens(self, budget: int) -> tuple[RowIndices, Int32Array, list[ShortRows]]:
         """Return the rows [R] of a step of at most `budget` tokens, the tokens of each [R], and who lacks blocks."""
         running = self._running
@@ -74,13 +69,9 @@ class RunningScheduler:
             num_known = running.num_known[rows]
         # The last token of a request is never computed: nothing is sampled from it.
         wanted = np.minimum(num_known, running.limit[rows] - 1) - running.num_computed[rows]
-        return wanted if self._num_batches == 1 else self._balanced(wanted)
-
-    def _balanced(self, wanted: Int32Array) -> Int32Array:
-        """Leave single-token rows beyond this batch's share to the other batches."""
-        max_single = -(-len(wanted) // self._num_batches)
-        is_single = wanted == 1
-        wanted[is_single & (np.cumsum(is_single) > max_single)] = 0
+        if self._num_batches > 1:  # single-token rows beyond this batch's share are left to the others
+            is_single = wanted == 1
+            wanted[is_single & (np.cumsum(is_single) > -(-len(wanted) // self._num_batches))] = 0
         return wanted
 
 
@@ -202,8 +193,16 @@ class StepBuilder:
         """Finish the step: build the scheduler output, and count its tokens as computed."""
         running = self._running
         new_requests = [self._new_request_data(request) for request in self._admitted]
-        admitted = self._admissions(now_s)
-        rows, req_ids, counts = self._all_rows()
+        admitted = {  # those that run for the first time, not resumed after a preemption
+            request.request_id: AdmittedRequest(scheduled_time_s=now_s, num_cached_tokens=request.num_computed_tokens)
+            for request, of in zip(new_requests, self._admitted, strict=True)
+            if of.num_preemptions == 0
+        }
+        rows, req_ids, counts = self.rows, self._req_ids, self.counts
+        if self._admitted:
+            rows = np.concatenate([rows, np.array([request.row for request in new_requests], dtype=np.intp)])
+            req_ids += tuple(request.request_id for request in new_requests)
+            counts = np.concatenate([counts, np.array(self._admitted_counts, dtype=np.int32)])
         starts = running.num_computed[rows]
         ends = starts + counts
         samples = ends == running.num_known[rows] + running.num_in_flight[rows]
@@ -238,14 +237,6 @@ class StepBuilder:
             hashed_blocks=self._hashed_blocks,
             admitted=admitted,
         )
-
-    def _all_rows(self) -> tuple[RowIndices, tuple[str, ...], Int32Array]:
-        if not self._admitted:
-            return self.rows, self._req_ids, self.counts
-        rows = np.array([request.row for request in self._admitted], dtype=np.intp)
-        req_ids = tuple(request.request_id for request in self._admitted)
-        counts = np.array(self._admitted_counts, dtype=np.int32)
-        return np.concatenate([self.rows, rows]), self._req_ids + req_ids, np.concatenate([self.counts, counts])
 
     def _diffs(self, starts: Int32Array) -> CachedRequestData:
         """Return the changes of tables; and the tokens that rows computed from `starts` [R] on, for ranks without."""
@@ -282,16 +273,6 @@ class StepBuilder:
         for on_admit in self._hooks.on_admit:
             data = on_admit(request, data)
         return data
-
-    def _admissions(self, now_s: float) -> dict[str, AdmittedRequest]:
-        """Report requests that run for the first time, not those resumed after a preemption."""
-        return {
-            request.request_id: AdmittedRequest(
-                scheduled_time_s=now_s, num_cached_tokens=int(self._running.num_computed[request.row])
-            )
-            for request in self._admitted
-            if request.num_preemptions == 0
-        }
 
     def _hash_prompt_blocks(self, row: int, count: int) -> None:
         """Make the blocks that a chunk of `count` tokens fills findable."""
