@@ -15,7 +15,6 @@ from octavo.kernels.reference import Kernels
 from octavo.kernels.types import PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import MergedLinear
-from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.models.weights import load_weights, process_weights_after_loading
 
@@ -56,7 +55,11 @@ class RecordedModel:
         process_weights_after_loading(model)
         self.model = model.eval()
         with torch.inference_mode():
-            batch = _batch(model, passages)
+            # One step of all passages, each a request with blocks of its own.
+            width = -(-max(map(len, passages)) // _BLOCK_SIZE)
+            tables = [list(range(at * width, (at + 1) * width)) for at in range(len(passages))]
+            starts = [0] * len(passages)
+            batch = ForwardBatch.of_sequences(passages, starts, tables, _BLOCK_SIZE, config.kv_groups)
             self._step, self._x = model.attention_step(batch), model.embed(batch)  # [T, D]
         self._residual: torch.Tensor | None = None  # [T, D]
         layout = attention.kv_layout(config.head_dim)
@@ -90,10 +93,3 @@ class RecordedModel:
             hidden, _ = self.model.norm.add(self._x, self._residual)
             gram = hidden.T @ hidden
         yield {self.model.logits_head: gram}
-
-
-def _batch(model: CausalLM, passages: list[list[int]]) -> ForwardBatch:
-    """Return one step of all passages, each a request with blocks of its own."""
-    blocks_each = -(-max(map(len, passages)) // _BLOCK_SIZE)
-    tables = [list(range(at * blocks_each, (at + 1) * blocks_each)) for at in range(len(passages))]
-    return ForwardBatch.of_sequences(passages, [0] * len(passages), tables, _BLOCK_SIZE, model.config.kv_groups)

@@ -12,6 +12,7 @@ import typer
 
 from octavo.cli.options import TYPER_SETTINGS, with_derived_flags
 from octavo.cli.terminal import print_facts, print_table
+from octavo.config.checkpoint_files import HeaderEntry
 from octavo.config.engine import LoadFormat
 from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_adapter, resolve_model
@@ -19,7 +20,7 @@ from octavo.config.model import ModelConfig
 from octavo.config.option_types import option
 from octavo.device.process import limit_spinning
 from octavo.errors import CheckpointError, InvalidParameterError
-from octavo.loader.stored_tensors import StoredTensor, stored_tensors
+from octavo.loader.stored_tensors import stored_tensors
 
 if TYPE_CHECKING:
     from octavo.lora.files import AdapterConfig
@@ -54,7 +55,7 @@ def inspect(
         )
 
 
-def _model_facts(path: Path, config: ModelConfig, stored: list[StoredTensor]) -> dict[str, str]:
+def _model_facts(path: Path, config: ModelConfig, stored: list[HeaderEntry]) -> dict[str, str]:
     heads = f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} KV heads"
     experts = f", {config.moe.num_experts} experts, {config.moe.top_k} per token" if config.moe else ""
     num_weights, num_bytes = sum(prod(each.shape) for each in stored), _BYTES[config.dtype]
@@ -88,7 +89,7 @@ def _image_facts(config: ModelConfig) -> dict[str, str]:
     return {"images": f"{tower}; {tokens}"}
 
 
-def _computed(config: ModelConfig, stored: list[StoredTensor], dense_bytes: int) -> str:
+def _computed(config: ModelConfig, stored: list[HeaderEntry], dense_bytes: int) -> str:
     """Describe the form in which the weights are computed, and its size; `dense_bytes` is their size as floats."""
     as_floats = f"in {config.dtype} {_size_text(dense_bytes)} in memory"
     if config.quantization is None:

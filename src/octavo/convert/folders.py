@@ -33,8 +33,14 @@ def write_companions(checkpoint: Checkpoint, folder: Path) -> None:
         why = "its rope_freqs.weight is no scaling that config.json can name; only gguf has a place for it"
         raise UnsupportedModelError(f"{checkpoint.path}: {why}")
     write_json(folder / "config.json", checkpoint.settings)
-    if checkpoint.path.is_dir():
-        _copy(checkpoint.path, folder)
+    if (source := checkpoint.path).is_dir():
+        skipped = {file for pattern in _WRITTEN for file in source.glob(pattern)}
+        for file in sorted({file for pattern in _COPIED for file in source.glob(pattern)} - skipped):
+            if not file.is_file():
+                raise CheckpointError(f"{file}: not a file")
+            copy = folder / file.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, copy)
         return
     ids = {key: checkpoint.settings[key] for key in ("bos_token_id", "eos_token_id") if key in checkpoint.settings}
     write_json(folder / "generation_config.json", ids)
@@ -46,16 +52,6 @@ def write_companions(checkpoint: Checkpoint, folder: Path) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _copy(source: Path, folder: Path) -> None:
-    skipped = {file for pattern in _WRITTEN for file in source.glob(pattern)}
-    for file in sorted({file for pattern in _COPIED for file in source.glob(pattern)} - skipped):
-        if not file.is_file():
-            raise CheckpointError(f"{file}: not a file")
-        copy = folder / file.relative_to(source)
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, copy)
 
 
 def _write_tokenizer(files: TokenizerFiles, max_len: int, folder: Path) -> None:

@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "Gemma3ForCausalLM": "gemma3",
 }
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _WRITTEN_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")  # that the library quantizes to
 _EXPERT = re.compile(r"model\.layers\.(?P<layer>\d+)\..*experts\.(?P<expert>\d+)\.(?P<part>\w+)\.weight")
 _EXPERT_PARTS = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
@@ -90,7 +91,12 @@ class _Tensors:
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for name, tensor in self._renamed(torch.device("cpu")):
-            writer.write_tensor_data(self._bytes_of(name, tensor))
+            kind = self._type_of(name, tensor)
+            if kind.name in _FLOATS:
+                values = tensor.to(_FLOATS[kind.name]).contiguous().view(torch.uint8).numpy()
+            else:
+                values = import_library("gguf.quants", "gguf").quantize(tensor.float().contiguous().numpy(), kind)
+            writer.write_tensor_data(values)
 
     def _type_of(self, name: str, tensor: torch.Tensor) -> Any:
         is_matrix = tensor.dim() > 1 and not name.split(".")[-2].startswith(_ROUTERS)
@@ -99,13 +105,6 @@ class _Tensors:
             why = f"rows of {tensor.shape[-1]} do not fill its blocks"
             raise UnsupportedModelError(f"tensor {name!r} cannot be of type {kind.name}: {why}")
         return kind
-
-    def _bytes_of(self, name: str, tensor: torch.Tensor) -> Any:
-        kind = self._type_of(name, tensor)
-        dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}.get(kind.name)
-        if dtype is not None:
-            return tensor.to(dtype).contiguous().view(torch.uint8).numpy()
-        return import_library("gguf.quants", "gguf").quantize(tensor.float().contiguous().numpy(), kind)
 
     def _renamed(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield ggml's names and tensors; on the meta device, without their values."""
@@ -126,7 +125,11 @@ class _Tensors:
             if renamed is None:
                 raise CheckpointError(f"{self._checkpoint.path}: tensor {name!r} has no name in gguf")
             yield renamed, self._in_order(renamed.split(".")[-2], tensor)
-        yield from self._factors(device)
+        rope, head_dim = self._checkpoint.model.rope, self._checkpoint.model.head_dim
+        if rope.kind == "llama3" or rope.divisors:  # divisors of frequencies: of Llama 3.1's scaling, or the source's
+            scaled, _ = inverse_frequencies(rope, head_dim)
+            plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+            yield "rope_freqs.weight", (plain / scaled).to(device)
 
     def _in_order(self, part: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor as files of this kind have it: rows in their order, norms with the whole factor."""
@@ -135,12 +138,3 @@ class _Tensors:
             return halves.transpose(1, 2).reshape(tensor.shape)
         offset = self._model.norm_offset if part.endswith("norm") else 0.0
         return tensor.float() + offset if offset else tensor
-
-    def _factors(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the divisors of frequencies: of Llama 3.1's scaling, or those that another such file has."""
-        rope = self._checkpoint.model.rope
-        if rope.kind == "llama3" or rope.divisors:
-            head_dim = self._checkpoint.model.head_dim
-            scaled, _ = inverse_frequencies(rope, head_dim)
-            plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-            yield "rope_freqs.weight", (plain / scaled).to(device)

@@ -13,7 +13,7 @@ from octavo.config.engine import LoadConfig, LoadFormat
 from octavo.config.model import ModelConfig
 from octavo.convert.source import Checkpoint
 from octavo.errors import InvalidParameterError
-from octavo.lora.files import AdapterConfig, read_adapter_config
+from octavo.lora.files import read_adapter_config
 from octavo.lora.read import AdapterReader, AdapterTargets, AdapterTensors
 from octavo.models.weights import renamed, spelt_as_in_table
 from octavo.worker.memory import empty_model
@@ -34,7 +34,6 @@ _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
 class MergedCheckpoint(Checkpoint):
     """The base model's tensors, changed by an adapter."""
 
-    config: AdapterConfig
     found: AdapterTensors
     modules: Mapping[str, str]  # the adapter's names by those in the model's table
     unties_head: bool  # the base model's head is its embedding, and only one of them is changed
@@ -58,14 +57,14 @@ class MergedCheckpoint(Checkpoint):
             return weight
         if found.has(module, "weight"):
             return found.tensor(module, "weight", tuple(weight.shape)).to(weight.dtype)
-        rank, (rows, columns) = self.config.rank_of(module), weight.shape
+        rank, (rows, columns) = found.config.rank_of(module), weight.shape
         if found.has(module, "embedding_down", "embedding_up"):
             down = found.tensor(module, "embedding_down", (rank, rows))
             added = (found.tensor(module, "embedding_up", (columns, rank)).float() @ down.float()).T
         else:
             down = found.tensor(module, "down", (rank, columns))
             added = found.tensor(module, "up", (rows, rank)).float() @ down.float()
-        return (weight.float() + self.config.scale_of(module) * added).to(weight.dtype)
+        return (weight.float() + found.config.scale_of(module) * added).to(weight.dtype)
 
 
 def merge_lora(checkpoint: Checkpoint, folder: Path) -> MergedCheckpoint:
@@ -75,7 +74,7 @@ def merge_lora(checkpoint: Checkpoint, folder: Path) -> MergedCheckpoint:
         limit = f"for dense weights; these are quantized (quant_method {method})"
         raise InvalidParameterError("merge_lora", str(folder), limit)
     check_adapter(checkpoint.model, folder, checkpoint.load_format)
-    config, found, model = read_adapter_config(folder), AdapterTensors(folder), empty_model(checkpoint.model)
+    found, model = AdapterTensors(folder), empty_model(checkpoint.model)
     modules = {renamed(model, module): module for module in found.by_module}
     touched = {_EMBEDDING, _HEAD} & modules.keys()
     unties_head = checkpoint.model.tie_word_embeddings and bool(touched)
@@ -86,7 +85,6 @@ def merge_lora(checkpoint: Checkpoint, folder: Path) -> MergedCheckpoint:
         settings={**checkpoint.settings, **changed},
         load_format=checkpoint.load_format,
         dtype=checkpoint.dtype,
-        config=config,
         found=found,
         modules=modules,
         unties_head=unties_head,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -93,8 +93,10 @@ class Checkpoint:
 def _settings(path: Path, model: ModelConfig, *, is_cast: bool) -> dict[str, Any]:
     """Return config.json's contents: the folder's own, or those that a GGUF file's metadata stands for."""
     if path.is_file():
-        values = read_gguf_fields(path).values
-        settings = _for_transformers({key: values[key] for key in values if key != GGUF_TYPES})
+        settings = {key: value for key, value in read_gguf_fields(path).values.items() if key != GGUF_TYPES}
+        if model.architecture == "MixtralForCausalLM":
+            settings["num_local_experts"] = settings.pop("num_experts")
+        settings = {"model_type": ARCHITECTURES[model.architecture].model_type, **settings}  # for transformers
     else:
         own = read_config_fields(path)
         settings = {**own.values, **dict.fromkeys(own.nulls)}
@@ -113,14 +115,6 @@ def _untied(settings: dict[str, Any], *, is_default: bool) -> dict[str, Any]:
     if nested is not None:
         settings = settings | {"text_config": _untied(nested, is_default=False)}
     return settings | {key: False} if settings.get(key, is_default) else settings
-
-
-def _for_transformers(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add what transformers needs and Octavo does not."""
-    architecture = cast(str, settings["architectures"][0])
-    if architecture == "MixtralForCausalLM":
-        settings["num_local_experts"] = settings.pop("num_experts")
-    return {"model_type": ARCHITECTURES[architecture].model_type, **settings}
 
 
 def import_library(module: str, to: str) -> Any:

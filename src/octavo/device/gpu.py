@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -10,22 +10,34 @@ from octavo.device.base import DeviceKind, DeviceMemory, DeviceQueue
 from octavo.errors import DeviceUnavailableError, EngineDeadError
 
 
-def _memory(backend: Any) -> DeviceMemory:
-    """Read a device's memory; memory that torch has cached but not allocated counts as free."""
-    free, total = backend.mem_get_info()
-    cached = backend.memory_reserved() - backend.memory_allocated()
-    return DeviceMemory(total_bytes=total, free_bytes=free + cached)
+class _Gpu(DeviceKind):
+    """GPUs with memory of their own."""
 
-
-class CudaKind(DeviceKind):
-    """NVIDIA and AMD GPUs."""
-
-    name = "cuda"
+    backend: ClassVar[Any]  # torch's module for them
     ranks_share_memory = False
     default_memory_utilization = 0.9
 
     def is_available(self) -> bool:
-        return torch.cuda.is_available()
+        return bool(self.backend.is_available())
+
+    def memory(self) -> DeviceMemory:
+        """Memory that torch has cached but not allocated counts as free."""
+        free, total = self.backend.mem_get_info()
+        cached = self.backend.memory_reserved() - self.backend.memory_allocated()
+        return DeviceMemory(total_bytes=total, free_bytes=free + cached)
+
+    def synchronize(self) -> None:
+        self.backend.synchronize()
+
+    def supports(self, dtype: torch.dtype) -> bool:
+        return dtype != torch.bfloat16 or bool(self.backend.is_bf16_supported())
+
+
+class CudaKind(_Gpu):
+    """NVIDIA and AMD GPUs."""
+
+    name = "cuda"
+    backend = torch.cuda
 
     def prepare(self, index: int) -> None:
         """Select this rank's own GPU."""
@@ -35,12 +47,6 @@ class CudaKind(DeviceKind):
                 f"device='cuda': rank {index} of this host needs a GPU; there are {num_devices}"
             )
         torch.cuda.set_device(index)
-
-    def memory(self) -> DeviceMemory:
-        return _memory(torch.cuda)
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize()
 
     def queue(self) -> DeviceQueue | None:
         return CudaQueue()
@@ -54,9 +60,6 @@ class CudaKind(DeviceKind):
         run()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-
-    def supports(self, dtype: torch.dtype) -> bool:
-        return dtype != torch.bfloat16 or torch.cuda.is_bf16_supported()
 
     def describe(self) -> dict[str, str]:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -103,24 +106,11 @@ def _wait(event: torch.cuda.Event) -> None:
         raise EngineDeadError(f"the GPU failed and this process cannot use it any more: {error}") from error
 
 
-class XpuKind(DeviceKind):
+class XpuKind(_Gpu):
     """Intel GPUs. Steps are synchronous."""
 
     name = "xpu"
-    ranks_share_memory = False
-    default_memory_utilization = 0.9
-
-    def is_available(self) -> bool:
-        return torch.xpu.is_available()
-
-    def memory(self) -> DeviceMemory:
-        return _memory(torch.xpu)
-
-    def synchronize(self) -> None:
-        torch.xpu.synchronize()
-
-    def supports(self, dtype: torch.dtype) -> bool:
-        return dtype != torch.bfloat16 or torch.xpu.is_bf16_supported()
+    backend = torch.xpu
 
     def describe(self) -> dict[str, str]:
         return {"processor": torch.xpu.get_device_name()}

@@ -14,15 +14,7 @@ import msgspec
 import zmq
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.engine import (
-    AddRequests,
-    CallMethod,
-    CallResult,
-    CoreFailed,
-    FromCore,
-    Shutdown,
-    ToCore,
-)
+from octavo.contracts.engine import AddRequests, CallMethod, CallResult, CoreFailed, FromCore, Shutdown, ToCore
 from octavo.contracts.frames import FrameDecoder
 from octavo.device.process import freeze_loaded_objects, without_garbage_collection
 from octavo.engine.child_core import CoreSockets

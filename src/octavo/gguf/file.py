@@ -7,6 +7,7 @@ import math
 import mmap
 import re
 import struct
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -165,30 +166,21 @@ class GgufTensor:
     data: npt.NDArray[np.uint8]  # [rows..., bytes per row], a read-only view of the file
 
 
-class Metadata(Mapping[str, Any]):
+class Metadata(UserDict[str, Any]):
     """Values by key; strings of an array are decoded on first access."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
-
     def __getitem__(self, key: str) -> Any:
-        value = self._values[key]
+        value = self.data[key]
         if isinstance(value, TextArray):
-            value = self._values[key] = value.decoded()
+            value = self.data[key] = value.decoded()
         return value
 
     def indices_of(self, key: str, texts: Sequence[str]) -> list[int]:
         """Return where some texts are in an array of strings, without decoding it; empty if there is no such array."""
-        value = self._values.get(key)
+        value = self.data.get(key)
         if isinstance(value, TextArray):
             return value.indices_of(texts)
         return [index for index, text in enumerate(value) if text in texts] if isinstance(value, list) else []
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 class GgufFile:

@@ -29,7 +29,12 @@ class DummyLoader(ModelLoader):
         generator = torch.Generator().manual_seed(self.load_config.seed)
         block = torch.empty(_NUM_STARTS + longest).uniform_(-math.sqrt(3.0), math.sqrt(3.0), generator=generator)
         scaled: dict[int, torch.Tensor] = {}  # by number of inputs, in the model's dtype
-        places = _places(model)
+        names = (  # in the order of the whole model's table, identically on every stage
+            template.format(**numbers)
+            for template in {**model.weight_names, **model.weight_targets}
+            for numbers in numbers_in(template, range(model.config.num_layers), model.num_experts)
+        )
+        places = {name: index for index, name in enumerate(names)}
         for name, slot in slots.items():
             shape = slot.spec.shape
             if not slot.spec.is_required:
@@ -47,13 +52,3 @@ class DummyLoader(ModelLoader):
             start = places[name.rpartition(".")[0]] * _STRIDE % _NUM_STARTS
             matrix = scaled[num_inputs].as_strided((num_outputs, num_inputs), (1, 1), start).reshape(shape)
             yield name, matrix.to(torch.float8_e4m3fn) if slot.spec.is_float8 else matrix
-
-
-def _places(model: CausalLM) -> dict[str, int]:
-    """Number the entries of the whole model's table of names, identically on every stage."""
-    names = [
-        template.format(**numbers)
-        for template in {**model.weight_names, **model.weight_targets}
-        for numbers in numbers_in(template, range(model.config.num_layers), model.num_experts)
-    ]
-    return {name: index for index, name in enumerate(names)}

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -126,7 +127,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         rank=fields.integer("r", 8),
         alpha=fields.number("lora_alpha", 8, can_be_zero=True),
         rank_pattern=_pattern(fields, "rank_pattern", JsonFields.integer),
-        alpha_pattern=_pattern(fields, "alpha_pattern", _alpha),
+        alpha_pattern=_pattern(fields, "alpha_pattern", partial(JsonFields.number, can_be_zero=True)),
         uses_rslora=fields.flag("use_rslora", False),
         modules_to_save=tuple(fields.texts("modules_to_save")) if "modules_to_save" in fields else (),
     )
@@ -146,10 +147,6 @@ def _refuse_unsupported(fields: JsonFields) -> None:
     if start not in _PLAIN_STARTS:
         how = "save it with path_initial_model_for_weight_conversion, which makes a plain adapter of it"
         raise AdapterError(f"{fields.origin}: init_lora_weights={start!r} changes the base model's weights; {how}")
-
-
-def _alpha(fields: JsonFields, key: str) -> float:
-    return fields.number(key, can_be_zero=True)
 
 
 def _pattern(fields: JsonFields, key: str, read: Callable[[JsonFields, str], _Value]) -> dict[str, _Value]:

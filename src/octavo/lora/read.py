@@ -13,6 +13,7 @@ from typing import Self
 import torch
 
 from octavo.config.engine import LoadConfig
+from octavo.distributed.groups import Share
 from octavo.errors import AdapterError
 from octavo.kernels.types import PackedLinear
 from octavo.layers.context import BuildContext
@@ -82,10 +83,11 @@ def _targets(model: CausalLM, paths: Set[str]) -> Iterator[tuple[str, Target | N
 
 
 class AdapterTensors:
-    """The tensors of an adapter's file. Modules have the names of the base model's checkpoint."""
+    """An adapter's settings and tensors. Modules have the names of the base model's checkpoint."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the file in an adapter's folder. Raises CheckpointError, AdapterError."""
+        """Read the files in an adapter's folder. Raises CheckpointError, AdapterError."""
+        self.config = read_adapter_config(folder)
         path = weights_file(folder)
         self._path = str(path)
         self.by_module: dict[str, dict[TensorKind, torch.Tensor]] = defaultdict(dict)
@@ -217,104 +219,92 @@ class AdapterReader:
         Raises CheckpointError: a file is missing, truncated or malformed, or asks for code to be run. AdapterError: an
         adapter of a kind that is not supported, or one that does not fit the model; names the setting or the tensor.
         """
-        reading = _Reading(self, folder)
-        for module in reading.found.by_module:
+        found = AdapterTensors(folder)
+        linears: dict[str, tuple[MergedLinear, dict[str, LowRank]]] = {}  # by path, then part
+        embeddings: dict[str, EmbeddingAdapter] = {}
+        heads: dict[str, HeadAdapter] = {}
+        for module in found.by_module:
             try:
                 target = self.targets.find(module)
             except AdapterError as error:
-                raise reading.found.error(module, str(error)) from None
-            if target is not None:
-                reading.take_module(module, target)
-        linears = reading.linears.items()
+                raise found.error(module, str(error)) from None
+            if target is None:
+                continue
+            match target.layer:
+                case Embedding() as layer:
+                    embeddings[target.path] = self._embedding(found, module, layer)
+                case LogitsHead() as layer:
+                    heads[target.path] = self._head(found, module, layer)
+                case layer:
+                    what = "a linear layer: only embeddings and logits heads can be replaced (modules_to_save)"
+                    found.allow(module, {"down", "up"}, what)
+                    _, parts = linears.setdefault(target.path, (layer, {}))
+                    parts[target.part] = self._low_rank(found, module, layer, target.part)
         return RankAdapter(
-            layers={path: LayerAdapter.shard(layer, parts, self.dtype) for path, (layer, parts) in linears},
-            embeddings=reading.embeddings,
-            heads=reading.heads,
+            layers={path: LayerAdapter.shard(layer, parts, self.dtype) for path, (layer, parts) in linears.items()},
+            embeddings=embeddings,
+            heads=heads,
         )
 
-
-class _Reading:
-    """One adapter being read."""
-
-    def __init__(self, reader: AdapterReader, folder: Path) -> None:
-        self._reader, self._dtype = reader, reader.dtype
-        self._config = read_adapter_config(folder)
-        self.found = AdapterTensors(folder)
-        self.linears: dict[str, tuple[MergedLinear, dict[str, LowRank]]] = {}  # by path, then part
-        self.embeddings: dict[str, EmbeddingAdapter] = {}
-        self.heads: dict[str, HeadAdapter] = {}
-
-    def take_module(self, module: str, target: Target) -> None:
-        """Check a module's tensors, and keep this rank's part."""
-        match target.layer:
-            case Embedding() as layer:
-                self.embeddings[target.path] = self._embedding(module, layer)
-            case LogitsHead() as layer:
-                self.heads[target.path] = self._head(module, layer)
-            case layer:
-                what = "a linear layer: only embeddings and logits heads can be replaced (modules_to_save)"
-                self.found.allow(module, {"down", "up"}, what)
-                _, parts = self.linears.setdefault(target.path, (layer, {}))
-                parts[target.part] = self._low_rank(module, layer, target.part)
-
-    def _rank(self, module: str) -> int:
-        rank = self._config.rank_of(module)
-        if rank > self._reader.max_rank:
-            raise self.found.error(module, f"rank {rank} exceeds max_lora_rank={self._reader.max_rank}")
+    def _rank(self, found: AdapterTensors, module: str) -> int:
+        rank = found.config.rank_of(module)
+        if rank > self.max_rank:
+            raise found.error(module, f"rank {rank} exceeds max_lora_rank={self.max_rank}")
         return rank
 
-    def _low_rank(self, module: str, layer: MergedLinear, part: str) -> LowRank:
-        rank, outputs = self._rank(module), layer.parts[part]
-        down = self.found.tensor(module, "down", (rank, layer.inputs.total))
-        return self._checked(module, down, self.found.tensor(module, "up", (outputs.total, rank)))
+    def _low_rank(self, found: AdapterTensors, module: str, layer: MergedLinear, part: str) -> LowRank:
+        rank, outputs = self._rank(found, module), layer.parts[part]
+        down = found.tensor(module, "down", (rank, layer.inputs.total))
+        return self._checked(found, module, down, found.tensor(module, "up", (outputs.total, rank)))
 
-    def _embedding(self, module: str, layer: Embedding) -> EmbeddingAdapter:
-        self.found.allow(module, {"embedding_down", "embedding_up", "weight", "base_weight"}, "an embedding")
-        (size, width), ids, rank = (layer.ids.total, layer.hidden_size), layer.ids, self._rank(module)
-        table = self._replacement(module, (size, width), ids.start, ids.stop)
-        if not self.found.has(module, "embedding_down", "embedding_up"):
+    def _embedding(self, found: AdapterTensors, module: str, layer: Embedding) -> EmbeddingAdapter:
+        found.allow(module, {"embedding_down", "embedding_up", "weight", "base_weight"}, "an embedding")
+        ids, width, rank = layer.ids, layer.hidden_size, self._rank(found, module)
+        table = self._replacement(found, module, ids, width)
+        if not found.has(module, "embedding_down", "embedding_up"):
             return EmbeddingAdapter(table=table)
-        down = self.found.tensor(module, "embedding_down", (rank, size))
-        low = self._checked(module, down, self.found.tensor(module, "embedding_up", (width, rank)))
-        of_ids = low.down[:, ids.start : ids.stop].T.to(self._dtype, copy=True).contiguous()
-        return EmbeddingAdapter(table=table, down=of_ids, up=low.scaled_up(self._dtype))
+        down = found.tensor(module, "embedding_down", (rank, ids.total))
+        low = self._checked(found, module, down, found.tensor(module, "embedding_up", (width, rank)))
+        of_ids = low.down[:, ids.start : ids.stop].T.to(self.dtype, copy=True).contiguous()
+        return EmbeddingAdapter(table=table, down=of_ids, up=low.scaled_up(self.dtype))
 
-    def _head(self, module: str, layer: LogitsHead) -> HeadAdapter:
-        self.found.allow(module, {"down", "up", "weight", "base_weight"}, "a logits head")
-        outputs, inputs = layer.parts[""], layer.inputs.total
-        weight = self._replacement(module, (outputs.total, inputs), outputs.start, outputs.stop)
-        if not self.found.has(module, "down", "up"):
+    def _head(self, found: AdapterTensors, module: str, layer: LogitsHead) -> HeadAdapter:
+        found.allow(module, {"down", "up", "weight", "base_weight"}, "a logits head")
+        outputs = layer.parts[""]
+        weight = self._replacement(found, module, outputs, layer.inputs.total)
+        if not found.has(module, "down", "up"):
             return HeadAdapter(weight=weight)
-        low = self._low_rank(module, layer, "")
-        up = low.scaled_up(self._dtype)[:, outputs.start : outputs.stop].contiguous()
-        return HeadAdapter(weight=weight, down=low.down.to(self._dtype, copy=True), up=up)
+        low = self._low_rank(found, module, layer, "")
+        up = low.scaled_up(self.dtype)[:, outputs.start : outputs.stop].contiguous()
+        return HeadAdapter(weight=weight, down=low.down.to(self.dtype, copy=True), up=up)
 
-    def _replacement(self, module: str, shape: tuple[int, int], start: int, stop: int) -> torch.Tensor | None:
+    def _replacement(self, found: AdapterTensors, module: str, rows: Share, width: int) -> torch.Tensor | None:
         """Return this rank's rows of a weight that replaces the base model's; None: there is none."""
-        if self.found.has(module, "base_weight"):
-            saved = self.found.tensor(module, "base_weight", shape)
+        shape = rows.total, width
+        if found.has(module, "base_weight"):
+            saved = found.tensor(module, "base_weight", shape)
             if not self._is_base(module, saved):
                 why = "differs from the base model's: the adapter was trained on another one; merge it with that one"
-                raise self.found.error(module, why, "base_weight")
-        if not self.found.has(module, "weight"):
+                raise found.error(module, why, "base_weight")
+        if not found.has(module, "weight"):
             return None
-        return self.found.tensor(module, "weight", shape)[start:stop].to(self._dtype, copy=True)
+        return found.tensor(module, "weight", shape)[rows.start : rows.stop].to(self.dtype, copy=True)
 
     def _is_base(self, module: str, saved: torch.Tensor) -> bool:
         """Read the checkpoint once more: does its embedding or logits head equal `saved` in the model's dtype?"""
-        model = self._reader.model
+        model = self.model
         names = {f"{renamed(model, module)}.weight"}
         if model.config.tie_word_embeddings:
             names |= {f"{name}.weight" for name, of in model.weight_names.items() if of in ("embedding", "logits_head")}
         dtype = model.context.dtype
-        for name, tensor in spelt_as_in_table(model, get_model_loader(self._reader.load).tensors(model)):
+        for name, tensor in spelt_as_in_table(model, get_model_loader(self.load).tensors(model)):
             if name in names:
                 return tensor.shape == saved.shape and torch.equal(tensor.to(dtype), saved.to(dtype))
         return False
 
-    def _checked(self, module: str, down: torch.Tensor, up: torch.Tensor) -> LowRank:
+    def _checked(self, found: AdapterTensors, module: str, down: torch.Tensor, up: torch.Tensor) -> LowRank:
         """Check that what was finite in the file still is in the model's dtype."""
-        low = LowRank(down=down, up=up, scale=self._config.scale_of(module))
-        if not (low.down.to(self._dtype).isfinite().all() and low.scaled_up(self._dtype).isfinite().all()):
-            raise self.found.error(module, f"its values exceed the range of {self._dtype}")
+        low = LowRank(down=down, up=up, scale=found.config.scale_of(module))
+        if not (low.down.to(self.dtype).isfinite().all() and low.scaled_up(self.dtype).isfinite().all()):
+            raise found.error(module, f"its values exceed the range of {self.dtype}")
         return low

@@ -73,10 +73,7 @@ class VisionTransformer(VisionTower):
     @classmethod
     def weight_names(cls, config: VisionConfig) -> dict[str, str]:
         embeddings = f"{_NAME}.embeddings"
-        names = {
-            f"{embeddings}.patch_embedding": "patch_embedding",
-            f"{embeddings}.position_embedding": "positions",
-        }
+        names = {f"{embeddings}.patch_embedding": "patch_embedding", f"{embeddings}.position_embedding": "positions"}
         if _is_clip(config):
             names |= {embeddings: "class_token", f"{_NAME}.pre_layrnorm": "first_norm"}
         for number in range(_num_blocks(config)):

@@ -93,11 +93,7 @@ class BlockManager:
         return all(peak <= pool.num_blocks for peak, pool in zip(peaks, self.pools, strict=True))
 
     def find_prefix(
-        self,
-        token_ids: Int32Array,
-        root: bytes,
-        unwritten: Collection[tuple[int, int]] = (),
-        keys: BlockKeys = NO_KEYS,
+        self, token_ids: Int32Array, root: bytes, unwritten: Collection[tuple[int, int]] = (), keys: BlockKeys = NO_KEYS
     ) -> CachedPrefix:
         """Look up the longest run of full blocks that every group can serve, at most `len(token_ids) - 1` tokens.
 

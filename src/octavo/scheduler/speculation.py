@@ -12,13 +12,7 @@ import msgspec
 import numpy as np
 
 from octavo.contracts.engine import FinishedRequest, SpecDecodeStats
-from octavo.contracts.schedule import (
-    DRAWN_IN_RANKS,
-    Int32Array,
-    ModelRunnerOutput,
-    SchedulerOutput,
-    SpecDecodeTokens,
-)
+from octavo.contracts.schedule import DRAWN_IN_RANKS, Int32Array, ModelRunnerOutput, SchedulerOutput, SpecDecodeTokens
 from octavo.errors import UnsupportedModelError
 from octavo.scheduler.draft_planner import DraftPlanner, GuessRates, StepCosts, VerifiedRates
 from octavo.scheduler.grammar_gate import GrammarGate

@@ -134,12 +134,7 @@ def _parse(entry: list[Any]) -> tuple[GraphKey, int]:
 class DecodeGraphs:
     """Owned by a runner. `run_step` launches the step of a key on static tensors."""
 
-    def __init__(
-        self,
-        queue: DeviceQueue,
-        run_step: Callable[[GraphKey], None],
-        uses: GraphUses,
-    ) -> None:
+    def __init__(self, queue: DeviceQueue, run_step: Callable[[GraphKey], None], uses: GraphUses) -> None:
         self._queue, self._run_step, self._uses = queue, run_step, uses
         self._replays: dict[GraphKey, Callable[[], None]] = {}
         self._num_seen: Counter[GraphKey] = Counter()  # in this process, of keys without a graph

@@ -56,8 +56,11 @@ class StepGraph:
         is_first, hidden_size = model.stage.is_first, model.config.hidden_size
         self._residual = None if is_first else torch.empty(max_tokens, hidden_size, dtype=dtype)
         self._plain = self._record(None)
-        ids = torch.empty(2, max_tokens, dtype=torch.int64)
-        self._adapted = self._record(ids) if _can_record_adapters(model) else None
+        # With slots for adapters in linears, and none in experts: theirs are not recorded.
+        layers = list(model.modules())
+        has_slots = any(isinstance(layer, MergedLinear) and layer.adapters is not None for layer in layers)
+        has_slots &= not any(isinstance(layer, MixtureOfExperts) and layer.has_adapters for layer in layers)
+        self._adapted = self._record(torch.empty(2, max_tokens, dtype=torch.int64)) if has_slots else None
 
     @classmethod
     def capture(cls, model: CausalLM, kv_caches: Sequence[LayerCache], block_size: int, max_tokens: int) -> Self | None:
@@ -109,14 +112,6 @@ class StepGraph:
             assert ids is not None, "a step without adapters has a recording of its own"
             to[: len(ids)] = ids
         return recording
-
-
-def _can_record_adapters(model: CausalLM) -> bool:
-    """Whether linears have slots for adapters, and no experts: theirs are not recorded."""
-    layers = list(model.modules())
-    if any(isinstance(layer, MixtureOfExperts) and layer.has_adapters for layer in layers):
-        return False
-    return any(isinstance(layer, MergedLinear) and layer.adapters is not None for layer in layers)
 
 
 def _blank_step(
@@ -199,11 +194,7 @@ class _Refusal(TorchFunctionMode):
         self._inside = inside
 
     def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name, kwargs = getattr(func, "__name__", str(func)), kwargs or {}
         result = func(*args, **kwargs)

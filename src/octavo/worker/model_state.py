@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from octavo.attention.metadata import InputEmbeds
 from octavo.config.engine import EngineConfig
-from octavo.contracts.engine import ExtraInputs, VisionInput
+from octavo.contracts.engine import VisionInput
 from octavo.contracts.schedule import NO_SLOT, Int32Array, SchedulerOutput
 from octavo.errors import InvalidParameterError
 from octavo.lora.pool import AdapterPool
@@ -201,7 +201,12 @@ class ReplacedEmbeddings(ModelState):
             if extra is not None and extra.vision and not self._takes_images:
                 raise InvalidParameterError("vision", f"{len(extra.vision)} images", "this model takes no images")
             if extra is not None and (extra.vision or extra.embedding_spans or extra.whole_spans):
-                self.by_row[new.row] = self._replaced(extra)
+                spans = []
+                for span in extra.embedding_spans:
+                    [embeds] = self._send(np.frombuffer(span.embeddings, dtype=np.float32).copy())
+                    embeds = embeds.view(span.num_tokens, -1)  # nothing to add in layers
+                    spans.append((span.start, pad(embeds, (0, (self._num_outputs - 1) * embeds.shape[1]))))
+                self.by_row[new.row] = _Replaced(spans, extra.vision, extra.whole_spans)
         for content_hash in step.freed_encoder_outputs:
             self._encoded.pop(content_hash, None)
         inputs = step.scheduled_encoder_inputs
@@ -212,14 +217,6 @@ class ReplacedEmbeddings(ModelState):
             encoded = self._encoder(patches, [image.grid for image in inputs])
         for image, embeddings in zip(inputs, encoded, strict=True):
             self._encoded[image.content_hash] = embeddings.clone()  # not a view of all of them
-
-    def _replaced(self, extra: ExtraInputs) -> _Replaced:
-        spans = []
-        for span in extra.embedding_spans:
-            [embeds] = self._send(np.frombuffer(span.embeddings, dtype=np.float32).copy())
-            embeds = embeds.view(span.num_tokens, -1)  # nothing to add in layers
-            spans.append((span.start, pad(embeds, (0, (self._num_outputs - 1) * embeds.shape[1]))))
-        return _Replaced(spans, extra.vision, extra.whole_spans)
 
     def _patches(self, image: VisionInput) -> torch.Tensor:
         """Return the patches of an image on the device, normalized: [., C] float32."""

@@ -91,46 +91,26 @@ class EagleStates:
         progress, rows, starts = self._progress, step.rows, step.num_computed_tokens
         firsts = np.cumsum(step.num_scheduled_tokens) - step.num_scheduled_tokens - starts  # [R] of position 0 in T
         progress.skip_gaps(rows, starts)
-        self._remember_blocks(rows, starts, ends, firsts, aux)
+        size = self._block_size
+        columns, owners = _ranges(np.maximum(starts, progress.base[rows]) // size, ends // size)
+        if len(columns):  # keep the states of the last positions of blocks
+            blocks = progress.tables[rows[owners], columns - progress.base[rows][owners] // size]
+            self._last_of_block[blocks] = _states_at(aux, firsts[owners] + (columns + 1) * size - 1)
         due = progress.take_complete(rows, ends, self._tokens)
         copies = progress.check_hits(self._tokens)
-        self._catch_up(step, due, ends, firsts, aux, compute)
+        if len(due):  # compute all of their entries, with states of before this step or from `aux`
+            begins = progress.num_computed[rows[due]]
+            positions, owners = _ranges(begins, ends[due])
+            states = self._recent[rows[due][owners], positions % self._num_slots]  # [T, F]
+            is_new = positions >= starts[due][owners]
+            states[torch.from_numpy(is_new)] = _states_at(aux, (firsts[due][owners] + positions)[is_new])
+            compute(step, due, begins, ends[due], self._model.reduce(states))
+            progress.num_computed[rows[due]] = ends[due]
         if copies:
             self._make_copies(step, copies, compute)
         positions, owners = _ranges(np.maximum(starts, ends - self._num_slots), ends)
         self._recent[rows[owners], positions % self._num_slots] = _states_at(aux, firsts[owners] + positions)
         progress.num_available[rows] = np.maximum(progress.num_available[rows], ends)
-
-    def _catch_up(
-        self,
-        step: SchedulerOutput,
-        at: NDArray[np.intp],  # [P] in R
-        ends: Int32Array,  # [R]
-        firsts: Int32Array,  # [R]
-        aux: Sequence[torch.Tensor],
-        compute: ComputeEntries,
-    ) -> None:
-        """Compute all entries before `ends` of the requests `at`, with states of before this step or from `aux`."""
-        if not len(at):
-            return
-        rows, ends = step.rows[at], ends[at]
-        starts, here = self._progress.num_computed[rows], step.num_computed_tokens[at]
-        positions, owners = _ranges(starts, ends)
-        states = self._recent[rows[owners], positions % self._num_slots]  # [T, F]
-        is_new = positions >= here[owners]
-        states[torch.from_numpy(is_new)] = _states_at(aux, (firsts[at][owners] + positions)[is_new])
-        compute(step, at, starts, ends, self._model.reduce(states))
-        self._progress.num_computed[rows] = ends
-
-    def _remember_blocks(
-        self, rows: Int32Array, starts: Int32Array, ends: Int32Array, firsts: Int32Array, aux: Sequence[torch.Tensor]
-    ) -> None:
-        """Keep the states of the last positions of blocks."""
-        size, progress = self._block_size, self._progress
-        columns, owners = _ranges(np.maximum(starts, progress.base[rows]) // size, ends // size)
-        if len(columns):
-            blocks = progress.tables[rows[owners], columns - progress.base[rows][owners] // size]
-            self._last_of_block[blocks] = _states_at(aux, firsts[owners] + (columns + 1) * size - 1)
 
     def _make_copies(self, step: SchedulerOutput, copies: Sequence[BlockCopy], compute: ComputeEntries) -> None:
         """Copy blocks, and compute the last entry of each with the token that follows it in its row."""

@@ -68,7 +68,12 @@ class Worker:
         context = self.devices.build_context(config.model, config.quantization, self._dtype, config)
         self._kernels, self._attention = context.kernels, context.attention
         if config.deterministic:
-            self._check_deterministic()
+            unsure = [part.name for part in (self._kernels, self._attention) if not part.is_batch_invariant]
+            if unsure:
+                where, which = self.devices.where(self._dtype), " and ".join(unsure)
+                limit = f"false: on {where}, bits may depend on the batch in {which}"
+                raise InvalidParameterError("deterministic", True, limit)
+            logger.info("deterministic: so it is with %s and %s, always", self._kernels.name, self._attention.name)
         groups = make_groups(place, rendezvous, self.devices.device)
         if is_expert_parallel:
             groups = replace(groups, experts=groups.tensor)
@@ -103,15 +108,6 @@ class Worker:
         names = [self.devices.device.type, str(self._dtype).removeprefix("torch."), kernels]
         ranks = [f"tp{self.place.tp_size}"] if self.place.tp_size > 1 else []
         return "-".join([*names, self._attention.name, *ranks])
-
-    def _check_deterministic(self) -> None:
-        """Check the kernels. Raises InvalidParameterError if a row's bits may depend on the batch."""
-        unsure = [part.name for part in (self._kernels, self._attention) if not part.is_batch_invariant]
-        if unsure:
-            where, which = self.devices.where(self._dtype), " and ".join(unsure)
-            limit = f"false: on {where}, bits may depend on the batch in {which}"
-            raise InvalidParameterError("deterministic", True, limit)
-        logger.info("deterministic: so it is with %s and %s, always", self._kernels.name, self._attention.name)
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
@@ -150,19 +146,15 @@ class Worker:
 
     def measure_memory(self) -> MemoryReport:
         """Report the device's memory with weights loaded and no KV yet."""
-        activations, graphs = self._step_bytes()
+        activations, graphs = activation_bytes(self._part, self._stage, self.config.scheduler, self._dtype.itemsize), 0
+        if self.queue is not None:  # measured, if the device tracks memory
+            steps = ProfileRun(self.model, self.config, self.kv_cache_spec)
+            prefill, decode = self.devices.peak_bytes(steps.prefill), self.devices.peak_bytes(steps.decode)
+            if prefill is not None and decode is not None:
+                activations, graphs = max(prefill, decode), graph_bytes(decode) if self._takes_graphs else 0
         activations += self._memory.encoder_bytes + (self._draft.activation_bytes if self._draft else 0)
         scratch = self.kv_cache_spec.num_bytes(self._scratch_blocks)
         return self._memory.report(self._models, activations=activations, graphs=graphs, scratch=scratch)
-
-    def _step_bytes(self) -> tuple[int, int]:
-        """Return the memory of a step besides weights and KV, and of graphs; estimated if the device tracks none."""
-        if self.queue is not None:
-            steps = ProfileRun(self.model, self.config, self.kv_cache_spec)
-            prefill, decode = (self.devices.peak_bytes(steps.prefill), self.devices.peak_bytes(steps.decode))
-            if prefill is not None and decode is not None:
-                return max(prefill, decode), graph_bytes(decode) if self._takes_graphs else 0
-        return activation_bytes(self._part, self._stage, self.config.scheduler, self._dtype.itemsize), 0
 
     def initialize_kv_cache(self, num_blocks: list[int]) -> None:
         """Allocate `num_blocks` KV blocks of each group, equal on all ranks, and build the runner that uses them."""
