@@ -45,11 +45,11 @@ def uses(tmp_path: Path) -> GraphUses:
 
 def test_a_graph_is_captured_at_its_second_use(uses: GraphUses) -> None:
     queue, counter = RecordedQueue(), Counter()
-    graphs = DecodeGraphs(queue, counter.run, uses)
-    assert graphs.find(key(4), counter.prepare) is None
-    assert graphs.find(key(8), counter.prepare) is None
+    graphs = DecodeGraphs(queue, counter.run, counter.prepare, uses)
+    assert graphs.find(key(4)) is None
+    assert graphs.find(key(8)) is None
     assert queue.captures == 0
-    replay = graphs.find(key(4), counter.prepare)
+    replay = graphs.find(key(4))
     assert replay is not None
     assert key(4) in graphs
     assert key(8) not in graphs
@@ -57,36 +57,36 @@ def test_a_graph_is_captured_at_its_second_use(uses: GraphUses) -> None:
     counter.total.zero_()
     replay()
     assert counter.total.item() == 4
-    assert graphs.find(key(4), counter.prepare) is replay
+    assert graphs.find(key(4)) is replay
 
 
 def test_the_next_engine_captures_at_once_what_this_one_used(uses: GraphUses, tmp_path: Path) -> None:
     counter = Counter()
     for _ in range(2):
-        DecodeGraphs(RecordedQueue(), counter.run, uses).find(key(4), counter.prepare)
+        DecodeGraphs(RecordedQueue(), counter.run, counter.prepare, uses).find(key(4))
     uses.save()
     queue = RecordedQueue()
-    graphs = DecodeGraphs(queue, counter.run, GraphUses(tmp_path / "uses.json"))
-    graphs.capture_known(counter.prepare)
+    graphs = DecodeGraphs(queue, counter.run, counter.prepare, GraphUses(tmp_path / "uses.json"))
+    graphs.capture_known()
     assert len(graphs) == queue.captures == 1
-    assert graphs.find(key(4), counter.prepare) is not None
+    assert graphs.find(key(4)) is not None
 
 
 def test_there_is_a_most(uses: GraphUses) -> None:
     counter = Counter()
-    graphs = DecodeGraphs(RecordedQueue(), counter.run, uses)
+    graphs = DecodeGraphs(RecordedQueue(), counter.run, counter.prepare, uses)
     for num_rows in range(1, MAX_GRAPHS + 3):
-        graphs.find(key(num_rows), counter.prepare)
-        found = graphs.find(key(num_rows), counter.prepare)
+        graphs.find(key(num_rows))
+        found = graphs.find(key(num_rows))
         assert (found is None) == (num_rows > MAX_GRAPHS)
     assert len(graphs) == MAX_GRAPHS
 
 
 def test_what_cannot_be_captured_is_said_once_and_left_alone(uses: GraphUses, caplog: pytest.LogCaptureFixture) -> None:
     values = torch.tensor([1, 0, 2])
-    graphs = DecodeGraphs(RecordedQueue(), lambda key: launching(values.nonzero)(), uses)
+    graphs = DecodeGraphs(RecordedQueue(), lambda key: launching(values.nonzero)(), lambda: None, uses)
     for _ in range(4):
-        assert graphs.find(key(4), lambda: None) is None
+        assert graphs.find(key(4)) is None
     assert caplog.text.count("computed op by op") == 1
 
 

@@ -51,9 +51,7 @@ def model() -> ModelConfig:
 
 
 def report(kv_bytes: int) -> MemoryReport:
-    return MemoryReport(
-        total_bytes=1 << 30, budget_bytes=1 << 29, weights_bytes=0, activation_bytes=0, kv_bytes=kv_bytes
-    )
+    return MemoryReport(budget_bytes=1 << 29, weights_bytes=0, activation_bytes=0, kv_bytes=kv_bytes)
 
 
 @pytest.mark.parametrize("tiny", TINY_MODELS, ids=lambda tiny: tiny.name)

@@ -49,7 +49,7 @@ class CpuKind(DeviceKind):
         return dtype in (torch.float32, torch.bfloat16, torch.float16)
 
     def describe(self) -> dict[str, str]:
-        flags = cpu_flags()
+        flags = set(" ".join(_cpuinfo("flags") + _cpuinfo("Features")).split())  # empty where there is no Linux
         return {
             "processor": cpu_name(),
             "cores": str(usable_cores()),
@@ -77,11 +77,6 @@ def _memory_of(group: Cgroup) -> DeviceMemory | None:
     stats = (line.split() for line in group.text("memory.stat").splitlines())
     used -= next((int(words[1]) for words in stats if words[0] == cache_key), 0)
     return DeviceMemory(total_bytes=min(limits), free_bytes=max(0, min(limits) - used))
-
-
-def cpu_flags() -> frozenset[str]:
-    """Return the instruction sets that Linux reports; empty on other systems."""
-    return frozenset(" ".join(_cpuinfo("flags") + _cpuinfo("Features")).split())
 
 
 def cpu_name() -> str:

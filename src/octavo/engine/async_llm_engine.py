@@ -79,13 +79,13 @@ class AsyncLLMEngine:
 
     @classmethod
     def from_args(cls, args: EngineArgs, on_stage: Callable[[str], None] = logger.debug) -> Self:
-        """Build from validated options; see `EngineFront.open`."""
+        """Build from validated options; see `EngineFront`."""
         engine = cls.__new__(cls)
         engine._open(args, on_stage)
         return engine
 
     def _open(self, args: EngineArgs, on_stage: Callable[[str], None] = logger.debug) -> None:
-        self._front = EngineFront.open(args, on_stage)
+        self._front = EngineFront(args, on_stage)
         self._readers: dict[RequestState, Callable[[], None]] = {}  # called when the state changes
         self._death: OctavoError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # see `_enter_loop`, as for the next two

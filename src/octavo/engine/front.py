@@ -4,17 +4,15 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from octavo.config.args import DEFAULT_MODEL, EngineArgs
-from octavo.config.engine import EngineConfig
 from octavo.config.model import ModelConfig
 from octavo.config.speculative import DraftModelConfig
-from octavo.contracts.engine import CoreReady
 from octavo.device.process import without_garbage_collection
-from octavo.engine.core_client import EngineCoreClient, make_client
+from octavo.engine.core_client import make_client
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
 from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.errors import InvalidParameterError
@@ -25,50 +23,33 @@ from octavo.tokenizer.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
 class EngineFront:
     """The frontend of one engine, loaded and warmed up."""
 
-    config: EngineConfig
-    tokenizer: Tokenizer
-    inputs: InputProcessor
-    outputs: OutputProcessor
-    client: EngineCoreClient
-    core: CoreReady
-    request_numbers: "itertools.count[int]"
-
-    @classmethod
-    def open(cls, args: EngineArgs, on_stage: Callable[[str], None] = logger.debug) -> Self:
+    def __init__(self, args: EngineArgs, on_stage: Callable[[str], None] = logger.debug) -> None:
         """Find the model, read the tokenizer, load the weights, warm up; `on_stage` is called with the next stage.
 
         Raises UserError: about the options, the model or the memory.
         """
         on_stage("finding the model's files (1 of 3)")
-        config = args.resolve()
+        self.config = config = args.resolve()
         on_stage("reading the weights (2 of 3)")
-        client = make_client(config, own_process=bool(args.engine_process))
+        self.client = make_client(config, own_process=bool(args.engine_process))
         try:
-            tokenizer = read_tokenizer(config.tokenizer_path, args.chat_template)  # while the core process loads
+            self.tokenizer = read_tokenizer(config.tokenizer_path, args.chat_template)  # while the core process loads
             if config.draft_model is not None:
-                check_draft_tokenizer(config.draft_model, config.model, tokenizer)
+                check_draft_tokenizer(config.draft_model, config.model, self.tokenizer)
             with without_garbage_collection():
-                core = client.load()
+                self.core = self.client.load()
             on_stage("warming up (3 of 3)")
-            client.call("warmup_model")
+            self.client.call("warmup_model")
             max_loras = None if config.lora is None else config.lora.max_loras
             cache_info = {field.name: str(getattr(config.cache, field.name)) for field in fields(config.cache)}
             metrics = EngineMetrics(args.stats_interval_s, cache_info, max_loras)
-            return cls(
-                config=config,
-                tokenizer=tokenizer,
-                inputs=InputProcessor(config, tokenizer),
-                outputs=OutputProcessor(tokenizer, metrics),
-                client=client,
-                core=core,
-                request_numbers=itertools.count(),
-            )
+            self.inputs, self.outputs = InputProcessor(config, self.tokenizer), OutputProcessor(self.tokenizer, metrics)
+            self._request_numbers = itertools.count()
         except BaseException:
-            client.close()
+            self.client.close()
             raise
 
     def process(
@@ -81,7 +62,7 @@ class EngineFront:
     ) -> ProcessedRequest:
         """Validate one prompt; nothing is started. Options and errors as `InputProcessor.process`."""
         if request_id is None:
-            names = (f"request-{number}" for number in self.request_numbers)
+            names = (f"request-{number}" for number in self._request_numbers)
             request_id = next(name for name in names if name not in self.outputs)
         if not isinstance(request_id, str):
             raise InvalidParameterError("request_id", request_id, "a string, or None")

@@ -28,7 +28,7 @@ class LLMEngine:
     """
 
     def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
-        self._front = EngineFront.open(engine_args(model_name, options))
+        self._front = EngineFront(engine_args(model_name, options))
         try:
             self._runner = BatchRunner(self._front)
             self._thread = OwnerThread(self._runner)

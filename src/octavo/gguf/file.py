@@ -255,18 +255,6 @@ def _map(path: Path) -> mmap.mmap:
 def _read_part(path: Path, mapped: mmap.mmap) -> tuple[Metadata, dict[str, GgufTensor]]:
     data = memoryview(mapped)
     reader = HeaderReader(str(path), data)
-    num_tensors, num_keys = _read_start(reader)
-    metadata: dict[str, Any] = {}
-    for _ in range(num_keys):
-        if (key := reader.name()) in metadata:
-            raise reader.fail(f"{key!r} is given twice")
-        metadata[key] = reader.value()
-    tensors = _read_tensors(reader, data, num_tensors, metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
-    return Metadata(metadata), tensors
-
-
-def _read_start(reader: HeaderReader) -> tuple[int, int]:
-    """Return the number of tensors and of keys."""
     if reader.take(len(MAGIC)) != MAGIC:
         raise CheckpointError(f"{reader.origin}: not a GGUF file")
     version = reader.number("I")
@@ -275,7 +263,13 @@ def _read_start(reader: HeaderReader) -> tuple[int, int]:
         why = "big-endian" if swapped in _VERSIONS else f"version {version}"
         raise UnsupportedModelError(f"{reader.origin}: {why}; versions 2 and 3, little-endian, are supported")
     num_tensors = reader.count("tensors", _LEAST_TENSOR_BYTES)
-    return num_tensors, reader.count("keys", _LEAST_KEY_BYTES)
+    metadata: dict[str, Any] = {}
+    for _ in range(reader.count("keys", _LEAST_KEY_BYTES)):
+        if (key := reader.name()) in metadata:
+            raise reader.fail(f"{key!r} is given twice")
+        metadata[key] = reader.value()
+    tensors = _read_tensors(reader, data, num_tensors, metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
+    return Metadata(metadata), tensors
 
 
 def _read_tensors(reader: HeaderReader, data: memoryview, count: int, alignment: object) -> dict[str, GgufTensor]:

@@ -107,11 +107,6 @@ class CausalLM(nn.Module):
             self.logits_head = LogitsHead(config.hidden_size, config.vocab_size, tied_to=tied_to, context=head)
 
     @property
-    def num_layers(self) -> int:
-        """Of this stage."""
-        return len(self.stage.layers)
-
-    @property
     def input_size(self) -> int:
         """Elements of a token that enter the first layer."""
         return self.config.hidden_size

@@ -42,49 +42,28 @@ class PatchLayout:
 
     @classmethod
     def of(cls, grid: Grid, config: VisionConfig) -> Self:
-        num_frames, height, width = grid
-        rows, columns = (axis.repeat(num_frames) for axis in _positions(height, width, config.spatial_merge_size))
+        """Windows are squares of `window_size` pixels; those at the right and lower edges are smaller."""
+        (num_frames, height, width), merge, unit = grid, config.spatial_merge_size, config.merge_unit
+        axes = torch.arange(height)[:, None].expand(height, width), torch.arange(width).expand(height, width)
+        squares = (height // merge, merge, width // merge, merge)
+        rows, columns = (axis.reshape(squares).transpose(1, 2).flatten().repeat(num_frames) for axis in axes)
         frames = [height * width] * num_frames
         if config.window_size is None:
             return cls(order=None, rows=rows, columns=columns, frames=frames, windows=frames)
-        order, windows = _window_order(grid, config)
-        unit = config.merge_unit
-        rows, columns = (axis.view(-1, unit)[order].flatten() for axis in (rows, columns))
-        return cls(order=order, rows=rows, columns=columns, frames=frames, windows=windows)
+        side, order = config.window_size // merge // config.patch_size, []
+        numbers = torch.arange(num_frames * (height // merge) * (width // merge))
+        for frame in numbers.view(num_frames, height // merge, width // merge):
+            for band in frame.split(side, dim=0):
+                order += [window.flatten() for window in band.split(side, dim=1)]
+        windows, whole = [len(window) * unit for window in order], torch.cat(order)
+        rows, columns = (axis.view(-1, unit)[whole].flatten() for axis in (rows, columns))
+        return cls(order=whole, rows=rows, columns=columns, frames=frames, windows=windows)
 
     def arranged(self, squares: torch.Tensor, *, back: bool = False) -> torch.Tensor:
         """Bring merged squares [M, ...] from the order of the input into this one, or back."""
         if self.order is None:
             return squares
         return squares[(self.order.argsort() if back else self.order).to(squares.device)]
-
-
-def _positions(height: int, width: int, merge: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows and columns [P] of a frame's patches, in squares of merge x merge."""
-    squares = (height // merge, merge, width // merge, merge)
-    rows = torch.arange(height)[:, None].expand(height, width)
-    columns = torch.arange(width).expand(height, width)
-    rows, columns = (axis.reshape(squares).transpose(1, 2).flatten() for axis in (rows, columns))
-    return rows, columns
-
-
-def _window_order(grid: Grid, config: VisionConfig) -> tuple[torch.Tensor, list[int]]:
-    """Return the merged squares [M], window by window, and the patches of each window.
-
-    Windows are squares of `window_size` pixels; those at the right and lower edges are smaller.
-    """
-    assert config.window_size is not None
-    num_frames, height, width = grid
-    merge = config.spatial_merge_size
-    side = config.window_size // merge // config.patch_size
-    numbers = torch.arange(num_frames * (height // merge) * (width // merge))
-    order, lengths = [], []
-    for frame in numbers.view(num_frames, height // merge, width // merge):
-        for band in frame.split(side, dim=0):
-            for window in band.split(side, dim=1):
-                order.append(window.flatten())
-                lengths.append(window.numel() * config.merge_unit)
-    return torch.cat(order), lengths
 
 
 class VisionTower(nn.Module, ABC):

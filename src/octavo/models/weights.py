@@ -17,14 +17,19 @@ from octavo.models.interfaces import CausalLM
 
 logger = logging.getLogger(__name__)
 
-# Of queries, keys and values in 8 bits, as vLLM, LLM Compressor and ModelOpt name them.
-_KV_SCALE = re.compile(r"(_attn(\.attn)?|\.[qkv]_proj|\.qkv_proj)\.([qkv]|kv|prob|output)_(scale|zero_point)$")
+# Tensors without effect on text, and why: scales of queries, keys and values in 8 bits, as vLLM, LLM Compressor and
+# ModelOpt name them; what TRL adds to models trained with PPO.
+_UNUSED = {
+    re.compile(r"(_attn(\.attn)?|\.[qkv]_proj|\.qkv_proj)\.([qkv]|kv|prob|output)_(scale|zero_point)$"): (
+        "keys and values are kept in the dtype that kv_cache_dtype says"
+    ),
+    re.compile(r"^v_head\."): "a value head rates text, it writes none",
+}
 # What training leaves in names: modules that wrap the model (DDP, PEFT), or a part of it (torch.compile, FSDP).
 _WRAPPERS = re.compile(
     r"^(module\.|base_model\.model\.)+"
     r"|(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.(module\.|base_model\.model\.)?"
 )
-_VALUE_HEAD = re.compile(r"^v_head\.")  # TRL's, of models trained with PPO
 _FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 _FLOAT8_DTYPES = frozenset({torch.float8_e4m3fn})
 _INTEGER_DTYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -87,7 +92,7 @@ def tensors_by_owner(
     unused: dict[str, list[str]] = {}
     for name, tensor in spelt_as_in_table(model, tensors):
         if name not in slots:
-            if why := _why_unused(name):
+            if why := next((why for pattern, why in _UNUSED.items() if pattern.search(name)), None):
                 unused.setdefault(why, []).append(name)
                 continue
             is_nothing = name in without_bias and not tensor.any()
@@ -109,13 +114,6 @@ def tensors_by_owner(
         for why, names in unused.items():
             logger.warning("%s: %d tensors such as %s are not used: %s", model.config.path, len(names), names[0], why)
     yield from found.items()  # without tensors that are not required
-
-
-def _why_unused(name: str) -> str | None:
-    """Return why a checkpoint's tensor has no effect on text, or None if it has no reason to be there."""
-    if _KV_SCALE.search(name):
-        return "keys and values are kept in the dtype that kv_cache_dtype says"
-    return "a value head rates text, it writes none" if _VALUE_HEAD.search(name) else None
 
 
 def process_weights_after_loading(model: CausalLM) -> None:

@@ -97,14 +97,14 @@ class AdapterGate(Gate):
 
     def after_step(self, output: SchedulerOutput, update: StepUpdate) -> dict[str, OctavoError | None]:
         if output.adapter_fills:
-            self._slots.confirm(output.adapter_fills)
+            self._slots.settle(output.adapter_fills, are_filled=True)
         return {}
 
     def after_failed_step(self, output: SchedulerOutput) -> Sequence[Request]:
         """Fill the step's slots again; return whose slot was perhaps not filled when later steps ran."""
         if not output.adapter_fills:
             return ()
-        self._slots.repeat(output.adapter_fills)
+        self._slots.settle(output.adapter_fills, are_filled=False)
         slots = {fill.slot for fill in output.adapter_fills}
         return [request for request, slot in self._slot_of.items() if slot in slots and request.row is not None]
 
@@ -237,18 +237,12 @@ class AdapterSlots:
         self._to_fill.clear()
         return fills
 
-    def confirm(self, fills: Iterable[SlotFill]) -> None:
-        """A step has completed, so these slots are filled."""
+    def settle(self, fills: Iterable[SlotFill], *, are_filled: bool) -> None:
+        """A step has completed, or failed, perhaps before it filled its slots: fill again those that are needed."""
         for fill in fills:
             if self._filling.get(fill.slot) == fill.content_hash:
                 del self._filling[fill.slot]
-
-    def repeat(self, fills: Iterable[SlotFill]) -> None:
-        """A step failed, perhaps before it filled these slots: fill them again if they are still needed."""
-        for fill in fills:
-            if self._filling.get(fill.slot) == fill.content_hash:
-                del self._filling[fill.slot]
-                if self._slots.get(fill.content_hash) == fill.slot:
+                if not are_filled and self._slots.get(fill.content_hash) == fill.slot:
                     self._to_fill[fill.slot] = fill.content_hash
 
     def check_integrity(self) -> None:

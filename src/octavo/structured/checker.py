@@ -34,12 +34,7 @@ _REPEAT = re.compile(r"(?<!\\)(?:\\\\)*\{(\d+)(?:,(\d*))?\}")
 _KILLED_BY_A_CONSTRAINT = frozenset({-27, -6, -9, -11})  # SIGPROF, SIGABRT, SIGKILL, SIGSEGV
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with a constraint, as in `InvalidParameterError`; an empty field means nothing."""
-
-    field: str = ""
-    value: str = ""
-    limit: str = ""
+Verdict = tuple[str, str, str] | None  # what is wrong with a constraint: field, value and limit of the error
 
 
 class StructuredOutputChecker:
@@ -84,9 +79,9 @@ class StructuredOutputChecker:
             raise GrammarTooComplexError(f"structured_output.{constraint.kind}: {limit}")
         if not line:
             raise RequestError(f"structured_output could not be checked: the checker process exited with {code}")
-        verdict = msgspec.json.decode(line, type=Verdict)
-        if verdict.field:
-            raise InvalidParameterError(verdict.field, verdict.value, verdict.limit)
+        verdict: Verdict = msgspec.json.decode(line, type=Verdict)  # type: ignore[arg-type]
+        if verdict is not None:
+            raise InvalidParameterError(*verdict)
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is not None and self._process.poll() is not None:  # it was killed from outside
@@ -178,8 +173,8 @@ def judge(line: bytes) -> Verdict:
     try:
         check_structured_output(msgspec.json.decode(line, type=StructuredOutput))
     except InvalidParameterError as error:
-        return Verdict(field=error.field, value=str(error.value), limit=error.limit)
-    return Verdict()
+        return error.field, str(error.value), error.limit
+    return None
 
 
 def main() -> None:

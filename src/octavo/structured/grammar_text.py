@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from octavo.errors import InvalidParameterError
 from octavo.structured.schema import compiler_schema
-from octavo.structured_output import Reasoning, StructuralTag, StructuredOutput
+from octavo.structured_output import Reasoning, StructuredOutput
 
 _ANY_OBJECT = '{"type":"object"}'
 _GAP = "gap: /[ \\n]{1,8}/"  # whitespace that models put between reasoning and answer
@@ -119,7 +119,10 @@ def _tags(constraint: StructuredOutput, special_tokens: Mapping[str, int]) -> st
     for index, tag in enumerate(constraint.tags):
         if tag.grammar is not None:
             side_grammars.append({"name": f"content_{index}", "lark_grammar": lark_of(tag.grammar)})
-        bodies.setdefault(tag.trigger or "", []).append(_body(tag, index, special_tokens))
+        content = f"@content_{index}" if tag.json_schema is None else f"%json {compiler_schema(str(tag.json_schema))}"
+        rest = _pieces(tag.begin[len(tag.trigger or "") :], special_tokens)
+        body = " ".join([*rest, content, *_pieces(tag.end, special_tokens)])  # what comes after the trigger
+        bodies.setdefault(tag.trigger or "", []).append(body)
     for index, (trigger, endings) in enumerate(bodies.items()):
         pieces = _pieces(trigger, special_tokens)
         if constraint.free_text and pieces[0].startswith('"'):  # text: its first occurrence ends free text
@@ -132,13 +135,6 @@ def _tags(constraint: StructuredOutput, special_tokens: Mapping[str, int]) -> st
     rules.append(r"TEXT: /(.|\n)*/")
     main = "\n".join([f"start: {_repeated(constraint)}", *rules])
     return json.dumps({"grammars": [{"name": "main", "lark_grammar": main}, *side_grammars]})
-
-
-def _body(tag: StructuralTag, index: int, special_tokens: Mapping[str, int]) -> str:
-    """Return the part of a tag after its trigger."""
-    content = f"@content_{index}" if tag.json_schema is None else f"%json {compiler_schema(str(tag.json_schema))}"
-    rest = tag.begin[len(tag.trigger or "") :]
-    return " ".join([*_pieces(rest, special_tokens), content, *_pieces(tag.end, special_tokens)])
 
 
 def _repeated(constraint: StructuredOutput) -> str:

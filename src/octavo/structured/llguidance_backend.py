@@ -103,9 +103,10 @@ class LLGuidanceBackend:
         ends = sorted({token_id for token_id in end_token_ids if token_id < num_tokens}) or None
         size = max(vocab_size, num_tokens)
         try:
-            self._tokenizer = LLTokenizer(
-                _plain_text_tokenizer(tokenizer_json, size, ends), n_vocab=size, eos_token=ends
-            )
+            library = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=ends, slices=[])
+            plain = Tokenizer.from_str(json.dumps(_without_lead(json.loads(tokenizer_json), library)))
+            plain.encode_special_tokens = True  # all text is spelled in ordinary tokens
+            self._tokenizer = LLTokenizer(TokenizerWrapper(_Spelling(library, plain)), n_vocab=size, eos_token=ends)
         except ValueError as error:
             raise UserError(f"structured output does not support this model's tokenizer: {error}") from error
         self.num_words = -(-self._tokenizer.vocab_size // 32)
@@ -186,15 +187,6 @@ class _Spelling:
         if self._special.isdisjoint(ids):
             return ids
         return self._library.greedy_tokenize(text)  # the vocabulary proper has a piece of that name, too
-
-
-def _plain_text_tokenizer(tokenizer_json: str, size: int, end_token_ids: Sequence[int] | None) -> TokenizerWrapper:
-    """Return a tokenizer of `size` tokens that spells all text in ordinary ones. ValueError: not for this kind."""
-    ends = None if end_token_ids is None else list(end_token_ids)
-    library = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=ends, slices=[])
-    tokenizer = Tokenizer.from_str(json.dumps(_without_lead(json.loads(tokenizer_json), library)))
-    tokenizer.encode_special_tokens = True
-    return TokenizerWrapper(_Spelling(library, tokenizer))
 
 
 def _bytes_of(library: LLTokenizer, token_id: int) -> bytes:

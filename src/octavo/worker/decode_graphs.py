@@ -17,6 +17,8 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+import torch
+
 from octavo.device.base import DeviceQueue
 from octavo.loader.packed_cache import cache_folder
 from octavo.sampling.rows import Ending
@@ -132,10 +134,12 @@ def _parse(entry: list[Any]) -> tuple[GraphKey, int]:
 
 
 class DecodeGraphs:
-    """Owned by a runner. `run_step` launches the step of a key on static tensors."""
+    """Owned by a runner. `run_step` launches the step of a key on static tensors, which `prepare` makes harmless."""
 
-    def __init__(self, queue: DeviceQueue, run_step: Callable[[GraphKey], None], uses: GraphUses) -> None:
-        self._queue, self._run_step, self._uses = queue, run_step, uses
+    def __init__(
+        self, queue: DeviceQueue, run_step: Callable[[GraphKey], None], prepare: Callable[[], None], uses: GraphUses
+    ) -> None:
+        self._queue, self._run_step, self._prepare, self._uses = queue, run_step, prepare, uses
         self._replays: dict[GraphKey, Callable[[], None]] = {}
         self._num_seen: Counter[GraphKey] = Counter()  # in this process, of keys without a graph
         self._refused: set[GraphKey] = set()
@@ -146,29 +150,27 @@ class DecodeGraphs:
     def __len__(self) -> int:
         return len(self._replays)
 
-    def find(self, key: GraphKey, prepare: Callable[[], None]) -> Callable[[], None] | None:
-        """Return a function that replays the step of `key`, captured now if due; None: compute it op by op.
-
-        `prepare` makes the static tensors harmless, which a capture requires.
-        """
+    def find(self, key: GraphKey) -> Callable[[], None] | None:
+        """Return a function that replays the step of `key`, captured now if due; None: compute it op by op."""
         self._uses.count(key)
         replay = self._replays.get(key)
         if replay is not None:
             return replay
         self._num_seen[key] += 1
         is_due = self._num_seen[key] > 1 and len(self) < MAX_GRAPHS
-        return self._capture(key, prepare) if is_due and key not in self._refused else None
+        return self._capture(key) if is_due and key not in self._refused else None
 
-    def capture_known(self, prepare: Callable[[], None]) -> None:
+    @torch.inference_mode()
+    def capture_known(self) -> None:
         """Capture the graphs that engines like this one used before, most used first. For warm-up."""
         start_s = time.perf_counter()
         for key in self._uses.most_used(MAX_GRAPHS):
-            self._capture(key, prepare)
+            self._capture(key)
         if self._replays:
             logger.info("%d decode graphs captured in %.2f s", len(self), time.perf_counter() - start_s)
 
-    def _capture(self, key: GraphKey, prepare: Callable[[], None]) -> Callable[[], None] | None:
-        prepare()
+    def _capture(self, key: GraphKey) -> Callable[[], None] | None:
+        self._prepare()
         try:
             replay = self._queue.capture(partial(self._run_step, key))
         except RuntimeError:  # torch raises it for all device errors

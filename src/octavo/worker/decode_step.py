@@ -179,8 +179,7 @@ class GraphedDecoding:
     ) -> None:
         self._model, self._kv_caches, self._rows, self._loads = model, kv_caches, rows, loads
         self._record, self._queue = record, queue
-        self._send_padding = partial(record.send, queue, {})
-        self.captured = DecodeGraphs(queue, self._run, uses)
+        self.captured = DecodeGraphs(queue, self._run, partial(record.send, queue, {}), uses)
         size, device = record.capacity, rows.transfers.device
         self._results = torch.zeros(size, 3, dtype=torch.int64, device=device)  # [C, 3] see `Sampled.packed`
         self._ratings = torch.zeros(size, RATING_SIZE, dtype=torch.int64, device=device)  # [C, .]
@@ -250,7 +249,7 @@ class GraphedDecoding:
         """
         sampling_columns, processors = sampling.arrays
         key = self._key_of(scheduler_output, sampling.ending) if DecodeRecord.fits(processors) else None
-        launch = None if key is None else self.captured.find(key, self._send_padding)
+        launch = None if key is None else self.captured.find(key)
         if launch is None:
             return None
         rows, grown = scheduler_output.rows, scheduler_output.scheduled_cached_reqs
@@ -265,11 +264,6 @@ class GraphedDecoding:
             self._record.send_processors(self._queue, processors)
         launch()
         return self._results[: len(rows)], self._ratings[: len(rows)] if sampling.ending.is_rated else None
-
-    def capture_known(self) -> None:
-        """Capture the graphs that engines like this one used before."""
-        with torch.inference_mode():
-            self.captured.capture_known(self._send_padding)
 
     def _key_of(self, scheduler_output: SchedulerOutput, ending: Ending) -> GraphKey | None:
         is_decoding = (

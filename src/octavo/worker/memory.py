@@ -67,12 +67,10 @@ def weights_bytes(part: nn.Module) -> int:
 class MemoryReport:
     """Memory measured before the KV pool is allocated, in bytes."""
 
-    total_bytes: int  # of the device
     budget_bytes: int  # gpu_memory_utilization of the total, less if others already use it
     weights_bytes: int
     activation_bytes: int  # peak of one step beyond the weights
     graph_bytes: int = 0  # of captured graphs
-    adapter_bytes: int = 0  # of slots for adapters, and of their host cache where it is in the same memory
     kv_bytes: int  # left for KV blocks
 
 
@@ -268,12 +266,10 @@ class RankMemory:
         free = memory.free_bytes - sum(model.mapped_bytes for model in models)
         kv_bytes = kv_budget(budget, free, weights, activations + graphs + adapters) - scratch
         report = MemoryReport(
-            total_bytes=memory.total_bytes,
             budget_bytes=budget,
             weights_bytes=weights,
             activation_bytes=activations,
             graph_bytes=graphs,
-            adapter_bytes=adapters,
             kv_bytes=max(0, kv_bytes),
         )
         logger.info(

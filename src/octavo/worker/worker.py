@@ -197,7 +197,7 @@ class Worker:
         """
         warm_up(self.runner, self.config)
         if self.runner.graphs is not None:
-            self.runner.graphs.capture_known()
+            self.runner.graphs.captured.capture_known()
         if self.runner.expert_loads is not None:
             self.runner.expert_loads.reset()
 
