@@ -5,12 +5,10 @@ Pixels are a thousand times larger than the rest of a message, and are not copie
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
-
-MessageT = TypeVar("MessageT")
 
 # By code of the extension type in place of an array, which holds its frame and its width, 32 bits each.
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.uint8)}
@@ -44,7 +42,7 @@ def encode_frames(message: object) -> list[bytes | memoryview]:
     return [head, *(np.ascontiguousarray(table).data.cast("B") for table in tables.values())]
 
 
-class FrameDecoder(Generic[MessageT]):
+class FrameDecoder:
     """Decodes messages of one type."""
 
     def __init__(self, kind: Any) -> None:
@@ -52,10 +50,10 @@ class FrameDecoder(Generic[MessageT]):
         self._frames: Sequence[bytes] = ()
         self._tables: dict[int, np.ndarray[Any, Any]] = {}
 
-    def decode(self, frames: Sequence[bytes]) -> MessageT:
+    def decode(self, frames: Sequence[bytes]) -> Any:
         """Decode the frames of one message; tables are writable and own their memory."""
         head, *self._frames = frames
-        message: MessageT = self._decoder.decode(head)
+        message = self._decoder.decode(head)
         self._frames, self._tables = (), {}
         return message
 

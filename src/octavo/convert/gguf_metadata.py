@@ -110,7 +110,12 @@ def write_tokenizer(writer: Any, files: TokenizerFiles, model: ModelConfig, orig
         raise UnsupportedModelError(
             f"{origin}: its tokenizer has no name in gguf; byte-level BPE of known families and SentencePiece BPE have"
         )
-    tokens, types = _tokens(files, model)
+    tokens = [f"[PAD{index}]" for index in range(model.vocab_size)]
+    types = [_UNUSED] * len(tokens)
+    for text, index in files.backend.get_vocab(with_added_tokens=False).items():
+        tokens[index], types[index] = text, _NORMAL
+    for index, token in files.backend.get_added_tokens_decoder().items():
+        tokens[index], types[index] = token.content, _CONTROL if token.special else _USER_DEFINED
     writer.add_tokenizer_model("gpt2" if scores is None else "llama")
     writer.add_tokenizer_pre(name or "default")
     if scores is not None:
@@ -129,16 +134,6 @@ def write_tokenizer(writer: Any, files: TokenizerFiles, model: ModelConfig, orig
         writer.add_string("tokenizer.chat_template", templates["default"])
     if "tool_use" in templates:
         writer.add_string("tokenizer.chat_template.tool_use", templates["tool_use"])
-
-
-def _tokens(files: TokenizerFiles, model: ModelConfig) -> tuple[list[str], list[int]]:
-    tokens = [f"[PAD{index}]" for index in range(model.vocab_size)]
-    types = [_UNUSED] * len(tokens)
-    for text, index in files.backend.get_vocab(with_added_tokens=False).items():
-        tokens[index], types[index] = text, _NORMAL
-    for index, token in files.backend.get_added_tokens_decoder().items():
-        tokens[index], types[index] = token.content, _CONTROL if token.special else _USER_DEFINED
-    return tokens, types
 
 
 def _spell_as_sentencepiece(backend: dict[str, Any], tokens: list[str], types: list[int]) -> None:

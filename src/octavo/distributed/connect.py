@@ -39,7 +39,21 @@ class _Meeting:
 
         self._c10d: Any = c10d
         self._place, self._rendezvous, self._device = place, rendezvous, device
-        self._store = self._open_store()
+        world_size = place.tp_size * place.pp_size
+        if rendezvous.store_fd is not None:
+            self._store: Any = c10d.FileStore(f"/proc/self/fd/{rendezvous.store_fd}", world_size)
+            self._store.set_timeout(_MEETING_TIMEOUT)
+            return
+        assert rendezvous.store_address is not None, "several ranks need a store"
+        host, _, port = rendezvous.store_address.rpartition(":")
+        self._store = c10d.TCPStore(
+            host,
+            int(port),
+            world_size,
+            is_master=place.rank == 0,
+            timeout=_MEETING_TIMEOUT,
+            master_listen_fd=rendezvous.listen_fd,
+        )
 
     def tensor_group(self) -> Group:
         """Group the ranks of one stage: over shared memory if they share a host and the C++ kernels are available."""
@@ -59,24 +73,6 @@ class _Meeting:
         if place.pp_size == 1:
             return SingleRank()
         return TorchGroup(self._connect(f"stages-{place.tp_rank}", place.pp_rank, place.pp_size), self._device)
-
-    def _open_store(self) -> Any:
-        """Open the key-value store for the rendezvous."""
-        rendezvous, world_size = self._rendezvous, self._place.tp_size * self._place.pp_size
-        if rendezvous.store_fd is not None:
-            store = self._c10d.FileStore(f"/proc/self/fd/{rendezvous.store_fd}", world_size)
-            store.set_timeout(_MEETING_TIMEOUT)
-            return store
-        assert rendezvous.store_address is not None, "several ranks need a store"
-        host, _, port = rendezvous.store_address.rpartition(":")
-        return self._c10d.TCPStore(
-            host,
-            int(port),
-            world_size,
-            is_master=self._place.rank == 0,
-            timeout=_MEETING_TIMEOUT,
-            master_listen_fd=rendezvous.listen_fd,
-        )
 
     def _connect(self, name: str, rank: int, size: int) -> Any:
         """Connect CUDA devices by NCCL, which chooses the transport, CPUs by Gloo over TCP."""

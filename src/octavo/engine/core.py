@@ -96,16 +96,13 @@ class EngineCore:
             output = self.scheduler.schedule_ahead() if self._pending_steps else self.scheduler.schedule()
             if output is None:  # nothing is left that can be computed now
                 break
-            self._pending_steps.append((output, self._execute(output)))
+            try:
+                future = self._executor.execute_model(output)
+            except Exception as error:  # noqa: BLE001 - handled by `_finish_oldest`
+                future = Future()
+                future.set_exception(error)
+            self._pending_steps.append((output, future))
         return self._finish_oldest()
-
-    def _execute(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        try:
-            return self._executor.execute_model(scheduler_output)
-        except Exception as error:  # noqa: BLE001 - handled by `_finish_oldest`
-            future: Future[ModelRunnerOutput] = Future()
-            future.set_exception(error)
-            return future
 
     def _finish_oldest(self) -> EngineCoreOutputs:
         """Wait for the oldest step in flight and update the scheduler from its output."""

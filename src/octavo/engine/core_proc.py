@@ -38,7 +38,7 @@ class CoreProc:
         for socket, name in ((self._inbox, "to-core"), (self._outbox, "from-core")):
             socket.set_hwm(0)
             addresses.connect(socket, name)
-        self._decode = FrameDecoder[ToCore](ToCore).decode
+        self._decode = FrameDecoder(ToCore).decode
         self._sockets = sockets
         self._is_preparing = False
 

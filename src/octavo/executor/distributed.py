@@ -195,7 +195,11 @@ class DistributedExecutor:
                 raise self._disagreement(*next(iter(step.failures.items())))
             step.set_result(msgspec.structs.replace(message, req_ids=step.scheduler_output.req_ids))
         elif isinstance(message, RankResult):
-            self._complete_call(rank, message)
+            if (call := self._calls.get(message.call_id)) is not None:  # else it has failed on another rank
+                call.values[rank] = message.value
+                if len(call.values) == self._num_ranks:
+                    del self._calls[message.call_id]
+                    call.set_result([value for _, value in sorted(call.values.items())])
         elif message.step is not None:
             self._fail_step(rank, message)
         elif (call := self._calls.pop(message.call_id, None)) is not None:  # else another rank's error was first
@@ -217,15 +221,6 @@ class DistributedExecutor:
             self._failed_steps.append(step.scheduler_output.step)
             step.set_exception(EngineError(f"rank {rank}: {failure.error_type}: {failure.message}"))
             logger.error("step %d failed on every rank; on rank %d:\n%s", failure.step, rank, failure.traceback)
-
-    def _complete_call(self, rank: int, reply: RankResult) -> None:
-        call = self._calls.get(reply.call_id)
-        if call is None:  # it has failed on another rank
-            return
-        call.values[rank] = reply.value
-        if len(call.values) == self._num_ranks:
-            del self._calls[reply.call_id]
-            call.set_result([value for _, value in sorted(call.values.items())])
 
     def _check_steps(self, now_s: float) -> None:
         """Raise if a step failed on some rank and the others have not reported the same in time."""

@@ -10,11 +10,10 @@ from octavo.config.engine import LoadConfig, LoraConfig
 from octavo.contracts.engine import AdapterRef
 from octavo.contracts.schedule import SlotFill
 from octavo.errors import AdapterError, InsufficientMemoryError
-from octavo.kernels.reference import LoraAdapters
 from octavo.layers.linear import MergedLinear
 from octavo.layers.vocabulary import Embedding, LogitsHead
 from octavo.lora.files import content_hash
-from octavo.lora.read import AdapterReader, AdapterTargets, LayerAdapter, RankAdapter
+from octavo.lora.read import AdapterReader, AdapterTargets, RankAdapter
 from octavo.models.interfaces import CausalLM
 
 
@@ -72,8 +71,14 @@ class AdapterPool:
         for fill in fills:
             adapter = self._host[fill.content_hash]
             for path, layer in self._layers.items():
-                assert layer.adapters is not None
-                _put(layer.adapters, fill.slot, adapter.layers.get(path))
+                slots, own = layer.adapters, adapter.layers.get(path)
+                assert slots is not None
+                rank = 0 if own is None else own.up.shape[0]  # 0: its tokens get the layer's own output
+                if own is not None:
+                    by_part = slots.down[fill.slot].view(len(slots.parts), slots.max_rank, -1)  # [P, R, K]
+                    by_part[:, :rank] = own.down
+                    slots.up[fill.slot, :rank] = own.up
+                slots.ranks[fill.slot] = rank
             for path, embedding in self._embeddings.items():
                 embedding.slots.pop(fill.slot, None)
                 if path in adapter.embeddings:
@@ -88,13 +93,3 @@ def _pooled(targets: AdapterTargets) -> dict[str, MergedLinear]:
     """Return the layers whose adapters are in the pool."""
     linears = ((path, layer) for path, layer in targets.layers.items() if isinstance(layer, MergedLinear))
     return {path: layer for path, layer in linears if not isinstance(layer, LogitsHead)}
-
-
-def _put(slots: LoraAdapters, slot: int, adapter: LayerAdapter | None) -> None:
-    """Overwrite a slot; None: its tokens get the layer's own output."""
-    rank = 0 if adapter is None else adapter.up.shape[0]
-    if adapter is not None:
-        by_part = slots.down[slot].view(len(slots.parts), slots.max_rank, -1)  # [P, R, K]
-        by_part[:, :rank] = adapter.down
-        slots.up[slot, :rank] = adapter.up
-    slots.ranks[slot] = rank

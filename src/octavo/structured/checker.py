@@ -65,7 +65,12 @@ class StructuredOutputChecker:
                 self._end(self._process)
 
     def _try(self, constraint: StructuredOutput) -> None:
-        process = self._running()
+        if self._process is not None and self._process.poll() is not None:  # it was killed from outside
+            self._end(self._process)
+        if self._process is None:
+            command, pipe = child_command(__name__), subprocess.PIPE
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=child_environment())
+        process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -82,14 +87,6 @@ class StructuredOutputChecker:
         verdict: Verdict = msgspec.json.decode(line, type=Verdict)  # type: ignore[arg-type]
         if verdict is not None:
             raise InvalidParameterError(*verdict)
-
-    def _running(self) -> "subprocess.Popen[bytes]":
-        if self._process is not None and self._process.poll() is not None:  # it was killed from outside
-            self._end(self._process)
-        if self._process is None:
-            command, pipe = child_command(__name__), subprocess.PIPE
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=child_environment())
-        return self._process
 
     def _end(self, process: "subprocess.Popen[bytes]") -> int:
         """Wait for the process to exit; return its exit code."""

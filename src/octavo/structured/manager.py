@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,7 +70,7 @@ class GrammarManager:
 
     def masks(self, request_ids: Sequence[str]) -> Int32Array:
         """Return the allowed next tokens [M, W]: bit b of word w is token 32 w + b."""
-        return np.stack([self._held[request_id].known_mask for request_id in request_ids])
+        return np.stack([self._held[request_id].mask for request_id in request_ids])
 
     def masks_along(self, request_id: str, token_ids: Sequence[int]) -> Int32Array:
         """Return which tokens may come next and after each of `token_ids`: [1 + K', W]. The state does not change.
@@ -78,7 +78,7 @@ class GrammarManager:
         The first K' of these K tokens are usable: the grammar accepts each of them and is not complete after it.
         """
         held = self._held[request_id]
-        trial, masks = _Held(held.matcher.copy(), held.banned), [held.known_mask]
+        trial, masks = _Held(held.matcher.copy(), held.banned), [held.mask]
         for token_id in token_ids:
             try:
                 trial.matcher.accept(token_id)
@@ -86,7 +86,7 @@ class GrammarManager:
                 break
             if trial.matcher.is_complete or self._make_masks({request_id: trial}) or trial.matcher.is_complete:
                 break
-            masks.append(trial.known_mask)
+            masks.append(trial.mask)
         return np.stack(masks)
 
     def forced(self, request_id: str) -> list[int]:
@@ -193,12 +193,7 @@ class _Held:
 
     matcher: "LLGuidanceMatcher"
     banned: Int32Array | None  # [W] EOS tokens of the model that must not end this request
-    mask: Int32Array | None = None  # [W] for the next token
-
-    @property
-    def known_mask(self) -> Int32Array:
-        assert self.mask is not None
-        return self.mask
+    mask: Int32Array = field(init=False)  # [W] for the next token, once it has been made
 
 
 class _CompileJob:

@@ -31,17 +31,10 @@ _EMBEDDING = frozenset({"embed_tokens.weight", "model.embed_tokens.weight"})
 class DraftBuilder:
     """Call in this order: `initialize`, `load`, `build`."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        draft: DraftModelConfig,
-        place: RankPlace,
-        devices: DeviceManager,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, config: EngineConfig, draft: DraftModelConfig, place: RankPlace, devices: DeviceManager) -> None:
         """Raises InvalidParameterError for EAGLE-3 where steps are launched before the last one's tokens are known."""
         self._config, self._draft, self._place = config, draft, place
-        self._devices, self._dtype, self._eagle = devices, dtype, draft.eagle
+        self._devices, self._dtype, self._eagle = devices, getattr(torch, config.model.dtype), draft.eagle
         self._num_features = self._num_slots = self._own_blocks = 0
         if draft.eagle is not None:
             if devices.device.type != "cpu":
@@ -53,9 +46,9 @@ class DraftBuilder:
             self._own_blocks = OWN_BLOCKS  # of each row
             # Between passes, a row collects less than a block, and then all tokens of one more step.
             self._num_slots = config.cache.block_size + config.speculative.num_speculative_tokens + 1
-        self._state_bytes = self._num_features * dtype.itemsize
+        self._state_bytes = self._num_features * self._dtype.itemsize
         with named_by_key():
-            self._context = devices.build_context(draft.model, draft.quantization, dtype, config)
+            self._context = devices.build_context(draft.model, draft.quantization, self._dtype, config)
         layout = self._context.attention.kv_layout(draft.model.head_dim)
         self._spec = make_kv_cache_spec(draft.model, range(draft.model.num_layers), config.cache.block_size, layout)
 

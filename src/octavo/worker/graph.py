@@ -17,7 +17,6 @@ from torch.overrides import TorchFunctionMode  # a TorchDispatchMode sees more, 
 
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache
 from octavo.attention.native import NativeAttention, NativePlan
-from octavo.contracts.kv_cache import KVGroup
 from octavo.errors import RecordingError
 from octavo.kernels.native import NativeKernels, Tape
 from octavo.layers.linear import MergedLinear
@@ -97,8 +96,26 @@ class StepGraph:
     def _record(self, adapter_ids: torch.Tensor | None) -> _Recording:
         model, kernels = self._model, self._model.context.kernels
         assert isinstance(kernels, NativeKernels), "only these kernels record"
+        groups, nothing = model.config.kv_groups, torch.empty(0, dtype=torch.int64)
+        batch = ForwardBatch(  # without tokens: each replay supplies its own
+            input_ids=nothing,
+            positions=nothing,
+            query_start_loc=nothing,
+            seq_lens=nothing,
+            slot_mapping=nothing,
+            block_table=nothing.view(0, 0),
+            logits_indices=nothing,
+            block_size=self._block_size,
+            query_start_loc_list=[0],
+            seq_lens_list=[],
+        ).shared_by(groups)
+        plan = NativePlan(batch)
+        plan.step = self._attention.make_step(plan, (), 1)
+        ids, kept_ids = (None, None) if adapter_ids is None else adapter_ids
+        step = AttentionMetadata(
+            batch=batch, plans=(plan,) * len(groups), rotary=(), adapter_ids=ids, kept_adapter_ids=kept_ids
+        )
         with torch.inference_mode(), refuse_torch_ops(model), kernels.recording() as tape:
-            step = _blank_step(self._attention, self._block_size, model.config.kv_groups, adapter_ids)
             result = model.run_layers(self._x, self._residual, self._kv_caches, step)
         return _Recording(tape=tape, result=result, adapter_ids=adapter_ids)
 
@@ -112,31 +129,6 @@ class StepGraph:
             assert ids is not None, "a step without adapters has a recording of its own"
             to[: len(ids)] = ids
         return recording
-
-
-def _blank_step(
-    attention: NativeAttention, block_size: int, groups: tuple[KVGroup, ...], adapter_ids: torch.Tensor | None
-) -> AttentionMetadata:
-    """Return a step without tokens, for recording: each replay supplies its own."""
-    nothing = torch.empty(0, dtype=torch.int64)
-    batch = ForwardBatch(
-        input_ids=nothing,
-        positions=nothing,
-        query_start_loc=nothing,
-        seq_lens=nothing,
-        slot_mapping=nothing,
-        block_table=nothing.view(0, 0),
-        logits_indices=nothing,
-        block_size=block_size,
-        query_start_loc_list=[0],
-        seq_lens_list=[],
-    ).shared_by(groups)
-    plan = NativePlan(batch)
-    plan.step = attention.make_step(plan, (), 1)
-    ids, kept_ids = (None, None) if adapter_ids is None else adapter_ids
-    return AttentionMetadata(
-        batch=batch, plans=(plan,) * len(groups), rotary=(), adapter_ids=ids, kept_adapter_ids=kept_ids
-    )
 
 
 @contextmanager
@@ -198,17 +190,13 @@ class _Refusal(TorchFunctionMode):
     ) -> Any:
         name, kwargs = getattr(func, "__name__", str(func)), kwargs or {}
         result = func(*args, **kwargs)
-        if name not in _ALLOCATIONS | _METADATA and (_is_write(name, kwargs) or not _is_view(result, (args, kwargs))):
+        is_write = (name.endswith("_") and not name.endswith("__")) or name in _WRITES or kwargs.get("out") is not None
+        if name not in _ALLOCATIONS | _METADATA and (is_write or not _is_view(result, (args, kwargs))):
             raise RecordingError(
                 f"{name} in {self._inside[-1]}: a recording of the step would miss it; "
                 "use a kernel, or set is_recordable = False on the layer: its model then runs op by op"
             )
         return result
-
-
-def _is_write(name: str, kwargs: dict[str, Any]) -> bool:
-    is_in_place = name.endswith("_") and not name.endswith("__")
-    return is_in_place or name in _WRITES or kwargs.get("out") is not None
 
 
 def _is_view(result: Any, arguments: Any) -> bool:

@@ -81,7 +81,7 @@ class Worker:
         draft = config.draft_model
         aux_layers = draft.eagle.aux_layers if draft is not None and draft.eagle is not None else ()
         self._context = replace(context, groups=groups, stage=self._stage, aux_layers=aux_layers)
-        self._draft = None if draft is None else DraftBuilder(config, draft, place, self.devices, self._dtype)
+        self._draft = None if draft is None else DraftBuilder(config, draft, place, self.devices)
         self._memory = RankMemory(config, self.devices, self._part, self._stage)
         self.queue = self.devices.queue() if self._stage.is_whole else None
         self._transfers = Transfers(self.devices.device, self.queue)
@@ -185,7 +185,7 @@ class Worker:
             graph = StepGraph.capture(model, kv_caches, *limits)
         if not self._stage.is_whole:
             links = StageLinks(self._context.groups.stages, config.model.hidden_size, self._dtype, self.devices.device)
-        graphs = self._decode_graphs(model, rows, kv_caches, num_blocks, loads)
+        graphs = self._decode_graphs(rows, kv_caches, num_blocks, loads)
         self._runner = RankModelRunner(
             model, kv_caches, rows, graph=graph, graphs=graphs, links=links, expert_loads=loads, drafter=drafter
         )
@@ -226,21 +226,16 @@ class Worker:
         return any(prefault.step(num_reached_blocks[group]) for group, prefault in self._kv_prefaults)
 
     def _decode_graphs(
-        self,
-        model: CausalLM,
-        rows: RequestRows,
-        kv_caches: Sequence[LayerCache],
-        scratch_blocks: Sequence[int],
-        loads: ExpertLoads | None,
+        self, rows: RequestRows, kv_caches: Sequence[LayerCache], scratch: Sequence[int], loads: ExpertLoads | None
     ) -> GraphedDecoding | None:
         """Return the capturer of decode steps; None if they are computed op by op, by choice or necessity."""
         if self.queue is None or not self._takes_graphs:
             return None
         config, scratch_row = self.config, self.config.scheduler.max_num_seqs
-        for table, scratch_block in zip(rows.block_tables, scratch_blocks, strict=True):
+        for table, scratch_block in zip(rows.block_tables, scratch, strict=True):
             table[scratch_row] = scratch_block
         size, vocab_size = row_bucket(scratch_row), config.model.vocab_size
-        record = DecodeRecord(size, scratch_row, scratch_blocks[0], vocab_size, self.devices.device)
+        record = DecodeRecord(size, scratch_row, scratch[0], vocab_size, self.devices.device)
         uses = GraphUses.of_engine(
             __version__,
             torch.__version__,
@@ -251,7 +246,7 @@ class Worker:
             config.cache.block_size,
             config.quantization,
         )
-        return GraphedDecoding(model, kv_caches, rows, record, self.queue, uses, loads)
+        return GraphedDecoding(self.model, kv_caches, rows, record, self.queue, uses, loads)
 
     @property
     def _takes_graphs(self) -> bool:
