@@ -165,16 +165,12 @@ def quantize(
     recorded = RecordedModel(config, checkpoint.tensors(), passages)
     layers = dict(_round_layers(recorded, bits, shows_progress=shows_progress))
     dtype = checkpoint.dtype or torch.bfloat16  # of what stays dense; a CPU's kernels for integers compute in bfloat16
-    changed = {
-        "tie_word_embeddings": False,
-        "quantization_config": settings,
-        "dtype": str(dtype).removeprefix("torch."),
-    }
+    changed = {"quantization_config": settings, "dtype": str(dtype).removeprefix("torch.")}
     unchanged = {key: value for key, value in checkpoint.settings.items() if key != "torch_dtype"}
     return QuantizedCheckpoint(
         path=checkpoint.path,
         model=model,
-        settings={**unchanged, **changed},
+        settings={**unchanged, "tie_word_embeddings": False, **changed},
         load_format=checkpoint.load_format,
         dtype=dtype,
         layers=layers,

@@ -36,7 +36,6 @@ class AdapterGate(Gate):
         self._slot_of: dict[Request, int] = {}  # of each request that passed
         self._draining: dict[str, None] = {}  # adapters in slots, the first to be drained first
         self._kept: set[str] = set()  # adapters that the store keeps, or is loading, for us
-        self._failed: list[tuple[Request, OctavoError]] = []
 
     def hold(self, request: Request) -> bool:
         adapter = request.message.adapter
@@ -56,13 +55,9 @@ class AdapterGate(Gate):
         for content_hash, error in self._store.take_failed():
             self._kept.discard(content_hash)
             if (queue := self._parked.pop(content_hash, None)) is not None:
-                self._failed += [(request, error) for request in queue.in_order(now_s)]
+                self._failed = [*self._failed, *((request, error) for request in queue.in_order(now_s))]
         self._load_parked(now_s)
         return [*self._fill_slots(now_s), *self._balance(now_s)]
-
-    def take_failures(self) -> list[tuple[Request, OctavoError]]:
-        failed, self._failed = self._failed, []
-        return failed
 
     def forget(self, request: Request) -> None:
         adapter = request.message.adapter

@@ -19,6 +19,7 @@ class Gate(ABC):
     """Owned by the scheduler, on its thread. What a gate does not override does nothing, and costs nothing."""
 
     reason: str  # what the requests that it holds wait for, in a word or two
+    _failed: Sequence[tuple[Request, OctavoError]] = ()  # see `take_failures`
 
     @abstractmethod
     def hold(self, request: Request) -> bool:
@@ -30,7 +31,8 @@ class Gate(ABC):
 
     def take_failures(self) -> Iterable[tuple[Request, OctavoError]]:
         """Let go of the held requests that can never go on, with the error."""
-        return ()
+        failed, self._failed = self._failed, ()
+        return failed
 
     @abstractmethod
     def forget(self, request: Request) -> None:

@@ -26,7 +26,6 @@ class GrammarGate(Gate):
         self._grammars, self._running = grammars, running
         self._num_requests = 0  # with a grammar, in any state: without any, a step costs nothing
         self._pending: dict[str, Request] = {}
-        self._failed: list[tuple[Request, OctavoError]] = []
         self._masks_of_row: dict[int, Int32Array] = {}  # of the step being scheduled: before and after each tried token
 
     def hold(self, request: Request) -> bool:
@@ -41,12 +40,8 @@ class GrammarGate(Gate):
         if not self._pending:
             return []
         done = [(self._pending.pop(request_id), error) for request_id, error in self._grammars.take_compiled().items()]
-        self._failed += [(request, error) for request, error in done if error is not None]
+        self._failed = [*self._failed, *((request, error) for request, error in done if error is not None)]
         return [request for request, error in done if error is None]
-
-    def take_failures(self) -> list[tuple[Request, OctavoError]]:
-        failed, self._failed = self._failed, []
-        return failed
 
     def forget(self, request: Request) -> None:
         if request.is_constrained:

@@ -250,7 +250,7 @@ class LogitsRows:
         self._step = step
         self._requests = step.samples.nonzero()[0]  # [L] in R
         self.ends = (step.num_computed_tokens + step.num_scheduled_tokens)[self._requests]  # [L] see `StepSampling`
-        self._columns: NDArray[np.int64] | None = None  # [L] tokens to verify before; None: the step has none
+        self._columns = np.zeros_like(self._requests)  # [L] tokens to verify before
         if (unverified := step.scheduled_spec_decode_tokens) is not None:
             counts = unverified.counts[self._requests]  # [S]
             places = np.repeat(np.arange(len(counts)), 1 + counts)  # [L] in S
@@ -274,21 +274,20 @@ class LogitsRows:
         the error recurs in the next step.
         """
         req_ids, sampled = self._step.req_ids, read()
-        failed = {req_ids[self._requests[at]]: why for at, why in sampled.errors.items() if not self._column(at)}
+        failed = {req_ids[self._requests[at]]: why for at, why in sampled.errors.items() if not self._columns[at]}
         failed |= prompts.errors
         pooled = {request_id: vector.float().cpu().numpy() for request_id, vector in hidden.items()}
         failed |= {name: "its hidden state is not finite" for name in pooled if not np.isfinite(pooled[name]).all()}
-        columns = np.zeros_like(self._requests) if self._columns is None else self._columns
-        token_ids = np.zeros((len(req_ids), int(columns.max(initial=0)) + 1), dtype=np.int32)  # [R, K]
-        token_ids[self._requests, columns] = sampled.token_ids
+        token_ids = np.zeros((len(req_ids), int(self._columns.max(initial=0)) + 1), dtype=np.int32)  # [R, K]
+        token_ids[self._requests, self._columns] = sampled.token_ids
         num_sampled = self._step.samples.astype(np.int32)  # [R]
-        if self._columns is not None:
+        if self._step.scheduled_spec_decode_tokens is not None:
             num_sampled *= self._num_kept(token_ids, sampled.errors)
         if failed or pooled:
             num_sampled[[request_id in failed or request_id in pooled for request_id in req_ids]] = 0
         by_request: dict[str, list[TokenLogprobs]] = {}
         for at, entry in sampled.logprobs.items():
-            if self._column(at) < num_sampled[self._requests[at]]:
+            if self._columns[at] < num_sampled[self._requests[at]]:
                 by_request.setdefault(req_ids[self._requests[at]], []).append(entry)
         return ModelRunnerOutput(
             req_ids=req_ids,
@@ -300,9 +299,6 @@ class LogitsRows:
             errors=failed,
         )
 
-    def _column(self, at: int) -> int:
-        return 0 if self._columns is None else int(self._columns[at])
-
     def _num_kept(self, sampled: Int32Array, errors: Mapping[int, str]) -> Int32Array:
         """Return how many of `sampled` [R, K] each sampling request keeps, [R]."""
         unverified = self._step.scheduled_spec_decode_tokens
@@ -311,7 +307,7 @@ class LogitsRows:
         table[np.arange(sampled.shape[1]) < unverified.counts[:, None]] = unverified.token_ids
         num_kept: NDArray[np.int64] = np.logical_and.accumulate(table == sampled, axis=1).sum(1) + 1
         for at in errors:
-            if column := self._column(at):
+            if column := int(self._columns[at]):
                 num_kept[self._requests[at]] = min(num_kept[self._requests[at]], column)
         return num_kept.astype(np.int32)
 
