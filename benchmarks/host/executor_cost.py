@@ -19,9 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from octavo.config.args import EngineArgs
-from octavo.config.parallel import ALONE
+from octavo.config.parallel import ALONE, Rendezvous
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
-from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import EngineDeadError
 from octavo.executor.multiproc import LocalRanks, MultiprocExecutor
 from octavo.scheduler.scheduler import Scheduler

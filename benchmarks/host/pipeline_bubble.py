@@ -24,10 +24,9 @@ import torch
 
 from octavo.config.args import EngineArgs
 from octavo.config.engine import EngineConfig
-from octavo.config.parallel import RankPlace
+from octavo.config.parallel import RankPlace, Rendezvous
 from octavo.contracts.schedule import Int32Array, ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.connect import make_groups
-from octavo.distributed.rendezvous import Rendezvous
 from octavo.engine.core import EngineCore
 from octavo.executor.multiproc import MultiprocExecutor
 from octavo.models.interfaces import IntermediateTensors

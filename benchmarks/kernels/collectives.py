@@ -21,10 +21,9 @@ from pathlib import Path
 
 import torch
 
-from octavo.config.parallel import ParallelConfig, RankPlace
+from octavo.config.parallel import ParallelConfig, RankPlace, Rendezvous
 from octavo.distributed.connect import make_groups
 from octavo.distributed.groups import Group
-from octavo.distributed.rendezvous import Rendezvous
 
 CPU = torch.device("cpu")
 HIDDEN, VOCABULARY = 1024, 151_936

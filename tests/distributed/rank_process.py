@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from octavo.config.parallel import ParallelConfig, RankPlace
+from octavo.config.parallel import ParallelConfig, RankPlace, Rendezvous
 from octavo.distributed.connect import make_groups
-from octavo.distributed.rendezvous import Rendezvous
 
 _ROOT = Path(__file__).parents[2]
 

@@ -10,10 +10,9 @@ from typing import TypeVar
 
 import torch
 
-from octavo.config.parallel import ParallelConfig, RankPlace
+from octavo.config.parallel import ParallelConfig, RankPlace, Rendezvous
 from octavo.distributed.connect import make_groups
 from octavo.distributed.groups import ParallelGroups
-from octavo.distributed.rendezvous import Rendezvous
 
 ResultT = TypeVar("ResultT")
 _PATIENCE_S = 60.0

@@ -7,11 +7,10 @@ import pytest
 import torch
 from tests.distributed.ranks import run_ranks
 
-from octavo.config.parallel import ALONE, ParallelConfig, RankPlace
+from octavo.config.parallel import ALONE, ParallelConfig, RankPlace, Rendezvous
 from octavo.distributed.collectives import SharedMemoryGroup, sum_in_order
 from octavo.distributed.connect import make_groups
 from octavo.distributed.groups import ParallelGroups
-from octavo.distributed.rendezvous import Rendezvous
 
 # Both kinds of groups, where there are both: without a compiler all talk by Gloo.
 both_kinds = pytest.mark.parametrize("shares_memory", [True, False])

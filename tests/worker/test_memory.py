@@ -14,9 +14,8 @@ from octavo.config.engine import CacheConfig, SchedulerConfig
 from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_model
 from octavo.config.model import ModelConfig
-from octavo.config.parallel import ALONE, Stage
+from octavo.config.parallel import ALONE, Rendezvous, Stage
 from octavo.contracts.kv_cache import KVCacheSpec, KVGroup, KVGroupSpec, KVPart
-from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import InsufficientMemoryError
 from octavo.kernels.quantization import WeightFormat, get_quantization
 from octavo.kernels.reference import Kernels

@@ -84,7 +84,14 @@ class CudaQueue:
     def mark(self) -> Callable[[], None]:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no type for it
         event.record()
-        return lambda: _wait(event)
+
+        def wait() -> None:
+            try:
+                event.synchronize()
+            except RuntimeError as error:
+                raise EngineDeadError(f"the GPU failed and this process cannot use it any more: {error}") from error
+
+        return wait
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         current = torch.cuda.current_stream()
@@ -97,13 +104,6 @@ class CudaQueue:
         with torch.cuda.graph(graph, pool=self._pool, stream=self._capture_stream, capture_error_mode="thread_local"):
             step()
         return graph.replay
-
-
-def _wait(event: torch.cuda.Event) -> None:
-    try:
-        event.synchronize()
-    except RuntimeError as error:
-        raise EngineDeadError(f"the GPU failed and this process cannot use it any more: {error}") from error
 
 
 class XpuKind(_Gpu):

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from octavo.config.parallel import RankPlace
+from octavo.config.parallel import RankPlace, Rendezvous
 from octavo.distributed.collectives import SharedMemoryGroup, TorchGroup, make_collective
 from octavo.distributed.groups import Group, ParallelGroups, SingleRank
-from octavo.distributed.rendezvous import Rendezvous
 
 # For all ranks to arrive: they may have to import torch first, on a busy machine.
 _MEETING_TIMEOUT = timedelta(minutes=2)

@@ -248,7 +248,20 @@ class BatchRunner:
     def turn(self) -> None:
         """Run one step for all callers; return without one if a core in another process takes longer."""
         try:
-            self._step()
+            front = self._front
+            core_outputs = front.client.get_outputs(_WAIT_S if len(front.outputs) else 0.0)
+            if core_outputs is None:
+                if self.steps and not len(front.outputs):
+                    self._answer_step([], 0)
+                return
+            result = front.outputs.process(core_outputs)
+            if result.to_abort:
+                front.client.abort(result.to_abort)
+            others = [state for state in result.changed if not self._is_of_a_batch(state)]
+            if self.steps:
+                self._answer_step(others, result.num_tokens)
+            else:
+                self._unseen.update((state.request_id, state.snapshot()) for state in others)
         except BaseException as error:  # noqa: BLE001 - raised in the callers
             self._fail_all(error)
 
@@ -256,22 +269,6 @@ class BatchRunner:
         """Fail the calls of other threads; shut down the core."""
         self._fail_all(EngineDeadError("the engine was closed"))
         self._front.close()
-
-    def _step(self) -> None:
-        front = self._front
-        core_outputs = front.client.get_outputs(_WAIT_S if len(front.outputs) else 0.0)
-        if core_outputs is None:
-            if self.steps and not len(front.outputs):
-                self._answer_step([], 0)
-            return
-        result = front.outputs.process(core_outputs)
-        if result.to_abort:
-            front.client.abort(result.to_abort)
-        others = [state for state in result.changed if not self._is_of_a_batch(state)]
-        if self.steps:
-            self._answer_step(others, result.num_tokens)
-        else:
-            self._unseen.update((state.request_id, state.snapshot()) for state in others)
 
     def _is_of_a_batch(self, state: RequestState) -> bool:
         """Note what a step changed in a request of a batch, or of a caller that has left; False for others."""

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import AdapterRef, EngineCoreRequest
@@ -41,7 +41,10 @@ class InputProcessor:
     """Tokenizes, applies defaults, validates. What it has counted, seeds and samples, is state; the rest are caches."""
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
-        self.default_params = _default_params(config)
+        self.default_params = SamplingParams()
+        if config.use_generation_config:  # the checkpoint's own
+            given = asdict(config.model.generation).items()
+            self.default_params = SamplingParams.from_options({name: one for name, one in given if one is not None})
         self._tokenizer = tokenizer
         self._vocab_size, self._hidden_size = config.model.vocab_size, config.model.hidden_size
         self.limit = ContextLimit(tokenizer, config.model.max_model_len)
@@ -214,15 +217,6 @@ class InputProcessor:
             token_ids = [list(ids) for ids in dict.fromkeys(map(tuple, encoded)) if ids]
             self._last_bad_words = params.bad_words, token_ids  # often the same for many prompts
         return token_ids
-
-
-def _default_params(config: EngineConfig) -> SamplingParams:
-    """Return the default `SamplingParams`: the checkpoint's own, if it has any."""
-    if not config.use_generation_config:
-        return SamplingParams()
-    defaults = config.model.generation
-    given = {name: getattr(defaults, name) for name in defaults.__dataclass_fields__}
-    return SamplingParams.from_options({name: value for name, value in given.items() if value is not None})
 
 
 def _check_priority(priority: object) -> int:

@@ -10,9 +10,9 @@ from multiprocessing.connection import Connection, Pipe
 import msgspec
 
 from octavo.config.engine import EngineConfig
+from octavo.config.parallel import Rendezvous
 from octavo.contracts.frames import plain
 from octavo.device.cgroups import usable_cores
-from octavo.distributed.rendezvous import Rendezvous
 from octavo.distributed.shm_broadcast import RingWriter
 from octavo.errors import DeviceUnavailableError
 from octavo.executor.distributed import DistributedExecutor

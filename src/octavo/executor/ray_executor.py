@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from octavo.config.engine import EngineConfig
+from octavo.config.parallel import Rendezvous
 from octavo.contracts.frames import plain
-from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import EngineDeadError, InvalidParameterError
 from octavo.executor.distributed import DistributedExecutor
 from octavo.executor.ranks import Wait

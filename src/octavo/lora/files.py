@@ -156,19 +156,16 @@ def _pattern(fields: JsonFields, key: str, read: Callable[[JsonFields, str], _Va
     if sum(repetitions) > _MAX_REPETITIONS:
         raise AdapterError(f"{patterns.origin}: more than {_MAX_REPETITIONS} repetitions (* and +) in its expressions")
     for expression, count in zip(patterns.values, repetitions, strict=True):
-        _check_expression(patterns.origin, expression, count)
+        is_plain = _EXPRESSION.fullmatch(expression) and not re.search(r"\)[*+]", expression)
+        if not is_plain or count > _MAX_REPETITIONS_OF_ONE:
+            limit = f"names of modules with at most {_MAX_REPETITIONS_OF_ONE} of * and +, not after a bracket, are"
+            raise AdapterError(f"{patterns.origin}: the expression {expression[:80]!r} is not supported: {limit}")
+        try:
+            re.compile(expression)
+        except re.error as error:
+            why = f"{expression[:80]!r} is no regular expression: {error}"
+            raise AdapterError(f"{patterns.origin}: {why}") from error
     return {expression: read(patterns, expression) for expression in patterns.values}
-
-
-def _check_expression(origin: str, expression: str, repetitions: int) -> None:
-    is_plain = _EXPRESSION.fullmatch(expression) and not re.search(r"\)[*+]", expression)
-    if not is_plain or repetitions > _MAX_REPETITIONS_OF_ONE:
-        limit = f"names of modules with at most {_MAX_REPETITIONS_OF_ONE} of * and +, not after a bracket, are"
-        raise AdapterError(f"{origin}: the expression {expression[:80]!r} is not supported: {limit}")
-    try:
-        re.compile(expression)
-    except re.error as error:
-        raise AdapterError(f"{origin}: {expression[:80]!r} is no regular expression: {error}") from error
 
 
 def _of_pattern(pattern: Mapping[str, _Value], module: str, default: _Value) -> _Value:

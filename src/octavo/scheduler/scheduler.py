@@ -271,8 +271,9 @@ class Scheduler:
         running_ids = set(self.running.req_ids_of(self.running.active))
         self._forgotten_req_ids += [req_id for req_id in output.finished_req_ids if req_id not in running_ids]
         unsure_requests = [request for gate in self._gates for request in gate.after_failed_step(output)]
-        for request in step.current_requests(self.running):
-            self._fail(request, error)
+        is_current = self.running.generation[step.rows] == step.generations
+        for row in step.rows[is_current].tolist():
+            self._fail(self.running.request_at(row), error)
         for request in [*self.running.holders(step.hashed_blocks), *unsure_requests]:
             if request.row is not None:
                 self._preempt(request, is_sound=False)

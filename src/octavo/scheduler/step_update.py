@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from octavo.contracts.engine import AdmittedRequest, ExpertLoad, TokenLogprobs
 from octavo.contracts.schedule import NOTHING, BoolArray, Int32Array, ModelRunnerOutput, SchedulerOutput
-from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows
 
 _ValueT = TypeVar("_ValueT")
@@ -83,11 +82,6 @@ class StepInFlight:
     generations: NDArray[np.int64]  # [R] of each row when the step was built
     hashed_blocks: list[tuple[int, int]]  # (group, block): findable because this step, or an earlier one, fills them
     admitted: dict[str, AdmittedRequest]
-
-    def current_requests(self, running: RunningRows) -> list[Request]:
-        """Return the step's requests that are still in the same rows."""
-        is_current = running.generation[self.rows] == self.generations
-        return [running.request_at(row) for row in self.rows[is_current].tolist()]
 
     def match_output(self, model_output: ModelRunnerOutput, running: RunningRows) -> StepUpdate:
         """Match what the ranks computed with the requests that are still in the same rows."""

@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.engine import EngineConfig
-from octavo.config.parallel import RankPlace
+from octavo.config.parallel import RankPlace, Rendezvous
 from octavo.contracts.engine import AdapterRef, EngineCoreOutputs
 from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import DRAWN_IN_RANKS, ModelRunnerOutput, NewRequestData, SchedulerOutput
-from octavo.distributed.rendezvous import Rendezvous
 from octavo.scheduler.block_manager import FULL_ATTENTION
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculative.drafters import Drafter

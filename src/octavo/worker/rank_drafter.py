@@ -236,8 +236,19 @@ class RankDrafter:
             at_part, rows = at[part], step.rows[at[part]]
             ends_of_part = starts[part] + offsets + counts
             is_sampled = (ends_of_part == ends[part]) & (samples is not None and samples[part])
-            tokens = pass_of(step, at_part, ends_of_part - self._progress.base[rows], counts, is_sampled)
-            num_tokens = tokens.total_num_scheduled_tokens
+            num_tokens = int(counts.sum())
+            tokens = SchedulerOutput(
+                step=step.step,
+                req_ids=(),
+                rows=rows,
+                num_computed_tokens=ends_of_part - self._progress.base[rows] - counts,
+                num_scheduled_tokens=counts,
+                samples=is_sampled,
+                total_num_scheduled_tokens=num_tokens,
+                scheduled_new_reqs=[],
+                scheduled_cached_reqs=CachedRequestData(),
+                finished_req_ids=[],
+            )
             batch, incoming = self._tables.forward_batch(tokens), None
             if self._states is not None and hidden is not None:
                 some = hidden[first : first + num_tokens]
@@ -308,28 +319,6 @@ def counts_of(step: SchedulerOutput) -> tuple[Int32Array, Int32Array]:
     is_drawn = drafts.token_ids == DRAWN_IN_RANKS
     num_drawn = np.bincount(owners[is_drawn], minlength=len(num_known)).astype(np.int32)
     return num_known - drafts.counts, num_drawn
-
-
-def pass_of(
-    step: SchedulerOutput,
-    at: NDArray[np.intp],  # [P] in R
-    ends: Int32Array,  # [P] of the context to compute
-    counts: Int32Array,  # [P] tokens to compute, the last ones before `ends`
-    samples: NDArray[np.bool_],  # [P]
-) -> SchedulerOutput:
-    """Return the scheduler output of one pass."""
-    return SchedulerOutput(
-        step=step.step,
-        req_ids=(),
-        rows=step.rows[at],
-        num_computed_tokens=ends - counts,
-        num_scheduled_tokens=counts,
-        samples=samples,
-        total_num_scheduled_tokens=int(counts.sum()),
-        scheduled_new_reqs=[],
-        scheduled_cached_reqs=CachedRequestData(),
-        finished_req_ids=[],
-    )
 
 
 def chunks(sizes: Int32Array, most: int) -> Iterator[tuple[NDArray[np.intp], Int32Array, Int32Array]]:

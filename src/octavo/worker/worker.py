@@ -13,14 +13,13 @@ from octavo._version import __version__
 from octavo.attention.metadata import LayerCache
 from octavo.config.engine import EngineConfig
 from octavo.config.model import DType
-from octavo.config.parallel import ALONE, RankPlace
+from octavo.config.parallel import ALONE, RankPlace, Rendezvous
 from octavo.contracts.engine import AdapterRef
 from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.device.manager import DeviceManager
 from octavo.device.process import give_back_freed_memory, keep_freed_memory
 from octavo.distributed.connect import make_groups
-from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import InvalidParameterError
 from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM

@@ -19,11 +19,10 @@ from typing import Any, get_type_hints
 import msgspec
 
 from octavo.config.engine import EngineConfig
-from octavo.config.parallel import RankPlace
+from octavo.config.parallel import RankPlace, Rendezvous
 from octavo.contracts.ranks import FromRank, RankCall, RankFailure, RankResult, decode_rank_message, encode_rank_message
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.device.process import limit_spinning
-from octavo.distributed.rendezvous import Rendezvous
 from octavo.distributed.shm_broadcast import ReaderEnd, RingReader
 
 TOKEN_BYTES = 32
@@ -209,28 +208,26 @@ class RemoteRank:
         line = socket.create_connection(executor, timeout=30.0)
         line.sendall(token + rank.rank.to_bytes(_RANK_BYTES, "little"))  # see `accept_rank`
         connection = as_connection(line)
-        WorkerProc(rank, Inbox(connection).receive, connection.send_bytes).run()
+        WorkerProc(rank, start_receiving(connection), connection.send_bytes).run()
 
 
-class Inbox:
-    """A thread that receives messages at any time, so that steps never pile up on the executor's side.
+def start_receiving(connection: "Connection[bytes, bytes]") -> Callable[[], bytes]:
+    """Start a thread that receives, so that steps never pile up on the executor's side; return how to get a message.
 
     It also detects a dead executor, which a rank blocked in a collective would not: the other ranks are dead, too.
     """
+    messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
-    def __init__(self, connection: "Connection[bytes, bytes]") -> None:
-        self._connection = connection
-        self._messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self.receive = self._messages.get
-        threading.Thread(target=self._listen, name="octavo-inbox", daemon=True).start()
-
-    def _listen(self) -> None:
+    def listen() -> None:
         try:
             while True:
-                self._messages.put(self._connection.recv_bytes())
+                messages.put(connection.recv_bytes())
         except (EOFError, OSError):
             logging.shutdown()
             os._exit(0)
+
+    threading.Thread(target=listen, name="octavo-inbox", daemon=True).start()
+    return messages.get
 
 
 def accept_rank(line: socket.socket, token: bytes) -> int | None:
