@@ -73,7 +73,7 @@ def load_here(model: str, quantization: str | None, dtype: str) -> dict[str, flo
     """Load a model in this process; return seconds and the growth of peak memory in bytes."""
     from octavo.config.args import EngineArgs
     from octavo.config.parallel import ALONE, Rendezvous
-        from octavo.worker.worker import Worker
+    from octavo.worker.worker import Worker
 
     options: dict[str, Any] = {"quantization": quantization, "dtype": dtype, "packed_cache_gib": _PACKED_GIB}
     worker = Worker(EngineArgs(model_name=model, **options).resolve(), ALONE, Rendezvous())
