@@ -49,7 +49,7 @@ class CpuKind(DeviceKind):
         return dtype in (torch.float32, torch.bfloat16, torch.float16)
 
     def describe(self) -> dict[str, str]:
-        flags = set(" ".join(_cpuinfo("flags") + _cpuinfo("Features")).split())  # empty where there is no Linux
+        flags = set(" ".join(_cpuinfo("flags") + _cpuinfo("Features")).split())  # Linux says them
         return {
             "processor": cpu_name(),
             "cores": str(usable_cores()),

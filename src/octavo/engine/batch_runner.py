@@ -185,7 +185,7 @@ class BatchRunner:
         self._front = front
         self._batches: list[_Batch] = []
         self._batch_of: dict[RequestState, _Batch] = {}  # of unfinished requests
-        self.steps: deque[Call[StepOutputs]] = deque()  # each gets the outputs of one step
+        self._steps: deque[Call[StepOutputs]] = deque()  # each gets the outputs of one step
         self._unseen: dict[str, RequestOutput] = {}  # changed in steps for others; the next of `_steps` returns them
         self.leaving: set[RequestState] = set()  # aborted requests whose callers have left; they end before new calls
         self._untaken: list[tuple[Call[Any], Callable[[], None]]] = []  # answers, and what undoes those not taken
@@ -193,7 +193,7 @@ class BatchRunner:
     @property
     def is_busy(self) -> bool:
         """Whether there is something to do for a caller or for one that has left."""
-        return bool(self._batches or self.steps or self.leaving)
+        return bool(self._batches or self._steps or self.leaving)
 
     def has_unfinished(self) -> bool:
         """Whether a step would return something: an unfinished request, or an output that has not been returned."""
@@ -227,14 +227,18 @@ class BatchRunner:
         self._untaken.append((call, partial(self._leave, [state])))
         call.finish(state.request_id)
 
+    def start_step(self, call: Call[StepOutputs]) -> None:
+        """Answer the call with the outputs of the next step."""
+        self._steps.append(call)
+
     def notice_abandoned(self) -> None:
         """End the requests of callers that have left; keep the outputs of steps that nobody has taken."""
         try:
             for batch in [batch for batch in self._batches if batch.call.is_abandoned]:
                 self._forget(batch)
                 self._leave(batch.states)
-            if self.steps:
-                self.steps = deque(call for call in self.steps if not call.is_abandoned)
+            if self._steps:
+                self._steps = deque(call for call in self._steps if not call.is_abandoned)
             if self._untaken:
                 untaken, self._untaken = self._untaken, []
                 for call, undo in untaken:
@@ -251,14 +255,14 @@ class BatchRunner:
             front = self._front
             core_outputs = front.client.get_outputs(_WAIT_S if len(front.outputs) else 0.0)
             if core_outputs is None:
-                if self.steps and not len(front.outputs):
+                if self._steps and not len(front.outputs):
                     self._answer_step([], 0)
                 return
             result = front.outputs.process(core_outputs)
             if result.to_abort:
                 front.client.abort(result.to_abort)
             others = [state for state in result.changed if not self._is_of_a_batch(state)]
-            if self.steps:
+            if self._steps:
                 self._answer_step(others, result.num_tokens)
             else:
                 self._unseen.update((state.request_id, state.snapshot()) for state in others)
@@ -307,7 +311,7 @@ class BatchRunner:
     def _answer_step(self, changed: list[RequestState], num_tokens: int) -> None:
         outputs = [*self._unseen.values(), *(state.snapshot() for state in changed)]
         self._unseen = {}
-        call = self.steps.popleft()
+        call = self._steps.popleft()
         if outputs:
             self._untaken.append((call, partial(self._return_later, outputs)))
         call.finish((outputs, num_tokens))
@@ -326,8 +330,8 @@ class BatchRunner:
             batch.call.fail(error)
             with contextlib.suppress(OSError, ValueError):  # the terminal is gone, which may be the very error
                 batch.bar.close()
-        while self.steps:
-            self.steps.popleft().fail(error)
+        while self._steps:
+            self._steps.popleft().fail(error)
         if unfinished:
             with contextlib.suppress(EngineDeadError):  # the callers have an error, and the next call gets this one
                 self._front.client.abort([core_id for state in unfinished for core_id in state.unfinished_core_ids()])

@@ -70,7 +70,7 @@ class LLMEngine:
 
     def step(self) -> tuple[list[RequestOutput], int]:
         """Run one step. Return the changed requests, each with its output so far, and the number of tokens computed."""
-        return self._owner.ask(self._runner.steps.append)
+        return self._owner.ask(self._runner.start_step)
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step would return something."""

@@ -42,6 +42,7 @@ class LocalRanks:
         self._processes: list[subprocess.Popen[bytes]] = []
         meeting_fds = [os.memfd_create("octavo-store"), os.memfd_create("octavo-collectives")]
         environment = child_environment()
+        command = child_command("octavo.worker.worker_proc", also_imports=worker_class.partition(":")[0])
         if "OMP_NUM_THREADS" not in os.environ:  # the user has not decided
             environment |= {"OMP_NUM_THREADS": str(max(1, usable_cores() // num_ranks))}
         config = replace(config, threads=config.threads and max(1, config.threads // num_ranks))
@@ -55,7 +56,13 @@ class LocalRanks:
                     orders=self._ring.ends[rank],
                     replies_fd=writer.fileno(),
                 )
-                self._processes.append(_start(setup, meeting_fds, environment))
+                fds = [*meeting_fds, *setup.orders, setup.replies_fd]
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=fds, env=environment)
+            self._processes.append(process)
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # already dead; the death watch reports it
+                process.stdin.write(msgspec.json.encode(setup, enc_hook=plain) + b"\n")
+                process.stdin.flush()
         for fd in meeting_fds:
             os.close(fd)
 
@@ -100,14 +107,3 @@ class LocalRanks:
         for connection in self.replies:
             connection.close()
         self._ring.close()
-
-
-def _start(setup: LocalSetup, meeting_fds: list[int], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-    command = child_command("octavo.worker.worker_proc", also_imports=setup.rank.worker_class.partition(":")[0])
-    fds = [*meeting_fds, *setup.orders, setup.replies_fd]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=fds, env=environment)
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # already dead; the death watch reports it
-        process.stdin.write(msgspec.json.encode(setup, enc_hook=plain) + b"\n")
-        process.stdin.flush()
-    return process

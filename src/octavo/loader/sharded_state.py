@@ -48,12 +48,12 @@ class ShardedStateLoader(ModelLoader):
         if "logits_head" in owners and model.config.tie_word_embeddings and not model.stage.is_first:
             owners["embedding"] = owners.pop("logits_head")  # it has a copy of the table's shard
         files = _files(folder, stem_of_rank(group.rank, group.size))
-        num_missing = Counter(_owner_of(name) for names in files.values() for name in names)
+        num_missing = Counter(name.rpartition("/")[0] for names in files.values() for name in names)
         if absent := owners.keys() - num_missing.keys():
             raise CheckpointError(f"{folder}: nothing for {min(absent)!r} (and {len(absent) - 1} more)")
         found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         for file, names in files.items():
-            own = [name for name in names if _owner_of(name) in owners]
+            own = [name for name in names if name.rpartition("/")[0] in owners]
             for name, tensor in read_file(file, (), own):
                 path, _, own_name = name.rpartition("/")
                 found[path][own_name] = tensor
@@ -65,10 +65,6 @@ class ShardedStateLoader(ModelLoader):
                 except (KeyError, ValueError, RuntimeError) as error:
                     raise CheckpointError(f"{folder}: {path!r} is not of this model or rank: {error!r}") from error
         process_weights_after_loading(model)
-
-
-def _owner_of(name: str) -> str:
-    return name.rpartition("/")[0]
 
 
 def _files(folder: Path, stem: str) -> dict[Path, list[str]]:

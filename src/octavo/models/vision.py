@@ -42,7 +42,7 @@ class PatchLayout:
 
     @classmethod
     def of(cls, grid: Grid, config: VisionConfig) -> Self:
-        """Windows are squares of `window_size` pixels; those at the right and lower edges are smaller."""
+        """Lay out an image. Windows are squares of `window_size` pixels; those at right and lower edges are smaller."""
         (num_frames, height, width), merge, unit = grid, config.spatial_merge_size, config.merge_unit
         axes = torch.arange(height)[:, None].expand(height, width), torch.arange(width).expand(height, width)
         squares = (height // merge, merge, width // merge, merge)

@@ -33,7 +33,6 @@ _REPEAT = re.compile(r"(?<!\\)(?:\\\\)*\{(\d+)(?:,(\d*))?\}")
 # Exit codes of a process whose constraint exceeded a limit: CPU time, memory, stack. Negative: killed by a signal.
 _KILLED_BY_A_CONSTRAINT = frozenset({-27, -6, -9, -11})  # SIGPROF, SIGABRT, SIGKILL, SIGSEGV
 
-
 Verdict = tuple[str, str, str] | None  # what is wrong with a constraint: field, value and limit of the error
 
 

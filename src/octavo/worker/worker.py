@@ -145,15 +145,19 @@ class Worker:
 
     def measure_memory(self) -> MemoryReport:
         """Report the device's memory with weights loaded and no KV yet."""
-        activations, graphs = activation_bytes(self._part, self._stage, self.config.scheduler, self._dtype.itemsize), 0
-        if self.queue is not None:  # measured, if the device tracks memory
-            steps = ProfileRun(self.model, self.config, self.kv_cache_spec)
-            prefill, decode = self.devices.peak_bytes(steps.prefill), self.devices.peak_bytes(steps.decode)
-            if prefill is not None and decode is not None:
-                activations, graphs = max(prefill, decode), graph_bytes(decode) if self._takes_graphs else 0
+        activations, graphs = self._step_bytes()
         activations += self._memory.encoder_bytes + (self._draft.activation_bytes if self._draft else 0)
         scratch = self.kv_cache_spec.num_bytes(self._scratch_blocks)
         return self._memory.report(self._models, activations=activations, graphs=graphs, scratch=scratch)
+
+    def _step_bytes(self) -> tuple[int, int]:
+        """Return the memory of a step besides weights and KV, and of graphs; estimated if the device tracks none."""
+        if self.queue is not None:
+            steps = ProfileRun(self.model, self.config, self.kv_cache_spec)
+            prefill, decode = (self.devices.peak_bytes(steps.prefill), self.devices.peak_bytes(steps.decode))
+            if prefill is not None and decode is not None:
+                return max(prefill, decode), graph_bytes(decode) if self._takes_graphs else 0
+        return activation_bytes(self._part, self._stage, self.config.scheduler, self._dtype.itemsize), 0
 
     def initialize_kv_cache(self, num_blocks: list[int]) -> None:
         """Allocate `num_blocks` KV blocks of each group, equal on all ranks, and build the runner that uses them."""
