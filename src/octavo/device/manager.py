@@ -118,19 +118,18 @@ class DeviceManager:
         facts = {"device": self.device.type, **self._kind.describe()}
         facts["memory"] = f"{memory.total_bytes / 2**30:.1f} GiB, {memory.free_bytes / 2**30:.1f} GiB free"
         for name, dtype in _DTYPES.items():
-            if not self._kind.supports(dtype):
-                facts[name] = "not supported"
-                continue
-            kernels, attention = self.kernels(dtype), self.attention(dtype)
-            is_invariant = kernels.is_batch_invariant and attention.is_batch_invariant
-            promise = "batch-invariant" if is_invariant else "not batch-invariant"
-            is_recorded = kernels.records_calls and attention.records_calls
-            steps = (
-                "" if self.device.type != "cpu" else "; steps are recorded" if is_recorded else "; steps run op by op"
-            )
-            auto = f"; slow: dtype=auto computes {name} checkpoints in bfloat16" if self.is_slow(name) else ""
-            facts[name] = f"{kernels.name}, {attention.name}: {promise}{steps}{auto}"
+            facts[name] = self._describe_dtype(dtype) if self._kind.supports(dtype) else "not supported"
         return facts
+
+    def _describe_dtype(self, dtype: torch.dtype) -> str:
+        kernels, attention = self.kernels(dtype), self.attention(dtype)
+        is_invariant = kernels.is_batch_invariant and attention.is_batch_invariant
+        promise = "batch-invariant" if is_invariant else "not batch-invariant"
+        is_recorded = kernels.records_calls and attention.records_calls
+        steps = "" if self.device.type != "cpu" else "; steps are recorded" if is_recorded else "; steps run op by op"
+        name = str(dtype).removeprefix("torch.")
+        auto = f"; slow: dtype=auto computes {name} checkpoints in bfloat16" if self.is_slow(name) else ""
+        return f"{kernels.name}, {attention.name}: {promise}{steps}{auto}"
 
 
 def _load_kind(name: str) -> DeviceKind:

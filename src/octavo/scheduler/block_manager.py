@@ -158,12 +158,7 @@ class BlockManager:
                 pool.acquire(block_id)
 
     def hash_blocks(
-        self,
-        block_tables: Sequence[list[int]],
-        parent: bytes,
-        token_ids: Int32Array,
-        start: int,
-        keys: BlockKeys = NO_KEYS,
+        self, tables: Sequence[list[int]], parent: bytes, token_ids: Int32Array, start: int, keys: BlockKeys = NO_KEYS
     ) -> tuple[bytes, list[tuple[int, int]]]:
         """Make the full blocks of every group that end in `token_ids` [blocks * block_size] after `parent` findable.
 
@@ -178,7 +173,7 @@ class BlockManager:
             if size > self.block_size:  # a recurrent group: only some of the hashes end a block
                 step = size // self.block_size
                 ends = hashes[step - 1 - start // self.block_size % step :: step]
-            for block_id, block_hash in zip(block_tables[group][start // size :], ends, strict=False):
+            for block_id, block_hash in zip(tables[group][start // size :], ends, strict=False):
                 if pool.set_hash(block_id, block_hash):
                     hashed.append((group, block_id))
         return hashes[-1], hashed
