@@ -1,7 +1,10 @@
 """Requests go where the least work lies before their first token."""
 
+import numpy as np
+
 from octavo.contracts.engine import AdmittedRequest, EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 from octavo.engine.process_client import Router
+from octavo.scheduler.block_manager import chain_hashes, root_hash
 from octavo.testing import make_request
 
 BLOCK = 4
@@ -85,8 +88,9 @@ def test_memory_of_prefixes_is_bounded_by_the_replicas_blocks() -> None:
     for number in range(50):
         send(to, str(number), [number] * (BLOCK * 3))
         assert len(to._loads[0].prefixes) <= 10
-    assert to._loads[0].count_cached(to._block_hashes(sample("x", [49] * (BLOCK * 3)))) == 3
-    assert to._loads[0].count_cached(to._block_hashes(sample("x", [1] * (BLOCK * 3)))) == 0
+    for last, num_known in ((49, 3), (1, 0)):
+        names = list(chain_hashes(root_hash(), np.full(BLOCK * 3, last, dtype=np.int32), BLOCK))
+        assert to._loads[0].count_cached(names) == num_known
 
 
 def test_who_is_gone_gets_nothing_more() -> None:

@@ -141,7 +141,7 @@ def test_least_recently_used_slots_are_refilled_first() -> None:
     for name in "ab":
         slots.assign(name)
         slots.add_user(name)
-    slots.confirm(slots.take_fills())
+    slots.settle(slots.take_fills(), are_filled=True)
     assert slots.remove_user("a")
     assert slots.remove_user("b")
     assert slots.add_user("a") == 0

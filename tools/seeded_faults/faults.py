@@ -141,8 +141,8 @@ FAULTS = [
     ),
     Fault(
         name="a stop string does not abort in the core",
-        right="            front.client.abort(result.to_abort)\n        others = ",
-        wrong="            pass\n        others = ",
+        right="                front.client.abort(result.to_abort)\n            others = ",
+        wrong="                pass\n            others = ",
         tests="engine/test_llm_engine.py",
     ),
     Fault(
