@@ -57,12 +57,6 @@ class EncoderSchedule(Gate):
             request.block_keys = block_keys(extra.vision, self._running.blocks.block_size)
         return False
 
-    def take_ready(self, now_s: float) -> Sequence[Request]:
-        return ()
-
-    def forget(self, request: Request) -> None:
-        """No-op: `release` has let go of its images."""
-
     def begin_step(self) -> None:
         """Release the images that rows have computed: their steps precede those that may reuse the space."""
         for row in list(self._held):

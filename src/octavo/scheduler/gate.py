@@ -25,17 +25,16 @@ class Gate(ABC):
     def hold(self, request: Request) -> bool:
         """Decide about a new request; True: it waits until `take_ready` or `take_failures` returns it."""
 
-    @abstractmethod
     def take_ready(self, now_s: float) -> Iterable[Request]:
         """Let go of the held requests that may go on now. Called before each step while any gate holds a request."""
+        return ()
 
     def take_failures(self) -> Iterable[tuple[Request, OctavoError]]:
         """Let go of the held requests that can never go on, with the error."""
         failed, self._failed = self._failed, ()
         return failed
 
-    @abstractmethod
-    def forget(self, request: Request) -> None:
+    def forget(self, request: Request) -> None:  # noqa: B027 - a default
         """A request has ended. `waits_for` says where it waited, if it did; it may not have come this far."""
 
     def wait(self, timeout_s: float) -> None:
