@@ -118,13 +118,8 @@ def write_tokenizer(writer: Any, files: TokenizerFiles, model: ModelConfig, orig
         tokens[index], types[index] = token.content, _CONTROL if token.special else _USER_DEFINED
     writer.add_tokenizer_model("gpt2" if scores is None else "llama")
     writer.add_tokenizer_pre(name or "default")
-    for index, text in enumerate(tokens if scores is not None else ()):
-        if text == backend["model"]["unk_token"]:
-            types[index] = _UNKNOWN
-        elif _BYTE_TOKEN.fullmatch(text):
-            types[index] = _BYTE
-        elif types[index] == _USER_DEFINED:
-            tokens[index] = text.replace(SPACE, " ")  # readers look for these in the text as it is
+    if scores is not None:
+        _spell_as_sentencepiece(backend, tokens, types)
     writer.add_token_list(tokens)
     if scores is not None:
         writer.add_token_scores([scores.get(text, _NO_SCORE) for text in tokens])
@@ -139,6 +134,16 @@ def write_tokenizer(writer: Any, files: TokenizerFiles, model: ModelConfig, orig
         writer.add_string("tokenizer.chat_template", templates["default"])
     if "tool_use" in templates:
         writer.add_string("tokenizer.chat_template.tool_use", templates["tool_use"])
+
+
+def _spell_as_sentencepiece(backend: dict[str, Any], tokens: list[str], types: list[int]) -> None:
+    for index, text in enumerate(tokens):
+        if text == backend["model"]["unk_token"]:
+            types[index] = _UNKNOWN
+        elif _BYTE_TOKEN.fullmatch(text):
+            types[index] = _BYTE
+        elif types[index] == _USER_DEFINED:
+            tokens[index] = text.replace(SPACE, " ")  # readers look for these in the text as it is
 
 
 def _token_scores(backend: Mapping[str, Any]) -> dict[str, float] | None:
