@@ -68,7 +68,7 @@ class PagedRunner:
             LayerKVCache(
                 key=torch.full(shape, rubbish, dtype=layout.dtype), value=torch.full(shape, rubbish, dtype=layout.dtype)
             )
-            for _ in range(model.num_layers)
+            for _ in range(model.config.num_layers)
         ]
         self._free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
         self._blocks: dict[int, list[int]] = {}

@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -13,7 +13,7 @@ from octavo.errors import DeviceUnavailableError, EngineDeadError
 class _Gpu(DeviceKind):
     """GPUs with memory of their own."""
 
-    backend: ClassVar[Any]  # torch's module for them
+    backend: Any  # torch's module for them
     ranks_share_memory = False
     default_memory_utilization = 0.9
 

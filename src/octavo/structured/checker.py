@@ -83,7 +83,7 @@ class StructuredOutputChecker:
             raise GrammarTooComplexError(f"structured_output.{constraint.kind}: {limit}")
         if not line:
             raise RequestError(f"structured_output could not be checked: the checker process exited with {code}")
-        verdict: Verdict = msgspec.json.decode(line, type=Verdict)  # type: ignore[arg-type]
+        verdict: Verdict = msgspec.json.decode(line, type=Verdict)
         if verdict is not None:
             raise InvalidParameterError(*verdict)
 

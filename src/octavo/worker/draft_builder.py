@@ -34,7 +34,8 @@ class DraftBuilder:
     def __init__(self, config: EngineConfig, draft: DraftModelConfig, place: RankPlace, devices: DeviceManager) -> None:
         """Raises InvalidParameterError for EAGLE-3 where steps are launched before the last one's tokens are known."""
         self._config, self._draft, self._place = config, draft, place
-        self._devices, self._dtype, self._eagle = devices, getattr(torch, config.model.dtype), draft.eagle
+        self._devices, self._eagle = devices, draft.eagle
+        self._dtype: torch.dtype = getattr(torch, config.model.dtype)
         self._num_features = self._num_slots = self._own_blocks = 0
         if draft.eagle is not None:
             if devices.device.type != "cpu":
