@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.attention.metadata import ForwardBatch, GroupSlots
+from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import TokenLogprobs
 from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import Int32Array, ModelRunnerOutput, NewRequestData, SchedulerOutput
@@ -153,22 +154,12 @@ class RowTables:
 class RequestRows(RowTables):
     """Tables, sampling parameters and model states by row. The scheduler assigns row numbers."""
 
-    def __init__(
-        self,
-        *,
-        num_rows: int,
-        max_model_len: int,
-        block_size: int,
-        groups: tuple[KVGroup, ...],
-        sampling: SamplingRows,
-        states: ModelStates,
-        transfers: Transfers,
-    ) -> None:
-        device = transfers.device
-        self.block_table = _lazy_zeros((len(groups), num_rows, -(-max_model_len // block_size)), device)  # [G, N, B]
-        token_ids = _lazy_zeros((num_rows, max_model_len), device)
-        super().__init__(transfers, token_ids, block_size, groups, self.block_table.unbind())
-        self.sampling, self.states = sampling, states
+    def __init__(self, config: EngineConfig, num_rows: int, states: ModelStates, transfers: Transfers) -> None:
+        model, block_size, device = config.model, config.cache.block_size, transfers.device
+        shape = len(model.kv_groups), num_rows, -(-model.max_model_len // block_size)  # [G, N, B]
+        self.block_table, token_ids = _lazy_zeros(shape, device), _lazy_zeros((num_rows, model.max_model_len), device)
+        super().__init__(transfers, token_ids, block_size, model.kv_groups, self.block_table.unbind())
+        self.sampling, self.states = SamplingRows(num_rows, model.vocab_size), states
         self.prompt_logprobs: dict[int, tuple[int, int]] = {}  # by row: prompt tokens, and how many are wanted of each
         self.pooled: set[int] = set()  # rows without sampling parameters
         self._row_of: dict[str, int] = {}

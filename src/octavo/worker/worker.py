@@ -24,7 +24,6 @@ from octavo.errors import InvalidParameterError
 from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
-from octavo.sampling.rows import SamplingRows
 from octavo.worker.decode_graphs import GraphUses, graph_bytes, row_bucket
 from octavo.worker.decode_step import DecodeRecord, ExpertLoads, GraphedDecoding
 from octavo.worker.draft_builder import DraftBuilder
@@ -167,15 +166,7 @@ class Worker:
         kv_caches = allocate_kv_caches(spec, with_scratch, self.devices.device)
         self._kv_prefaults = make_prefaults(kv_caches, spec, with_scratch, self._memory.device.total_bytes)
         num_rows = config.scheduler.max_num_seqs + self._takes_graphs  # one for padding only
-        rows = RequestRows(
-            num_rows=num_rows,
-            max_model_len=config.model.max_model_len,
-            block_size=config.cache.block_size,
-            groups=config.model.kv_groups,
-            sampling=SamplingRows(num_rows, config.model.vocab_size),
-            states=states,
-            transfers=self._transfers,
-        )
+        rows = RequestRows(config, num_rows, states, self._transfers)
         drafter = None
         if self._draft is not None:
             ranks = self._context.groups.tensor
