@@ -183,7 +183,7 @@ class AsyncLLM:
 def load_in_thread(
     args: EngineArgs, on_stage: Callable[[str], None] = logger.debug, *, is_daemon: bool = False
 ) -> Future[AsyncLLMEngine]:
-    """Load an engine in a thread; no event loop is needed yet. `on_stage` as in `EngineFront.open`."""
+    """Load an engine in a thread; no event loop is needed yet. `on_stage` as in `EngineFront`."""
     loading: Future[AsyncLLMEngine] = Future()
     loading.set_running_or_notify_cancel()  # from here on, cancelling one who waits does not cancel the load
 
