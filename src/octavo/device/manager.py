@@ -92,13 +92,12 @@ class DeviceManager:
         """Return the attention backend for this dtype."""
         return select_attention(self.device, dtype, name, kv_cache_dtype)
 
-    def build_context(
-        self, model: ModelConfig, quantization: str | None, dtype: torch.dtype, config: EngineConfig
-    ) -> BuildContext:
-        """Return what a model's layers are built with: kernels for its weights, or their `quantization`, in `dtype`.
+    def build_context(self, model: ModelConfig, quantization: str | None, config: EngineConfig) -> BuildContext:
+        """Return what a model's layers are built with: kernels for its weights, or their `quantization`.
 
-        Raises InvalidParameterError: there are no kernels for that here.
+        Raises InvalidParameterError: there are no kernels for that and the engine's dtype here.
         """
+        dtype: torch.dtype = getattr(torch, config.model.dtype)
         kernels_for = partial(self.kernels, dtype, deterministic=config.deterministic)
         schemes, kernels = resolve_schemes(model.quantization, quantization, kernels_for, self.where(dtype))
         attention = self.attention(dtype, kv_cache_dtype=config.cache.kv_cache_dtype)

@@ -35,7 +35,6 @@ class DraftBuilder:
         """Raises InvalidParameterError for EAGLE-3 where steps are launched before the last one's tokens are known."""
         self._config, self._draft, self._place = config, draft, place
         self._devices, self._eagle = devices, draft.eagle
-        self._dtype: torch.dtype = getattr(torch, config.model.dtype)
         self._num_features = self._num_slots = self._own_blocks = 0
         if draft.eagle is not None:
             if devices.device.type != "cpu":
@@ -47,9 +46,9 @@ class DraftBuilder:
             self._own_blocks = OWN_BLOCKS  # of each row
             # Between passes, a row collects less than a block, and then all tokens of one more step.
             self._num_slots = config.cache.block_size + config.speculative.num_speculative_tokens + 1
-        self._state_bytes = self._num_features * self._dtype.itemsize
         with named_by_key():
-            self._context = devices.build_context(draft.model, draft.quantization, self._dtype, config)
+            self._context = devices.build_context(draft.model, draft.quantization, config)
+        self._state_bytes = self._num_features * self._context.dtype.itemsize
         layout = self._context.attention.kv_layout(draft.model.head_dim)
         self._spec = make_kv_cache_spec(draft.model, range(draft.model.num_layers), config.cache.block_size, layout)
 
@@ -87,7 +86,7 @@ class DraftBuilder:
         most_tokens, most_rows = limits.max_num_batched_tokens, limits.max_num_seqs
         kept = most_rows * (self._num_slots * self._state_bytes + self._own_blocks * sum(self._spec.bytes_per_block))
         stage = Stage.whole(model.num_layers)
-        size = activation_bytes(model, stage, limits, self._dtype.itemsize)
+        size = activation_bytes(model, stage, limits, self._context.dtype.itemsize)
         return size + kept + most_tokens * self._state_bytes
 
     def build(

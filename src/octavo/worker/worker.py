@@ -62,13 +62,12 @@ class Worker:
         self.config = config = with_computed_dtype(config, self.devices, place)
         is_expert_parallel = config.parallel.enable_expert_parallel
         self._part = sharded_config(config.model, place, is_expert_parallel=is_expert_parallel)
-        self._dtype: torch.dtype = getattr(torch, config.model.dtype)
-        context = self.devices.build_context(config.model, config.quantization, self._dtype, config)
+        context = self.devices.build_context(config.model, config.quantization, config)
         self._kernels, self._attention = context.kernels, context.attention
         if config.deterministic:
             unsure = [part.name for part in (self._kernels, self._attention) if not part.is_batch_invariant]
             if unsure:
-                where, which = self.devices.where(self._dtype), " and ".join(unsure)
+                where, which = self.devices.where(context.dtype), " and ".join(unsure)
                 limit = f"false: on {where}, bits may depend on the batch in {which}"
                 raise InvalidParameterError("deterministic", True, limit)
             logger.info("deterministic: so it is with %s and %s, always", self._kernels.name, self._attention.name)
@@ -103,7 +102,7 @@ class Worker:
     def profile(self) -> str:
         """Device, dtype, kernels and tensor-parallel size, in one word: everything that affects the last bits."""
         kernels = f"{self._kernels.name}-{self._context.schemes.name}".removesuffix("-")
-        names = [self.devices.device.type, str(self._dtype).removeprefix("torch."), kernels]
+        names = [self.devices.device.type, str(self._context.dtype).removeprefix("torch."), kernels]
         ranks = [f"tp{self.place.tp_size}"] if self.place.tp_size > 1 else []
         return "-".join([*names, self._attention.name, *ranks])
 
@@ -156,11 +155,12 @@ class Worker:
             prefill, decode = (self.devices.peak_bytes(steps.prefill), self.devices.peak_bytes(steps.decode))
             if prefill is not None and decode is not None:
                 return max(prefill, decode), graph_bytes(decode) if self._takes_graphs else 0
-        return activation_bytes(self._part, self._stage, self.config.scheduler, self._dtype.itemsize), 0
+        return activation_bytes(self._part, self._stage, self.config.scheduler, self._context.dtype.itemsize), 0
 
     def initialize_kv_cache(self, num_blocks: list[int]) -> None:
         """Allocate `num_blocks` KV blocks of each group, equal on all ranks, and build the runner that uses them."""
-        config, spec, model, states = self.config, self.kv_cache_spec, self.model, self._states
+        config, spec, context = self.config, self.kv_cache_spec, self._context
+        model, states = self.model, self._states
         assert states is not None, "call load_model first"
         with_scratch = [count + extra for count, extra in zip(num_blocks, self._scratch_blocks, strict=True)]
         kv_caches = allocate_kv_caches(spec, with_scratch, self.devices.device)
@@ -169,7 +169,7 @@ class Worker:
         rows = RequestRows(config, num_rows, states, self._transfers)
         drafter = None
         if self._draft is not None:
-            ranks = self._context.groups.tensor
+            ranks = context.groups.tensor
             drafter, more = self._draft.build(self._models[1], num_blocks, self._scratch_blocks, rows, ranks)
             self._kv_prefaults += more
         loads = ExpertLoads.of_model(model) if self.place.returns_output else None  # before steps are recorded
@@ -178,7 +178,7 @@ class Worker:
             limits = config.cache.block_size, config.scheduler.max_num_batched_tokens
             graph = StepGraph.capture(model, kv_caches, *limits)
         if not self._stage.is_whole:
-            links = StageLinks(self._context.groups.stages, config.model.hidden_size, self._dtype, self.devices.device)
+            links = StageLinks(context.groups.stages, config.model.hidden_size, context.dtype, context.device)
         graphs = self._decode_graphs(rows, kv_caches, num_blocks, loads)
         self._runner = RankModelRunner(
             model, kv_caches, rows, graph=graph, graphs=graphs, links=links, expert_loads=loads, drafter=drafter
