@@ -11,7 +11,7 @@ from tests.kernels.conftest import native
 from tests.kernels.levels import LEVELS
 from tests.marks import needs_populate
 
-from octavo.kernels.large_pages import LARGE_PAGE_BYTES, prefault, zeros_on_large_pages
+from octavo.kernels.large_pages import LARGE_PAGE_BYTES, SharedPages, prefault, zeros_on_large_pages
 
 
 def mapping_of(address: int) -> dict[str, list[str]]:
@@ -46,6 +46,20 @@ def test_zeros_of_any_size(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 @needs_linux
 def test_large_ones_are_asked_for_on_large_pages() -> None:
     assert "hg" in flags_of(zeros_on_large_pages((LARGE_PAGE_BYTES,), torch.uint8).data_ptr())
+
+
+@each("dtype", [torch.uint8, torch.bfloat16, torch.float32])
+def test_neighbors_share_pages_and_no_bytes(dtype: torch.dtype) -> None:
+    pages = SharedPages()
+    sizes = [3, 0, 1000, LARGE_PAGE_BYTES, 9 * LARGE_PAGE_BYTES // 4, 40 * LARGE_PAGE_BYTES // dtype.itemsize, 5]
+    tensors = [pages.zeros(size, dtype) for size in sizes * 3]
+    for number, tensor in enumerate(tensors):
+        assert not tensor.any()
+        tensor.fill_(number)
+    assert [len(tensor) for tensor in tensors] == sizes * 3
+    assert all(bool((tensor == number).all()) for number, tensor in enumerate(tensors))
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors)
+    assert tensors[0].untyped_storage().data_ptr() == tensors[2].untyped_storage().data_ptr()
 
 
 @needs_linux

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 LARGE_PAGE_BYTES = 1 << 21
+_SHARED_BYTES = 32 * LARGE_PAGE_BYTES  # mapped at once; what is never written costs no memory
+_LINE_BYTES = 64
 
 _MADV_POPULATE_WRITE = 23  # since Linux 5.14; Python's mmap has no name for it
 
@@ -29,6 +31,26 @@ def zeros_on_large_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
         pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(shape)
+
+
+class SharedPages:
+    """Memory for tensors that live as long as each other, such as a model's weights: neighbors share large pages.
+
+    Alone, a tensor of a few MB has small pages before its first large one and after its last.
+    """
+
+    def __init__(self) -> None:
+        self._pages, self._num_used = torch.empty(0, dtype=torch.uint8), 0
+
+    def zeros(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Return a tensor of zeros, aligned to cache lines. It keeps its neighbors' memory."""
+        num_bytes = size * dtype.itemsize
+        if num_bytes > _SHARED_BYTES // 2:
+            return zeros_on_large_pages((size,), dtype)
+        if self._num_used + num_bytes > len(self._pages):
+            self._pages, self._num_used = zeros_on_large_pages((_SHARED_BYTES,), torch.uint8), 0
+        start, self._num_used = self._num_used, self._num_used + -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
+        return self._pages[start : start + num_bytes].view(dtype)
 
 
 def prefault(tensor: Tensor, start: int, num_bytes: int) -> bool:

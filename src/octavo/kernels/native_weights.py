@@ -18,7 +18,7 @@ from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.blocks import BlockFormat, BlockWeight
-from octavo.kernels.large_pages import zeros_on_large_pages
+from octavo.kernels.large_pages import SharedPages
 from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, Weight, WeightFormat
 from octavo.kernels.types import LinearRole, PackedLinear
 
@@ -66,7 +66,7 @@ class WeightKind(ABC):
     def __init__(self, native: "_cpu.Kernels", dtype: torch.dtype) -> None:
         from octavo.kernels.cpu import _cpu
 
-        self.cpu, self.native, self.dtype = _cpu, native, dtype
+        self.cpu, self.native, self.dtype, self._pages = _cpu, native, dtype, SharedPages()
 
     def pack(self, weight: Weight, bias: Tensor | None, spec: LinearSpec) -> NativeLinear:
         """Convert weight [N, K] and bias [N] to the layout that all linear ops read."""
@@ -101,7 +101,7 @@ class DenseWeights(WeightKind):
     def fill(self, weight: Weight, spec: LinearSpec) -> dict[str, Tensor]:
         assert isinstance(weight, Tensor), "low-bit weights have a form"
         weight, sizes = weight.contiguous(), (spec.in_size, spec.out_size, spec.is_gated)
-        packed = zeros_on_large_pages((self.cpu.packed_size(*sizes),), self.dtype)
+        packed = self._pages.zeros(self.cpu.packed_size(*sizes), self.dtype)
         self.native.pack_linear(weight.data_ptr(), *sizes, packed.data_ptr())
         return {"weight": packed}
 
@@ -117,7 +117,7 @@ class IntegerWeights(WeightKind):
     def fill(self, weight: Weight, spec: LinearSpec) -> dict[str, Tensor]:
         assert not isinstance(weight, BlockWeight), "blocks are never converted to another form"
         integers = self.describe(spec)
-        packed = zeros_on_large_pages((integers.packed_size,), torch.uint8)
+        packed = self._pages.zeros(integers.packed_size, torch.uint8)
         has_offsets = isinstance(weight, QuantizedWeight) and weight.offsets is not None
         scales = torch.empty(1 + has_offsets, integers.scales_size)  # and offsets, in the order of the panels' outputs
         addresses = packed.data_ptr(), scales[0].data_ptr(), scales[1].data_ptr() if has_offsets else NO_ADDRESS
@@ -164,7 +164,7 @@ class BlockWeights(WeightKind):
         if not spec.is_gated and not is_in_strips:  # else the bytes are the same, without a copy
             weight = weight.joined()
         blocks = self._describe(weight.format, spec)
-        packed = zeros_on_large_pages((blocks.packed_size,), torch.uint8)
+        packed = self._pages.zeros(blocks.packed_size, torch.uint8)
         parts = [rows.contiguous() for rows in weight.parts]
         self.native.pack_blocks(blocks, [rows.data_ptr() for rows in parts], packed.data_ptr())
         return {"weight": packed}
