@@ -18,21 +18,25 @@ from benchmarks.peers.cells import Arrivals, Capacity, vocabulary
 from benchmarks.peers.registry import MISTRAL_RS_FORMS
 from benchmarks.peers.runner import run
 
+TOKENIZER, TEMPLATE = "tokenizer.json", "template.jinja"
+
 
 class MistralRs:
     """A model and its own threads, fed from as many threads of Python as there are requests."""
 
     def __init__(self, model: Path, precision: str, capacity: Capacity, threads: int) -> None:
         os.environ["RAYON_NUM_THREADS"] = str(threads)  # read when its first product is computed
-        tokenizer, template = write_tokenizer(model)
+        folder = make_folder(model, precision)
         file = Which.GGUF(
-            quantized_model_id=str(model), quantized_filename=f"{precision}.gguf", tokenizer_json=str(tokenizer)
+            quantized_model_id=str(folder),
+            quantized_filename=f"{precision}.gguf",
+            tokenizer_json=str(folder / TOKENIZER),
         )
         self._runner = Runner(
             which=file,
             max_seqs=capacity.num_requests,
             prefix_cache_n=0,
-            jinja_explicit=str(template),
+            jinja_explicit=str(folder / TEMPLATE),
             token_source="none",
         )
 
@@ -62,18 +66,21 @@ class MistralRs:
         return times
 
 
-def write_tokenizer(model: Path) -> tuple[Path, Path]:
-    """Write a tokenizer of words, as many as the model has tokens, and a template; return their paths."""
+def make_folder(model: Path, precision: str) -> Path:
+    """Return a folder of the file alone, as it would misread config.json, with a tokenizer of words and a template."""
+    folder = model / "mistral.rs"
+    folder.mkdir(exist_ok=True)
+    if not (folder / f"{precision}.gguf").exists():
+        (folder / f"{precision}.gguf").symlink_to((model / f"{precision}.gguf").resolve())
     tokens = vocabulary(json.loads((model / "config.json").read_text())["vocab_size"])
     words = {"type": "WordLevel", "vocab": {token: index for index, token in enumerate(tokens)}, "unk_token": tokens[0]}
     nothing = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
     decoder = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     parts = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}}
     parts |= {"model": words, "decoder": decoder}
-    tokenizer, template = model / "mistral.rs-tokenizer.json", model / "mistral.rs-template.jinja"
-    tokenizer.write_text(json.dumps(parts | nothing))
-    template.write_text("{{ messages[0]['content'] }}")
-    return tokenizer, template
+    (folder / TOKENIZER).write_text(json.dumps(parts | nothing))
+    (folder / TEMPLATE).write_text("{{ messages[0]['content'] }}")
+    return folder
 
 
 if __name__ == "__main__":
