@@ -41,6 +41,8 @@ class Transfers:
 
         With a queue, this is one asynchronous copy: contiguous one-dimensional arrays are packed, word-aligned.
         """
+        if self._is_host:
+            return list(map(torch.from_numpy, arrays))
         if self.queue is None:
             return [torch.from_numpy(array).to(self.device) for array in arrays]
         ends = np.cumsum([-(-array.nbytes // _WORD_BYTES) * _WORD_BYTES for array in arrays])
