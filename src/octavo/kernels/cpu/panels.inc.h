@@ -2,6 +2,7 @@
 // tiles.inc.h.
 
 constexpr std::int64_t kPanelOutputs = 32;
+constexpr std::int64_t kInputsAhead = 256;  // prefetched while a panel is packed: its rows are too many streams for the hardware
 
 // 32 inputs of an output, `count` of them there, into its column of a tile: neighbors that a tile keeps together are one store.
 static inline void put_inputs(const Element* from, std::int64_t count, Element* column) {
@@ -23,6 +24,7 @@ static inline void pack_panel(const PackArgs& args, std::int64_t panel) {
         const std::int64_t row = args.is_gated && tile == 1 ? args.out_size + output : output;
         const Element* from = static_cast<const Element*>(args.weight) + row * args.in_size + k * 32;
         const std::int64_t count = output < args.out_size ? smaller(32, args.in_size - k * 32) : 0;
+        __builtin_prefetch(from + kInputsAhead);
         put_inputs(from, count, to + right_index(tile, column, 0));
       }
     }
