@@ -5,9 +5,10 @@
 
 For each position: the Kullback-Leibler divergence of the quantized model's next token from that of float32, in nats,
 and how often both find the same token likeliest. On the demo model the positions are answers that were held out of its
-training. On any other, a real one say, they are those of the bundled texts; `--dither` takes the weights of a GGUF file
-off their grid first. `--beside` adds checkpoints of the same model in other forms, such as those of `octavo convert
---quantize`; where weights are dithered, these are to be made of `--write-dithered FOLDER`, which does nothing else.
+training. On any other, a real one say, they are those of the bundled texts, kind by kind; `--dither` takes the weights
+of a GGUF file off their grid first. `--beside` adds checkpoints of the same model in other forms, such as those of
+`octavo convert --quantize`; where weights are dithered, these are to be made of `--write-dithered FOLDER`, which does
+nothing else.
 
 On the demo model also llama.cpp's forms of the same weights where `benchmarks.peers.install llama.cpp` has been: its
 bf16 row shows what another engine's rounding alone comes to. llama.cpp's K forms need rows of a multiple of 256, which
@@ -22,10 +23,12 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +36,7 @@ from tests.models.paged import CPU, DTYPES, PagedRunner
 
 from benchmarks.peers.environment import environment
 from benchmarks.peers.registry import LLAMA_CPP, ROOT, PeerMissingError
-from benchmarks.quality_texts import DitheredGgufLoader, Sample, bundled_texts, demo_answers, write_dithered
+from benchmarks.quality_texts import KINDS, DitheredGgufLoader, Sample, bundled_texts, demo_answers, write_dithered
 from octavo.attention.selector import select_attention
 from octavo.config.engine import KVCacheDType, LoadConfig
 from octavo.config.hf import read_model_config
@@ -104,23 +107,23 @@ class Subject:
             config, context
         )
 
-    def forms(self, has_all_forms: bool) -> Iterator[tuple[str, CausalLM]]:
+    def forms(self, has_all_forms: bool) -> Iterator[tuple[str, Callable[[], CausalLM]]]:
         """Yield what Octavo makes of the weights, keys and values; with `has_all_forms`, sizes it does not offer too.
 
-        Raises:
-            InvalidParameterError: without the C++ kernels there are no weights in integers.
+        Loading raises InvalidParameterError: without the C++ kernels there are no weights in integers.
         """
-        yield "bf16", self.load()
+        yield "bf16", self.load
         if self.has_blocks and not self.is_dithered:
-            yield "the GGUF file's blocks", self.load(in_blocks=True)
+            yield "the GGUF file's blocks", partial(self.load, in_blocks=True)
         for name in ("int8", "int4"):
-            yield name, self.load(quantization=get_quantization(name))
-        yield "bf16, keys and values int8", self.load(kv_cache_dtype="int8")
+            yield name, partial(self.load, quantization=get_quantization(name))
+        yield "bf16, keys and values int8", partial(self.load, kv_cache_dtype="int8")
         for name in ("int8", "int4"):
-            yield f"{name}, keys and values int8", self.load("bfloat16", get_quantization(name), "int8")
+            yield f"{name}, keys and values int8", partial(self.load, "bfloat16", get_quantization(name), "int8")
         if has_all_forms:
             for name, (linear, logits) in FORMS.items():
-                yield f"form {name}", self.load(quantization=Quantization(name=name, linear=linear, logits=logits))
+                quantization = Quantization(name=name, linear=linear, logits=logits)
+                yield f"form {name}", partial(self.load, quantization=quantization)
 
 
 def llama_rows(samples: list[Sample]) -> Iterator[tuple[str, list[torch.Tensor]]]:
@@ -170,6 +173,8 @@ def main() -> None:
     parser.add_argument("--dither", action="store_true", help="move weights of a GGUF file off their grid")
     parser.add_argument("--count", type=int, default=40, help="questions of each task, for the demo model")
     parser.add_argument("--all-forms", action="store_true", help="group sizes that Octavo does not offer, too")
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS, help="of the bundled texts")
+    parser.add_argument("--forms", nargs="*", default=[], help="names of rows, such as int4; all by default")
     parser.add_argument("--out", type=Path, help="write the table as JSON")
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="checkpoints of the same model to measure")
     parser.add_argument("--write-dithered", type=Path, metavar="FOLDER", help="write the dithered model, and no more")
@@ -178,27 +183,45 @@ def main() -> None:
         write_dithered(options.model, options.write_dithered)
         return
     is_demo = options.model == "demo"
-    samples = list(demo_answers(options.count) if is_demo else bundled_texts(options.model))
+    kinds = {"answers": list(demo_answers(options.count))} if is_demo else {}
+    kinds = kinds or {kind: list(bundled_texts(options.model, kind)) for kind in options.kinds}
+    samples = list(chain.from_iterable(kinds.values()))
     subject = Subject(options.model, options.dither)
     plain = subject.load("float32")
     expected = [log_probabilities(plain, sample) for sample in samples]
-    report = {}
-    print("| weights | KL divergence, nats | same likeliest token | perplexity |\n| --- | --- | --- | --- |")
-    print(f"| float32 | | | {perplexity(expected, samples):.2f} |", flush=True)
-    beside = ((folder.name, subject.load_beside(folder)) for folder in options.beside)
-    for name, found in rows(subject, samples, chain(subject.forms(options.all_forms), beside)):
+    report: dict[str, Any] = {}
+    header = "".join(f" | {kind}" for kind in kinds)
+    print(
+        f"| weights | KL divergence, nats{header} | same likeliest token | perplexity |\n|{' --- |' * (4 + len(kinds))}"
+    )
+    print(f"| float32 | {'| ' * len(kinds)}| | {perplexity(expected, samples):.2f} |", flush=True)
+    forms = {name: load for name, load in subject.forms(options.all_forms) if name in (options.forms or [name])}
+    forms |= {folder.name: partial(subject.load_beside, folder) for folder in options.beside}
+    for name, found in rows(subject, samples, forms):
         report[name] = compare(expected, found) | {"perplexity": perplexity(found, samples)}
-        row = report[name]
-        print(f"| {name} | {row['kl']:.5f} | {row['agreement']:.2%} | {row['perplexity']:.2f} |", flush=True)
+        report[name]["kl by kind"] = dict(zip(kinds, divergences_of(kinds, expected, found), strict=True))
+        row, by_kind = report[name], "".join(f" | {kl:.5f}" for kl in report[name]["kl by kind"].values())
+        print(f"| {name} | {row['kl']:.5f}{by_kind} | {row['agreement']:.2%} | {row['perplexity']:.2f} |", flush=True)
     if options.out:
         options.out.write_text(json.dumps(report, indent=2) + "\n")
 
 
+def divergences_of(
+    kinds: Mapping[str, list[Sample]], expected: list[torch.Tensor], found: list[torch.Tensor]
+) -> Iterator[float]:
+    """Yield the mean divergence over the positions of each kind."""
+    start = 0
+    for samples in kinds.values():
+        part = slice(start, start := start + len(samples))
+        yield compare(expected[part], found[part])["kl"]
+
+
 def rows(
-    subject: Subject, samples: list[Sample], forms: Iterable[tuple[str, CausalLM]]
+    subject: Subject, samples: list[Sample], forms: Mapping[str, Callable[[], CausalLM]]
 ) -> Iterator[tuple[str, list[torch.Tensor]]]:
     """Yield the name of each form, and what it expects in each sample."""
-    for name, model in forms:
+    for name, load in forms.items():
+        model = load()
         yield name, [log_probabilities(model, sample) for sample in samples]
     if subject.name != "demo":
         return

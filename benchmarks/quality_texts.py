@@ -19,7 +19,9 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.worker.memory import empty_model
 
 SEED = 2026
-TEXTS = Path(__file__).parent / "texts" / "quality.txt"  # prose, code, languages, tables: about 2,300 tokens
+TEXTS = Path(__file__).parent / "texts"
+# "mixed": prose, code, languages, tables, 2,300 of SmolLM2's tokens; all others together: 4,800.
+KINDS = ("mixed", "news", "dialogue", "code", "russian", "chinese")
 _BETWEEN = "\n-----\n"
 _MAX_DITHERED_BYTES = 28  # of a block of 32: forms of up to 6 bits; finer grids are no help to int8 either
 
@@ -28,10 +30,10 @@ Sample = tuple[
 ]  # tokens, and how many of them are given: positions before the last of these do not count
 
 
-def bundled_texts(model: str) -> Iterator[Sample]:
-    """Yield the bundled texts in a model's tokens; every position counts but the first, which nothing is known of."""
+def bundled_texts(model: str, kind: str) -> Iterator[Sample]:
+    """Yield the bundled texts of a kind in a model's tokens; all positions count but the first, which is given."""
     tokenizer = Tokenizer.from_path(resolve_model(model))
-    for text in TEXTS.read_text(encoding="utf-8").split(_BETWEEN):
+    for text in (TEXTS / f"{kind}.txt").read_text(encoding="utf-8").split(_BETWEEN):
         yield tokenizer.encode(text, add_special_tokens=False), 1
 
 

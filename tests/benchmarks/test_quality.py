@@ -39,7 +39,7 @@ def _weights_are_dithered_once() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
-    return [next(bundled_texts("smollm2"))]  # prose, 288 positions
+    return [next(bundled_texts("smollm2", "mixed"))]  # prose, 288 positions
 
 
 @pytest.fixture(scope="module")

@@ -149,6 +149,7 @@ class IntegerWeights(WeightKind):
             in_size=spec.in_size,
             out_size=spec.out_size,
             is_gated=spec.is_gated,
+            is_logits_head=spec.role == "logits",
         )
 
 

@@ -179,7 +179,7 @@ def rotated(x: Tensor, rotation: Rotation) -> Tensor:
     mixed, rest = x[..., :size], x[..., size:]
     step = 1
     while step < ROTATION_BLOCK:
-        mixed, step = _sums_and_differences(mixed, step), step * 2
+        mixed, step = sums_and_differences(mixed, step), step * 2
     mixed = mixed / ROTATION_BLOCK**0.5
     if rotation == "row" and size > 0:
         mixed = _mix_blocks(mixed)
@@ -200,7 +200,7 @@ def _mix_blocks(x: Tensor) -> Tensor:
     size, step = x.shape[-1], ROTATION_BLOCK
     mixed = x
     while size // step % 2 == 0:
-        mixed, step = _sums_and_differences(mixed, step), step * 2
+        mixed, step = sums_and_differences(mixed, step), step * 2
     while size // step % 3 == 0:
         thirds = mixed.reshape(*x.shape[:-1], -1, 3, step).unbind(-2)  # [..., K / (3 * step), step] each
         twice = thirds[0] + thirds[1] + thirds[2]
@@ -209,6 +209,7 @@ def _mix_blocks(x: Tensor) -> Tensor:
     return mixed * mixing_scale(size)
 
 
-def _sums_and_differences(x: Tensor, step: int) -> Tensor:
+def sums_and_differences(x: Tensor, step: int) -> Tensor:
+    """Replace x[..., k] and x[..., k + step], for each k without that bit, by their sum and difference."""
     first, second = x.reshape(*x.shape[:-1], -1, 2, step).unbind(-2)  # [..., K / (2 * step), step] each
     return torch.stack((first + second, first - second), dim=-2).flatten(-3)

@@ -103,6 +103,7 @@ class Integers:
         in_size: int,
         out_size: int,
         is_gated: bool,
+        is_logits_head: bool,
     ) -> None: ...
     @property
     def packed_size(self) -> int: ...

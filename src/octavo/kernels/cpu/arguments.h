@@ -81,7 +81,7 @@ inline RowsArgs make_fused_rows(std::uintptr_t x, std::int64_t rows, std::int64_
 }
 
 inline PackIntegersArgs make_integers(int bits, std::int64_t group_size, bool is_two_level, bool is_rotated, bool mixes_blocks,
-                                      std::int64_t in_size, std::int64_t out_size, bool is_gated) {
+                                      std::int64_t in_size, std::int64_t out_size, bool is_gated, bool is_logits_head) {
   const bool is_known = (bits == 8 || bits == 4) && (group_size == 0 || group_size == 32 || group_size == 64 || group_size == 128);
   if (!is_known) throw std::invalid_argument("integers have 8 or 4 bits and groups of 32, 64, 128 or 0 (all of k)");
   if (is_two_level && (bits != 4 || group_size != 0)) throw std::invalid_argument("two-level integers have 4 bits and one scale");
@@ -90,7 +90,7 @@ inline PackIntegersArgs make_integers(int bits, std::int64_t group_size, bool is
   PackIntegersArgs args = {};
   args.form.bits = bits, args.form.group_size = group_size, args.form.is_two_level = is_two_level;
   args.form.is_rotated = is_rotated, args.form.mixes_blocks = mixes_blocks;
-  args.in_size = in_size, args.out_size = out_size, args.is_gated = is_gated;
+  args.in_size = in_size, args.out_size = out_size, args.is_gated = is_gated, args.is_logits_head = is_logits_head;
   return args;
 }
 

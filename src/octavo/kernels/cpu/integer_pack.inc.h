@@ -87,38 +87,6 @@ static inline float quantize_group(const float* values, std::int64_t count, int 
   return scale;
 }
 
-// The squared error of a group of 32 as two-level integers with one multiplier. `values` are in steps of 8
-// bits; the integers go to `to`.
-static inline float nest_group(const float* values, std::int32_t multiplier, i32x16* to) {
-  const float inverse = 8.0f / static_cast<float>(multiplier);
-  f32x16 sum = splat(0.0f);
-  for (int half = 0; half < 2; ++half) {
-    const f32x16 value = load_f32(values + half * 16);
-    to[half] = convert<i32x16>(bounded(round_to_integers(value * inverse), -8.0f, 7.0f));
-    const f32x16 error = value - convert<f32x16>((to[half] * multiplier + 4) >> 3);
-    sum += error * error;
-  }
-  return sum_of_lanes(sum);
-}
-
-// The multiplier of a group of 32, chosen like `best_scale`.
-static inline std::int8_t quantize_two_level_group(const float* values, std::int8_t* to) {
-  const float extreme = farthest_from_zero(values, kTwoLevelGroup);
-  i32x16 best[2] = {}, found[2];
-  std::int32_t multiplier = 0;
-  float least = __builtin_inff();
-  for (const float reach : {8.0f, 6.5f, 7.0f, 7.5f, 8.5f, 9.0f, 9.5f, 10.0f}) {
-    const float wanted = extreme * -8.0f / reach, magnitude = __builtin_fabsf(wanted) + 0.5f;
-    const std::int32_t rounded = static_cast<std::int32_t>(magnitude < 127.0f ? magnitude : 127.0f);
-    const std::int32_t candidate = wanted < 0.0f ? -rounded : rounded;
-    if (candidate == 0) continue;  // the whole group is negligible next to the output's largest weight
-    const float error = nest_group(values, candidate, found);
-    if (error < least) least = error, multiplier = candidate, best[0] = found[0], best[1] = found[1];
-  }
-  for (int i = 0; i < 32; ++i) to[i] = static_cast<std::int8_t>(best[i / 16][i % 16]);
-  return static_cast<std::int8_t>(multiplier);
-}
-
 // One output [K] in floats, rotated if its form is, with zeros up to `wide_size`.
 static inline void widen_output(const bf16* from, const PackIntegersArgs& args, float* wide) {
   for (std::int64_t k = 0; k < wide_size(args); k += kTileK) {
@@ -133,51 +101,45 @@ static inline void widen_output(const bf16* from, const PackIntegersArgs& args, 
   if (args.form.mixes_blocks) mix_blocks(wide, args.in_size);
 }
 
-// One output [K] as two-level integers, from `widen_output`.
-static inline void quantize_two_level_output(std::int64_t in_size, float* wide, std::int8_t* values, std::int8_t* multipliers,
-                                          float* scale) {
-  const float largest = __builtin_fabsf(farthest_from_zero(wide, in_size));
-  const bool vanishes = largest < 1e-30f;
-  *scale = vanishes ? 0.0f : largest / 127.0f;
-  const float inverse = vanishes ? 0.0f : 127.0f / largest;
-  for (std::int64_t i = 0; i < in_size; i += kTwoLevelGroup) {
-    std::int8_t group[kTwoLevelGroup];
-    for (std::int64_t half = 0; half < kTwoLevelGroup; half += 16) store_f32(wide + i + half, load_f32(wide + i + half) * inverse);
-    multipliers[i / kTwoLevelGroup] = quantize_two_level_group(wide + i, group);
-    __builtin_memcpy(values + i, group, static_cast<std::size_t>(smaller(kTwoLevelGroup, in_size - i)));
-  }
-}
+#include "integer_rounding.inc.h"
 
-// Where one output's integers go.
-struct OutputIntegers {
-  std::int8_t *values, *multipliers;
-  float* scales;
-};
-
-// One output [K]: its integers, and a scale for each group. `wide` has room for `wide_size`.
-static inline void quantize_output(const bf16* from, const PackIntegersArgs& args, float* wide, const OutputIntegers& to) {
-  widen_output(from, args, wide);
-  if (args.form.is_two_level)
-    return quantize_two_level_output(args.in_size, wide, to.values, to.multipliers, to.scales);
+// Outputs [K], at most 16: their integers, and a scale for each group. `wide` has room for `wide_size` floats of each.
+static inline void quantize_outputs(const PackIntegersArgs& args, std::int64_t row, std::int64_t count, const float* feedback,
+                                    float* wide, const OutputIntegers& to) {
+  const std::int64_t groups = num_groups(args.form, args.in_size);
   const std::int64_t group_size = args.form.group_size ? args.form.group_size : args.in_size;
-  for (std::int64_t first = 0; first < args.in_size; first += group_size) {
-    const std::int64_t count = smaller(group_size, args.in_size - first);
-    to.scales[first / group_size] = quantize_group(wide + first, count, args.form.bits, to.values + first);
+  for (std::int64_t lane = 0; lane < count; ++lane) {
+    float* values = wide + lane * wide_size(args);
+    widen_output(args.weight + (row + lane) * args.in_size, args, values);
+    if (args.form.is_two_level) continue;
+    for (std::int64_t group = 0; group < groups; ++group) {
+      const std::int64_t first = group * group_size, size = smaller(group_size, args.in_size - first);
+      to.scales[lane * groups + group] = quantize_group(values + first, size, args.form.bits, to.values + lane * args.in_size + first);
+    }
   }
+  if (args.form.is_two_level) round_outputs(args, count, wide, feedback, to);
 }
 
-static inline OutputIntegers integers_of(const PackIntegersArgs& args, std::int64_t row, std::int64_t groups) {
-  std::int8_t* multipliers = args.form.is_two_level ? args.multipliers + row * ceil_div(args.in_size, kTwoLevelGroup) : nullptr;
-  return {args.values + row * args.in_size, multipliers, args.scales + row * groups};
+static inline OutputIntegers integers_of(const PackIntegersArgs& args, const OutputIntegers& all, std::int64_t row) {
+  std::int8_t* multipliers = args.form.is_two_level ? all.multipliers + row * ceil_div(args.in_size, kTwoLevelGroup) : nullptr;
+  return {all.values + row * args.in_size, multipliers, all.scales + row * num_groups(args.form, args.in_size)};
+}
+
+static inline const float* feedback_of(const PackIntegersArgs& args, Pool& pool) {
+  return args.weight && args.form.is_two_level && args.form.is_rotated ? error_feedback(args, pool) : nullptr;
 }
 
 static void quantize(const PackIntegersArgs& args, Pool& pool) {
-  const std::int64_t groups = num_groups(args.form, args.in_size), num_rows = args.out_size * (args.is_gated ? 2 : 1);
-  const std::int64_t together = ceil_div(num_rows, 1024);
+  const std::int64_t num_rows = args.out_size * (args.is_gated ? 2 : 1), size = wide_size(args) * kStrip;
+  const std::int64_t together = ceil_div(num_rows, 1024 * kStrip) * kStrip;
+  const float* feedback = feedback_of(args, pool);
   pool.run(ceil_div(num_rows, together), [&](std::int64_t chunk) {
-    float* wide = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(wide_size(args)) * sizeof(float)));
-    for (std::int64_t row = chunk * together; row < smaller(num_rows, (chunk + 1) * together); ++row)
-      quantize_output(args.weight + row * args.in_size, args, wide, integers_of(args, row, groups));
+    float* wide = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(size) * sizeof(float)));
+    const std::int64_t stop = smaller(num_rows, (chunk + 1) * together);
+    for (std::int64_t row = chunk * together; row < stop; row += kStrip) {
+      const OutputIntegers to = integers_of(args, {args.values, args.multipliers, args.scales}, row);
+      quantize_outputs(args, row, smaller(kStrip, stop - row), feedback, wide, to);
+    }
   });
 }
 
@@ -213,7 +175,7 @@ static inline void put_output(const PackIntegersArgs& args, std::uint8_t* panel,
   }
 }
 
-// Room for one output while it is quantized.
+// Room for 16 outputs while they are quantized.
 struct OutputScratch {
   float* wide;
   OutputIntegers integers;
@@ -222,38 +184,44 @@ struct OutputScratch {
 static inline OutputScratch make_output_scratch(const PackIntegersArgs& args) {
   const std::int64_t groups = num_groups(args.form, args.in_size);
   const std::int64_t num_multipliers = ceil_div(args.in_size, kTwoLevelGroup);
-  float* wide = static_cast<float*>(
-      thread_scratch().bytes(static_cast<std::size_t>((wide_size(args) + groups) * 4 + args.in_size + num_multipliers)));
-  float* scales = wide + wide_size(args);
-  std::int8_t* values = reinterpret_cast<std::int8_t*>(scales + groups);
-  return {wide, {values, values + args.in_size, scales}};
+  const std::int64_t bytes_each = (wide_size(args) + groups) * 4 + args.in_size + num_multipliers;
+  float* wide = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(bytes_each * kStrip)));
+  float* scales = wide + wide_size(args) * kStrip;
+  std::int8_t* values = reinterpret_cast<std::int8_t*>(scales + groups * kStrip);
+  return {wide, {values, values + args.in_size * kStrip, scales}};
 }
 
-static inline void pack_integer_panel(const PackIntegersArgs& args, std::int64_t panel, const OutputScratch& scratch) {
-  const std::int64_t groups = num_groups(args.form, args.in_size), size = panel_bytes(args.form, args.in_size);
-  std::uint8_t* to = args.packed + panel * size;
-  __builtin_memset(to, args.form.bits == 8 || args.form.is_two_level ? 0 : 0x88, static_cast<std::size_t>(size));
-  for (std::int64_t column = 0; column < 32; ++column) {
-    // A gated panel: 16 gates, then the ups that belong to them.
-    const std::int64_t output = args.is_gated ? panel * 16 + column % 16 : panel * 32 + column;
-    const std::int64_t row = args.is_gated && column >= 16 ? args.out_size + output : output;
-    const bool is_there = output < args.out_size;
-    const OutputIntegers integers = args.weight ? scratch.integers : integers_of(args, row, groups);
-    if (is_there && args.weight) quantize_output(args.weight + row * args.in_size, args, scratch.wide, integers);
-    if (is_there) put_output(args, to, column, integers);
+// A strip of 16 outputs of a panel; of a gated one, the second has the ups that belong to the gates of the first.
+static inline void pack_integer_strip(const PackIntegersArgs& args, std::int64_t panel, std::int64_t strip, const float* feedback,
+                                      const OutputScratch& scratch, std::uint8_t* to) {
+  const std::int64_t groups = num_groups(args.form, args.in_size);
+  const std::int64_t first = args.is_gated ? panel * kStrip : (panel * 2 + strip) * kStrip;
+  const std::int64_t row = args.is_gated ? strip * args.out_size + first : first;
+  const std::int64_t count = larger(0, smaller(kStrip, args.out_size - first));
+  if (args.weight && count) quantize_outputs(args, row, count, feedback, scratch.wide, scratch.integers);
+  for (std::int64_t lane = 0; lane < kStrip; ++lane) {
+    const bool is_there = lane < count;
+    const OutputIntegers integers = args.weight ? integers_of(args, scratch.integers, lane)
+                                                : integers_of(args, {args.values, args.multipliers, args.scales}, row + lane);
+    if (is_there) put_output(args, to, strip * kStrip + lane, integers);
     for (std::int64_t group = 0; group < groups; ++group) {
-      const std::int64_t at = (panel * groups + group) * 32 + column;
+      const std::int64_t at = (panel * groups + group) * 32 + strip * kStrip + lane;
       args.packed_scales[at] = is_there ? integers.scales[group] : 0.0f;
-      if (args.packed_offsets) args.packed_offsets[at] = is_there ? args.offsets[row * groups + group] : 0.0f;
+      if (args.packed_offsets) args.packed_offsets[at] = is_there ? args.offsets[(row + lane) * groups + group] : 0.0f;
     }
   }
 }
 
 static void pack_integers(const PackIntegersArgs& args, Pool& pool) {
   const std::int64_t num_panels = ceil_div(args.out_size, args.is_gated ? 16 : 32), together = ceil_div(num_panels, 1024);
+  const std::int64_t size = panel_bytes(args.form, args.in_size);
+  const float* feedback = feedback_of(args, pool);
   pool.run(ceil_div(num_panels, together), [&](std::int64_t chunk) {
     const OutputScratch scratch = make_output_scratch(args);
-    for (std::int64_t panel = chunk * together; panel < smaller(num_panels, (chunk + 1) * together); ++panel)
-      pack_integer_panel(args, panel, scratch);
+    for (std::int64_t panel = chunk * together; panel < smaller(num_panels, (chunk + 1) * together); ++panel) {
+      std::uint8_t* to = args.packed + panel * size;
+      __builtin_memset(to, args.form.bits == 8 || args.form.is_two_level ? 0 : 0x88, static_cast<std::size_t>(size));
+      for (std::int64_t strip = 0; strip < 2; ++strip) pack_integer_strip(args, panel, strip, feedback, scratch, to);
+    }
   });
 }

@@ -85,7 +85,7 @@ NB_MODULE(_cpu, m) {
       .def(nb::new_(&make_lora_slots), "down"_a, "up"_a, "ranks"_a, "count"_a, "max_rank"_a, "parts"_a);
   nb::class_<PackIntegersArgs>(m, "Integers")
       .def(nb::new_(&make_integers), "bits"_a, "group_size"_a, "is_two_level"_a, "is_rotated"_a, "mixes_blocks"_a, "in_size"_a,
-           "out_size"_a, "is_gated"_a)
+           "out_size"_a, "is_gated"_a, "is_logits_head"_a)
       .def_prop_ro("packed_size", &packed_integers_size)
       .def_prop_ro("scales_size", &packed_scales_size);
   nb::class_<PackBlocksArgs>(m, "Blocks")

@@ -160,6 +160,7 @@ struct PackIntegersArgs {
   std::uint8_t* packed;
   float* packed_scales;    // [panels][groups][32]
   float* packed_offsets;   // the same, or null
+  bool is_logits_head;     // error_feedback.cpp
 };
 
 // Rows of a GGUF file [N][bytes of a row].
@@ -293,6 +294,10 @@ std::int64_t packed_scales_size(const PackIntegersArgs& args);                  
 std::int64_t packed_blocks_size(const PackBlocksArgs& args);                           // bytes
 
 void pack_blocks(const PackBlocksArgs& args, Pool& pool);  // the same at every level: blocks.cpp
+
+// How errors of rounding `weight` are fed back from input to input of a block of 64: [K / 64][64][64], in the pool's scratch
+// memory. The same at every level.
+const float* error_feedback(const PackIntegersArgs& args, Pool& pool);
 
 extern const LayerOps float32_ops_portable;
 extern const Ops ops_portable;

@@ -58,7 +58,7 @@ class TritonKernels(Kernels):
             return super().pack_linear(weight, bias, role)
         assert isinstance(form, IntegerFormat | Float8Format), f"{self.name} does not compute with weights of {form}"
         assert isinstance(weight, Tensor), "blocks are never converted to another form"
-        return pack_low_bit(quantize(weight, form), bias)
+        return pack_low_bit(quantize(weight, form, is_logits_head=role == "logits"), bias)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         if isinstance(packed, LowBitLinear):
