@@ -51,8 +51,8 @@ def measured(model: CausalLM, expected: list[torch.Tensor], samples: list[Sample
     return compare(expected, [log_probabilities(model, sample) for sample in samples])
 
 
-# Without rotation: 0.05 and 0.7 nats. In benchmarks/results/ is what all of the texts come to.
-@pytest.mark.parametrize(("name", "most", "least_agreement"), [("int8", 0.010, 0.92), ("int4", 0.50, 0.58)])
+# Without rotation: 0.05 and 0.7 nats; int4 without feedback of errors 0.4. All texts: benchmarks/results/README.md.
+@pytest.mark.parametrize(("name", "most", "least_agreement"), [("int8", 0.010, 0.92), ("int4", 0.32, 0.64)])
 def test_few_bits_keep_the_model(
     name: str, most: float, least_agreement: float, expected: list[torch.Tensor], samples: list[Sample]
 ) -> None:
