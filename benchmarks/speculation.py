@@ -44,7 +44,7 @@ from octavo.inputs import Prompt
 from octavo.outputs import RequestOutput
 from octavo.speculative.drafters import RankDrafter
 
-SOURCE = (Path(__file__).parents[1] / "src/octavo/scheduler/budget.py").read_text()
+SOURCE = (Path(__file__).parent / "texts/budget.txt").read_text(encoding="utf-8")  # a module, as it once was
 ARTICLE = (
     "The city council met on Tuesday to discuss the new bridge over the river. The bridge, which will cost forty "
     "million dollars, is planned to open in the spring of next year. Mayor Helen Ortiz said that the bridge will cut "
