@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from difflib import get_close_matches
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 from octavo.demo import demo_adapter_path, demo_model_path, demo_vl_model_path
@@ -122,6 +121,8 @@ def _choose_gguf(names: Iterable[str], tag: str | None, where: str) -> list[str]
 
 
 def _packaged_file(package: str) -> Path:
+    from importlib.metadata import PackageNotFoundError, files  # a tenth of what a rank imports, and rarely needed
+
     with suppress(PackageNotFoundError):
         for file in files(package) or []:
             if file.suffix == ".gguf":
