@@ -16,6 +16,7 @@ from tests.order import place, unit
 # tiny, and where other programs want the cores too, waiting for a second one made the suite six times slower. Tests
 # that are about threads set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # no spinning on cores that another process of tests could use
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 

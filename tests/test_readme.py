@@ -2,7 +2,8 @@
 
 `python` and `sh` blocks run here, `py` in tests/clients, where there is a client; what is indented is for `make` and
 pip. Only the server's address is replaced, as port 8000 may be taken. Outside of full breadth what needs no server runs
-in the tests' process: a dozen processes would take 25 CPU seconds to import torch.
+in the tests' process, and engines of `AsyncLLM` have a fake model: a dozen processes would take 25 CPU seconds to
+import torch.
 """
 
 import os
@@ -14,10 +15,12 @@ from pathlib import Path
 
 import pytest
 from tests.breadth import pick
+from tests.fakes import CORE
 from tests.server.http_server import HttpServer
 from typer.testing import CliRunner
 
 from octavo.cli.main import app
+from octavo.engine.process_client import ProcessClient
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 ADDRESS = "http://127.0.0.1:8000"
@@ -70,6 +73,7 @@ def test_python_runs(
         subprocess.run([sys.executable, "-c", programs[number]], check=True, cwd=tmp_path)
     else:
         monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(ProcessClient, "command", CORE)
         exec(compile(programs[number], "README", "exec"), {"__name__": "__main__"})
     assert ("Octavo is -> " in capfd.readouterr().out) == (number == 0)
 

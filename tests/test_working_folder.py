@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.breadth import pick
 
 from octavo import LLM, SamplingParams, StructuredOutput
+from octavo.config.args import EngineArgs
+from octavo.executor.multiproc import MultiprocExecutor
 from octavo.structured.checker import StructuredOutputChecker
 from octavo.working_folder import child_command, child_environment
 
@@ -28,12 +31,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_children(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "."]))
     choice = StructuredOutput(choice=["left", "right"])
-    with LLM("demo", engine_process=True, tensor_parallel_size=2, num_kv_blocks=64) as llm:
+    ranks = pick({}, {"tensor_parallel_size": 2})  # by default below, without a model: each would import torch
+    with LLM("demo", engine_process=True, num_kv_blocks=64, **ranks) as llm:
         [output] = llm.generate("Go", SamplingParams(max_tokens=8, structured_output=choice), use_tqdm=False)
     assert output.outputs[0].text in ("left", "right")
     checker = StructuredOutputChecker()  # the server's
     checker.check(choice)
     checker.close()
+    executor = MultiprocExecutor(EngineArgs(tensor_parallel_size=2).resolve(), "octavo.testing:FakeRank")
+    executor.start()
+    executor.exit()
     assert not (folder / "ran").exists()
 
 

@@ -84,6 +84,7 @@ FEATURES = [
     ALL,
 ]
 SHORT_SPANS = replace(FEATURES[-2], spans=SPANS[:2])
+NO_ROTARY = replace(SHORT_SPANS, num_pairs=0, has_norms=True)
 SHAPE = Shape(num_heads=6, num_kv_heads=2, head_dim=40, block_size=32)
 SHAPES = [SHAPE, replace(SHAPE, block_size=48), replace(SHAPE, head_dim=128), replace(SHAPE, num_heads=40)]
 BACKENDS = [("tiled", torch.float32), ("sdpa", torch.float32), ("sdpa", torch.bfloat16)]
@@ -148,11 +149,14 @@ def in_chunks(pool: Pool, sequence: Sequence, stops: list[int], features: Featur
 def test_as_defined_and_the_same_bits_in_chunks(
     backend: tuple[str, torch.dtype], features: Features, shape: Shape
 ) -> None:
+    """By default torch's tiles, which are slow, take a third of the length: more than two tiles of theirs."""
     name, dtype = backend
-    check(Pool(name, replace(shape, dtype=dtype), rubbish=float("nan")), LENGTH, features)
+    length = pick(160, LENGTH) if name == "tiled" else LENGTH
+    spans = tuple((start, min(end, length - 42)) for start, end in features.spans)
+    check(Pool(name, replace(shape, dtype=dtype), rubbish=float("nan")), length, replace(features, spans=spans))
 
 
-@each("features", pick([FEATURES[7], SHORT_SPANS, ALL], [*FEATURES[:-3], SHORT_SPANS, ALL]))
+@each("features", pick([NO_ROTARY, ALL], [*FEATURES[:-3], SHORT_SPANS, ALL]))
 def test_triton(features: Features) -> None:
     interpreter = pytest.importorskip("octavo.kernels.triton.interpreter")
     from triton import knobs

@@ -41,7 +41,11 @@ def plain(backend: tuple[str, torch.dtype]) -> Shape:
     return Shape(dtype=backend[1])
 
 
-@pytest.fixture(params=SHAPES, ids=lambda shape: f"{shape.num_heads}/{shape.num_kv_heads}x{shape.head_dim}")
+def name_of(shape: Shape) -> str:
+    return f"{shape.num_heads}/{shape.num_kv_heads}x{shape.head_dim}"
+
+
+@pytest.fixture(params=SHAPES, ids=name_of)
 def shape(request: pytest.FixtureRequest, backend: tuple[str, torch.dtype]) -> Shape:
     shape: Shape = request.param
     return replace(shape, dtype=backend[1])
@@ -53,6 +57,19 @@ def sliding_window(request: pytest.FixtureRequest) -> int | None:
     return window
 
 
+@pytest.fixture(
+    params=pick(
+        [(SHAPES[0], None), (SHAPES[0], 40), (SHAPES[1], 40), (SHAPES[2], None), (SHAPES[3], 40)],
+        [(shape, window) for shape in SHAPES for window in (None, 40)],
+    ),
+    ids=lambda both: f"{name_of(both[0])}-{both[1]}",
+)
+def layer(request: pytest.FixtureRequest, backend: tuple[str, torch.dtype]) -> tuple[Shape, int | None]:
+    """A shape, and a sliding window."""
+    shape, window = request.param
+    return replace(shape, dtype=backend[1]), window
+
+
 @lru_cache(maxsize=64)
 def alone(name: str, shape: Shape, sliding_window: int | None, seed: int = 1, length: int = LENGTH) -> torch.Tensor:
     """Return the request computed in one step by itself, [length, H, D]."""
@@ -62,7 +79,8 @@ def alone(name: str, shape: Shape, sliding_window: int | None, seed: int = 1, le
 
 
 @each("chunk", pick([1, 31, 64], [1, 2, 7, 31, 64, 65, 149]))
-def test_chunked_is_whole(name: str, shape: Shape, sliding_window: int | None, chunk: int) -> None:
+def test_chunked_is_whole(name: str, layer: tuple[Shape, int | None], chunk: int) -> None:
+    shape, sliding_window = layer
     pool, length = Pool(name, shape), min(LENGTH, chunk * pick(35, LENGTH))
     sequence = pool.sequence(LENGTH, seed=1)
     results = [
@@ -72,8 +90,9 @@ def test_chunked_is_whole(name: str, shape: Shape, sliding_window: int | None, c
     assert torch.equal(torch.cat(results), alone(name, shape, sliding_window)[:length])
 
 
-def test_among_strangers(name: str, shape: Shape, sliding_window: int | None) -> None:
+def test_among_strangers(name: str, layer: tuple[Shape, int | None]) -> None:
     """Decode the second half next to prompts and decodes that arrive, grow and finish."""
+    shape, sliding_window = layer
     pool = Pool(name, shape)
     sequence = pool.sequence(LENGTH, seed=1)
     strangers = [pool.sequence(200, seed=10 + number) for number in range(5)]

@@ -88,7 +88,7 @@ def test_pipes_in_any_locale(encoding: str) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C"}
 
     def run(*arguments: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
-        command = [*OCTAVO, "generate", "--model", "demo", "--max-tokens", "2", *arguments]
+        command = [*OCTAVO, "generate", "--no-engine-process", "--model", "demo", "--max-tokens", "2", *arguments]
         done = subprocess.run(command, input=stdin, capture_output=True, check=False, env=environment, timeout=120)
         return done.returncode, done.stdout, done.stderr.decode()
 

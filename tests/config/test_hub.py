@@ -22,8 +22,8 @@ _RESOLVE = """
 import json, sys
 from octavo.errors import ModelNotFoundError
 from octavo.config.hub import resolve_model
-names, revision, with_weights = json.loads(sys.argv[1])
-for name in names:
+names, with_weights = json.loads(sys.argv[1])
+for name, revision in names:
     try:
         print(json.dumps({"path": str(resolve_model(name, revision, with_weights=with_weights))}))
     except ModelNotFoundError as error:
@@ -47,16 +47,17 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
 def resolve_in_process(
     endpoint: str, home: Path, name: str, revision: str | None = None, *, with_weights: bool = True, **env: str
 ) -> dict[str, str]:
-    [found] = resolve_all(endpoint, home, [name], revision, with_weights=with_weights, **env)
+    [found] = resolve_all(endpoint, home, (name, revision), with_weights=with_weights, **env)
     return found
 
 
 def resolve_all(
-    endpoint: str, home: Path, names: list[str], revision: str | None = None, *, with_weights: bool = True, **env: str
+    endpoint: str, home: Path, *names: str | tuple[str, str | None], with_weights: bool = True, **env: str
 ) -> list[dict[str, str]]:
-    """Resolve one after the other, in one process."""
+    """Resolve names, or pairs of name and revision, one after the other in one process: it takes half a second."""
+    pairs = [(name, None) if isinstance(name, str) else name for name in names]
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **env}
-    command = [sys.executable, "-c", _RESOLVE, json.dumps([names, revision, with_weights])]
+    command = [sys.executable, "-c", _RESOLVE, json.dumps([pairs, with_weights])]
     done = subprocess.run(command, env=environment, cwd=home.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -100,14 +101,15 @@ def test_weights_may_stay_behind(hub: HubServer, tmp_path: Path) -> None:
 
 def test_errors_of_the_hub_say_what_was_tried(hub: HubServer, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    unknown = resolve_in_process(hub.endpoint, home, "octavo-tests/other")["error"]
+    found = resolve_all(hub.endpoint, home, "octavo-tests/other", (MODEL_ID, "v9"))
+    unknown, no_revision = (each["error"] for each in found)
     assert "'octavo-tests/other': there is no such folder" in unknown
     assert hub.endpoint in unknown
     assert "no such public model" in unknown
-    assert "no revision 'v9'" in resolve_in_process(hub.endpoint, home, MODEL_ID, "v9")["error"]
-    offline = resolve_in_process(hub.endpoint, home, MODEL_ID, HF_HUB_OFFLINE="1")["error"]
+    assert "no revision 'v9'" in no_revision
+    found = resolve_all(hub.endpoint, home, MODEL_ID, "smolm2", HF_HUB_OFFLINE="1")
+    offline, misspelled = (each["error"] for each in found)
     assert offline.endswith("because HF_HUB_OFFLINE is set, and it is not in the local cache")
-    misspelled = resolve_in_process(hub.endpoint, home, "smolm2", HF_HUB_OFFLINE="1")["error"]
     assert misspelled.endswith("not in the local cache. Did you mean 'smollm2'?")
     unreachable = resolve_in_process("http://127.0.0.1:9", home, MODEL_ID)["error"]
     assert unreachable.endswith("nor is it in the local cache; check the network, or name a local folder")
@@ -190,12 +192,13 @@ def test_a_tag_chooses_a_gguf_file_of_the_hub(hub: HubServer, tmp_path: Path) ->
         (hub.folder / name).parent.mkdir(exist_ok=True)
         (hub.folder / name).write_text(f"content of {name}")
     home = tmp_path / "home"
-    several = resolve_in_process(hub.endpoint, home, MODEL_ID)["error"]
+    several, unknown = resolve_all(hub.endpoint, home, MODEL_ID, f"{MODEL_ID}:Q2_K")
     listed = "BF16/tiny-BF16-00001-of-00002.gguf, tiny-IQ4_XS.gguf, tiny-Q4_K_M.gguf, tiny-Q8_0.gguf"
-    assert several.startswith(f"'{MODEL_ID}' has several models; name one of its files: {listed}; ")
+    assert several["error"].startswith(f"'{MODEL_ID}' has several models; name one of its files: {listed}; ")
+    assert "no model called 'Q2_K'" in unknown["error"]
     hub.requested.clear()
     asked = [f"{MODEL_ID}:q8_0", f"{MODEL_ID}/tiny-Q8_0.gguf", f"{MODEL_ID}:BF16"]
-    by_tag, by_file, in_parts = resolve_all(hub.endpoint, home, asked)
+    by_tag, by_file, in_parts = resolve_all(hub.endpoint, home, *asked)
     path, split = Path(by_tag["path"]), Path(in_parts["path"])
     assert path.read_text() == "content of tiny-Q8_0.gguf"
     assert by_file == by_tag
@@ -203,7 +206,6 @@ def test_a_tag_chooses_a_gguf_file_of_the_hub(hub: HubServer, tmp_path: Path) ->
     assert (split.parent / "tiny-BF16-00002-of-00002.gguf").is_file()
     assert sorted(hub.requested) == [*GGUF_FILES[-2:], "tiny-Q8_0.gguf"]
     assert resolve_in_process(hub.endpoint, home, f"{MODEL_ID}:Q8_0", HF_HUB_OFFLINE="1") == {"path": str(path)}
-    assert "no model called 'Q2_K'" in resolve_in_process(hub.endpoint, home, f"{MODEL_ID}:Q2_K")["error"]
 
 
 def test_a_tag_chooses_a_gguf_file_of_a_folder(tmp_path: Path) -> None:

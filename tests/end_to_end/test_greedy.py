@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.breadth import pick
+from tests.breadth import RUNS_ALL, pick
 from tests.end_to_end.conftest import BLOCK_SIZE, MAX_LEN, GetCheckpoint, MakeLLM
 from tests.end_to_end.support import random_prompt, random_tokens
 from tests.models.tiny import TINY_MODELS
@@ -68,7 +68,9 @@ def assert_greedy(reference: Any, outputs: list[RequestOutput]) -> None:
 def test_alone_and_in_a_batch_of_33_mixed_lengths(name: str, checkpoint: GetCheckpoint, make_llm: MakeLLM) -> None:
     llm, prompt = make_llm(name), random_prompt(21, seed=5)
     [output] = llm.generate(prompt, GREEDY, use_tqdm=False)
-    assert output.outputs[0].token_ids == generated_by(checkpoint(name).reference, prompt, NUM_TOKENS)
+    assert_greedy(checkpoint(name).reference, [output])
+    if RUNS_ALL or name in SOME[:3]:  # that the two are the same
+        assert output.outputs[0].token_ids == generated_by(checkpoint(name).reference, prompt, NUM_TOKENS)
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert len(outputs) == 33
     assert_greedy(checkpoint(name).reference, outputs)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.breadth import pick
+from tests.breadth import RUNS_ALL, pick
 from tests.end_to_end.conftest import BLOCK_SIZE, MAX_LEN, GetCheckpoint, MakeLLM, open_llm
 from tests.end_to_end.support import answers
 from tests.end_to_end.test_drafts import sequences
@@ -52,10 +52,12 @@ def alone(mix: tuple[str, tuple[int, ...]], checkpoint: GetCheckpoint) -> list[A
 def test_in_a_batch(
     mix: tuple[str, tuple[int, ...]], options: dict[str, Any], alone: list[Any], make_llm: MakeLLM
 ) -> None:
+    if not RUNS_ALL and ("num_kv_blocks" if mix == AMONG_RECURRENT else "block_size") in options:
+        pytest.skip("by default with the other layers")
     llm = make_llm(mix[0], **options)
     outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     assert answers(outputs) == alone
-    assert ("num_kv_blocks" in options) == (sum(output.metrics.num_preemptions for output in outputs) > 3)
+    assert ("num_kv_blocks" in options) == (sum(output.metrics.num_preemptions for output in outputs) > 0)
     again = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     assert answers(again) == alone
     assert sum(output.metrics.num_cached_tokens for output in again) > 0

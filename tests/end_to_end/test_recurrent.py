@@ -51,7 +51,11 @@ def alone(layers: tuple[int, ...], name: str, checkpoint: GetCheckpoint) -> list
         pytest.param({"block_size": 1, "max_num_seqs": 3}, id="blocks of one token"),
     ],
 )
-def test_in_a_batch(name: str, options: dict[str, Any], alone: list[Any], make_llm: MakeLLM) -> None:
+def test_in_a_batch(
+    name: str, layers: tuple[int, ...], options: dict[str, Any], alone: list[Any], make_llm: MakeLLM
+) -> None:
+    if not RUNS_ALL and options.get("block_size") == (16 if len(layers) == 3 else 1):
+        pytest.skip("by default with the other layers")
     llm = make_llm(name, **options)
     assert answers(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == alone
     assert answers(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == alone  # with what is found of the first time
@@ -63,7 +67,7 @@ def test_preempted(name: str, alone: list[Any], make_llm: MakeLLM, layers: tuple
     llm = make_llm(name, num_kv_blocks=5 if is_pure else MAX_LEN // 4, max_num_batched_tokens=14)
     outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     num_preemptions = sum(output.metrics.num_preemptions for output in outputs)
-    assert num_preemptions == 0 if is_pure else num_preemptions > 3
+    assert num_preemptions == 0 if is_pure else num_preemptions > pick(0, 3)
     assert answers(outputs) == alone
 
 

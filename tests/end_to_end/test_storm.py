@@ -15,7 +15,7 @@ from octavo.inputs import TokensPrompt
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestPriority, SamplingParams
 
-NUM_REQUESTS = 30
+NUM_REQUESTS = pick(20, 30)
 STEMS = [random_tokens(40, seed=seed) for seed in range(3)]  # prompts that begin alike are common
 
 

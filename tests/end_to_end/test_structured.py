@@ -74,7 +74,7 @@ def mixed_params() -> list[SamplingParams]:
         SamplingParams.from_options(
             {
                 "seed": index,
-                "max_tokens": pick(80, 300) if constraint else 20,
+                "max_tokens": pick(48, 300) if constraint else 20,
                 "structured_output": constraint,
                 "logprobs": 2,
                 **way,
@@ -130,7 +130,7 @@ def test_alone_and_in_a_batch(checkpoint: GetCheckpoint) -> None:
         alone = [answers(llm.generate(PROMPT, one, use_tqdm=False))[0] for one in params]
         together = answers(llm.generate([PROMPT] * len(params), params, use_tqdm=False))
     assert together == alone
-    memory = pick({"max_model_len": 160, "num_kv_blocks": 41}, {"max_model_len": 240, "num_kv_blocks": 61})
+    memory = pick({"max_model_len": 96, "num_kv_blocks": 25}, {"max_model_len": 240, "num_kv_blocks": 61})
     options = {**memory, "max_num_seqs": 8, "max_num_batched_tokens": 16}
     with open_model(checkpoint, "random", **options) as llm:  # chunked, cached, preempted
         outputs = llm.generate([PROMPT] * len(params), params, use_tqdm=False)

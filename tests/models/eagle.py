@@ -166,7 +166,7 @@ def states_of(model: Any, tokens: list[int], layers: tuple[int, ...]) -> torch.T
 
 
 def memorizing(
-    head: TinyHead, model: Any, sequences: list[tuple[list[int], int]], num_steps: int = 60
+    head: TinyHead, model: Any, sequences: list[tuple[list[int], int]], num_steps: int = 30
 ) -> dict[str, torch.Tensor]:
     """Return weights that draft these sequences well: each has tokens, and the number of those that are prompt."""
     tensors = head.tensors()
@@ -179,7 +179,7 @@ def memorizing(
         wanted = torch.tensor([to_draft[tokens[index]] for index in at])
         batch.append((tokens[:-1], states[:-1], torch.tensor(at) - 2, wanted))
     trained = [tensor.requires_grad_() for tensor in tensors.values() if tensor.is_floating_point()]
-    optimizer = torch.optim.Adam(trained, lr=0.02)
+    optimizer = torch.optim.Adam(trained, lr=0.04)
     reference = ReferenceHead(head, tensors, embedding)
     for _ in range(num_steps):
         losses = [

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tests.breadth import pick
 from tests.end_to_end.conftest import Checkpoint, GetCheckpoint
 from tests.multimodal.conftest import OpenLLM
 from tests.multimodal.tiny import PLACE, VISION_MODELS, picture
@@ -13,7 +14,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from octavo import SamplingParams
 from octavo.outputs import RequestOutput
 
-NUM_TOKENS = 12
+NUM_TOKENS = pick(5, 12)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 REQUESTS: list[dict[str, Any]] = [
     {"prompt": f"Two: {PLACE} and {PLACE}.", "images": [picture(30, 21, 1), picture(8, 8, 2)]},  # the smallest grid

@@ -4,7 +4,7 @@ import asyncio
 import random
 
 import pytest
-from tests.breadth import pick
+from tests.breadth import RUNS_ALL, pick
 from tests.end_to_end.conftest import GetCheckpoint
 from tests.multimodal.tiny import MAX_LEN, PLACE, VISION_MODELS, picture
 
@@ -24,7 +24,7 @@ REQUESTS: list[dict[str, object]] = [
 async def test_who_leaves_takes_everything_along(name: str, seeing: GetCheckpoint) -> None:
     chance = random.Random(1)
     options = {"num_kv_blocks": 80, "max_num_batched_tokens": 24, "max_num_seqs": 16, "encoder_cache_tokens": 64}
-    options |= {"block_size": 4}
+    options |= {"block_size": 4, "engine_process": RUNS_ALL}  # tests/server/test_images.py has a core of its own
     async with AsyncLLM(str(seeing(name).folder), dtype="float32", max_model_len=MAX_LEN, **options) as llm:
         alone = [(await llm.generate_multimodal([request], PARAMS))[0].text for request in REQUESTS]
         chosen = [chance.randrange(len(REQUESTS)) for _ in range(pick(50, 200))]
@@ -36,7 +36,7 @@ async def test_who_leaves_takes_everything_along(name: str, seeing: GetCheckpoin
         engine = await llm.engine()
         while engine.front.outputs:
             await asyncio.sleep(0.01)
-        await engine.call("check_integrity")  # in the core's process: blocks, rows, embeddings and who holds them
+        await engine.call("check_integrity")  # blocks, rows, embeddings and who holds them
     finished = [(index, whole) for index, whole in zip(chosen, outputs, strict=True) if isinstance(whole, list)]
     assert len(tasks) // 2 < len(finished) < len(tasks)
     assert all(whole[0].text == alone[index] for index, whole in finished)

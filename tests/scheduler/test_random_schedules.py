@@ -312,14 +312,15 @@ def test_seeded_schedules_in_bulk(first_seed: int) -> None:
 
 def test_the_schedules_are_worth_their_time() -> None:
     """Everything that may happen does happen, often; otherwise the tests above would prove little."""
-    drills = [run_drill(random.Random(seed).randbytes(400)) for seed in range(40)]
+    count = pick(24, 40)
+    drills = [run_drill(random.Random(seed).randbytes(400)) for seed in range(count)]
     stats = [drill.scheduler.stats() for drill in drills]
     reasons = Counter(end.finish_reason for drill in drills for end in drill.ends.values())
-    assert sum(stat.num_preemptions_total for stat in stats) > 50
-    assert sum(drill.num_refilled for drill in drills) > 20
-    assert sum(end.error_type == "CheckpointError" for drill in drills for end in drill.ends.values()) > 5
-    assert sum(stat.num_prefix_hits_total for stat in stats) > 250
+    assert sum(stat.num_preemptions_total for stat in stats) > count
+    assert sum(drill.num_refilled for drill in drills) > count // 3
+    assert sum(end.error_type == "CheckpointError" for drill in drills for end in drill.ends.values()) > count // 8
+    assert sum(stat.num_prefix_hits_total for stat in stats) > 6 * count
     assert {(drill.depth, drill.has_drafts) for drill in drills} == {(n, it) for n in (1, 2, 3) for it in (True, False)}
     for in_ranks in (True, False):
-        assert sum(drill.num_several for drill in drills if drill.drafts_in_ranks is in_ranks) > 50
-    assert all(reasons[reason] > 10 for reason in ("stop", "length", "abort", "error")), reasons
+        assert sum(drill.num_several for drill in drills if drill.drafts_in_ranks is in_ranks) > count
+    assert all(reasons[reason] > count // 4 for reason in ("stop", "length", "abort", "error")), reasons

@@ -1,4 +1,4 @@
-"""One server with the demo model for all tests that do not harm it."""
+"""One server with the demo model for all tests that do not harm it. It ends with the last of them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Start:
     reply: httpx.Response
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def start() -> Iterator[Start]:
     loading = HttpServer()
     health = loading.client.get("/health")
@@ -26,6 +26,6 @@ def start() -> Iterator[Start]:
         yield Start(server=running, health=health, reply=reply)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(start: Start) -> HttpServer:
     return start.server

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx2 as httpx
+from prometheus_client.parser import text_string_to_metric_families
 from tests.fakes import OCTAVO
 
 START_S = 60.0
@@ -95,3 +96,12 @@ def parse_events(text: str) -> list[dict[str, Any]]:
     events = text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     return [json.loads(event.removeprefix("data: ")) for event in events[:-2] if not event.startswith(":")]
+
+
+def numbers(server: HttpServer) -> dict[str, float]:
+    """Return the samples of /metrics; of those with labels, the sum."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(server.client.get("/metrics").text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found

@@ -1,6 +1,5 @@
 """`octavo serve` in the hands of an operator: how it ends, what it listens on, what it tells."""
 
-import asyncio
 import json
 import shutil
 import signal
@@ -15,22 +14,12 @@ from typing import Any
 import httpx2 as httpx
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
-from tests.server.http_server import HttpServer, parse_events
+from tests.server.http_server import HttpServer, numbers, parse_events
 
 QUESTION: dict[str, Any] = {"messages": [{"role": "user", "content": "What is a block?"}]}
 LONG: dict[str, Any] = {**QUESTION, "max_tokens": 1500, "ignore_eos": True, "stream": True}
 CHAT = "/v1/chat/completions"
 END_S = 20.0
-
-
-def numbers(server: HttpServer) -> dict[str, float]:
-    """Return the samples of /metrics; of those with labels, the sum."""
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(server.client.get("/metrics").text):
-        for sample in family.samples:
-            found[sample.name] = found.get(sample.name, 0.0) + sample.value
-    return found
 
 
 def wait_for_log(server: HttpServer, text: str) -> None:
@@ -195,29 +184,3 @@ def test_show_settings_prints_all_and_leaves() -> None:
     assert "port: 7  # --port" in done.stdout
     assert "max_num_seqs: 256  # default" in done.stdout
     assert "sesame" not in done.stdout
-
-
-async def test_numbers_add_up_and_a_deadline_frees_the_engine(server: HttpServer) -> None:
-    before = numbers(server)
-    usage = server.post(CHAT, {**QUESTION, "max_tokens": 12, "ignore_eos": True, "n": 2}).json()["usage"]
-    late = server.client.post(CHAT, json={**LONG, "stream": False}, headers={"X-Request-Timeout": "0.2"})
-    assert (late.status_code, late.json()["error"]["code"]) == (408, "request_timeout")
-    broken_off = server.client.post(CHAT, json={**LONG, "timeout": 0.3})
-    assert parse_events(broken_off.text)[-1]["error"]["code"] == "request_timeout"
-    bad = server.post(CHAT, {**QUESTION, "timeout": -1})
-    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "timeout")
-    for _ in range(100):
-        after = numbers(server)
-        if after["octavo_requests_running"] == after["octavo_requests_waiting"] == 0:
-            break
-        await asyncio.sleep(0.05)
-    else:
-        pytest.fail("the engine goes on with requests that are over")
-    grown = {name: after[name] - before.get(name, 0.0) for name in after}
-    assert usage["completion_tokens"] == 24
-    assert grown["octavo_generation_tokens_total"] > 24
-    assert grown["octavo_request_generation_tokens_count"] == 4
-    assert grown["octavo_time_to_first_token_seconds_count"] == 3
-    assert grown["octavo_requests_rejected_total"] == 3  # late twice, and a bad value
-    assert grown["octavo_requests_finished_total"] == 4
-    assert after["process_open_fds"] > 0

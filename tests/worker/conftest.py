@@ -15,10 +15,11 @@ from octavo.layers.table_in_file import TableInFile
 
 
 class Place:
-    """Where the engine of a test finds its queue."""
+    """Where the engine of a test finds its queue, and its model."""
 
     def __init__(self) -> None:
         self.queue: DeviceQueue | None = None
+        self.model = "demo"
 
 
 @pytest.fixture

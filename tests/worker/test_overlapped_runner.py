@@ -41,6 +41,7 @@ from octavo.worker.worker import Worker
 NUM_ALIKE = pick(1, 2)  # prompts that are answered by each kind of sampling, before kinds are mixed
 PROMPTS = ["Octavo is", "What is a block?", "Sort: 41, 7, 23, 8", "one two three " * 8, "x"]
 OPTIONS: dict[str, Any] = {
+    "tokenizer": "demo",
     "dtype": "float32",
     "max_num_batched_tokens": 24,
     "max_num_seqs": 3,
@@ -79,7 +80,7 @@ def model_outputs(
 ) -> Answers:
     """Run prompts with each kind of sampling, then all kinds together; `known` gets what the requests say."""
     place.queue, kinds = queue, list(kinds)
-    llm = LLM("demo", **{**OPTIONS, **options})
+    llm = LLM(place.model, **{**OPTIONS, **options})
     common: dict[str, Any] = {"seed": 7, "max_tokens": num_tokens, "ignore_eos": True}
     batches = [[(kind, prompt, False) for prompt in PROMPTS[:NUM_ALIKE]] for kind in kinds]
     together = [(kind, PROMPTS[kind % len(PROMPTS)], True) for kind in kinds]
@@ -108,6 +109,21 @@ class Plain:
         begun = {key: (ids[:num_tokens], logprobs and logprobs[:num_tokens], of_prompt)
                  for key, (ids, logprobs, of_prompt) in self.found.items()}  # fmt: skip
         return bool(some) and all(begun[key] == answer for key, answer in some.items())
+
+
+@pytest.fixture(scope="module")
+def two_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random model for the demo's tokenizer. The double calls each op by itself, and the demo has thrice as many."""
+    folder = tmp_path_factory.mktemp("two-layers")
+    settings = {"vocab_size": 2048, "num_hidden_layers": 2, "max_position_embeddings": 256}
+    TinyModel(name="two-layers", family="Qwen3", settings=settings).save(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def place(place: Place, two_layers: str) -> Place:
+    place.model = two_layers
+    return place
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +158,7 @@ def test_graphs_and_steps_in_flight_change_nothing(
 
     # The next start captures at warm-up.
     place.queue = again = RecordedQueue()
-    llm = LLM("demo", **OPTIONS)
+    llm = LLM(place.model, **OPTIONS)
     assert again.captures >= 2
     llm.exit()
     assert plain.has(model_outputs(place, RecordedQueue(), without, num_tokens=count), count)
@@ -171,7 +187,7 @@ def test_a_draft_model_changes_nothing(place: Place, plain: Plain, monkeypatch: 
         several.extend([] if update.counts is None else update.counts.tolist())
 
     monkeypatch.setattr(Speculation, "record_step", note)
-    config = {"model": "demo", "num_speculative_tokens": 3, "adaptive": False}
+    config = {"model": place.model, "num_speculative_tokens": 3, "adaptive": False}
     some = model_outputs(place, RecordedQueue(), range(pick(8, len(KINDS))), speculative_config=config)
     assert plain.has(some)
     assert several.count(4) > 20
@@ -187,7 +203,7 @@ def test_blocks_freed_behind_a_window_are_no_reason_to_go_without_a_graph(place:
     token_ids, queue = [], RecordedQueue()
     for place.queue in (None, queue):
         options = {**OPTIONS, "max_model_len": 256, "num_kv_blocks": 40}
-        with LLM(str(tmp_path / "mixed"), tokenizer="demo", **options) as llm:
+        with LLM(str(tmp_path / "mixed"), **options) as llm:
             [output] = llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)
         token_ids.append(output.outputs[0].token_ids)
     assert token_ids[0] == token_ids[1]
@@ -201,7 +217,7 @@ def test_recurrent_states_in_graphs(place: Place, tmp_path: Path, monkeypatch: p
     params = SamplingParams(temperature=0.0, max_tokens=25, ignore_eos=True)
     found, queue = [], RecordedQueue()
     for place.queue in (None, queue):
-        with LLM(str(tmp_path / "qwen3"), tokenizer="demo", **{**OPTIONS, "max_model_len": 64}) as llm:
+        with LLM(str(tmp_path / "qwen3"), **{**OPTIONS, "max_model_len": 64}) as llm:
             outputs = [output for _ in range(2) for output in llm.generate(prompts, params, use_tqdm=False)]
             llm.engine.check_integrity()
         found.append([output.outputs[0].token_ids for output in outputs])
@@ -211,7 +227,7 @@ def test_recurrent_states_in_graphs(place: Place, tmp_path: Path, monkeypatch: p
 
 def prefilled(queue: DeviceQueue | None, place: Place, num_requests: int) -> tuple[EngineCore, UniProcExecutor]:
     place.queue = queue
-    config = EngineArgs(model_name="demo", **{**OPTIONS, "max_num_seqs": 4, "num_kv_blocks": 40}).resolve()
+    config = EngineArgs(model_name=place.model, **{**OPTIONS, "max_num_seqs": 4, "num_kv_blocks": 40}).resolve()
     executor = UniProcExecutor(config)
     core = EngineCore(config, executor)
     for index in range(num_requests):

@@ -174,7 +174,7 @@ FAULTS = [
         name="a client's deadline is ignored",
         right="                exchange.limit_to(float(value))",
         wrong="                float(value)",
-        tests="server/test_middleware.py server/test_operations.py -k 'timeout or deadline or late or limit'",
+        tests="server/test_middleware.py server/test_numbers.py -k 'timeout or deadline or late or limit'",
     ),
     # -- C++
     Fault(
