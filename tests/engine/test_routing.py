@@ -19,7 +19,8 @@ def sample(request_id: str, prompt: list[int], salt: str | None = None) -> Engin
 
 
 def send(to: Router, request_id: str, prompt: list[int], salt: str | None = None) -> int:
-    return to.route([sample(request_id, prompt, salt)], to.replicas)
+    among = list(to._loads)
+    return to.route([sample(request_id, prompt, salt)], among)
 
 
 def outputs(*, admitted: str | None = None, stats: SchedulerStats | None = None) -> EngineCoreOutputs:
@@ -77,7 +78,7 @@ def test_salts_keep_prefixes_apart() -> None:
 
 def test_samples_of_a_request_stay_together_and_share_its_prompt() -> None:
     to = router()
-    home = to.route([sample(f"r-{number}", [3] * 100) for number in range(4)], to.replicas)
+    home = to.route([sample(f"r-{number}", [3] * 100) for number in range(4)], [0, 1])
     assert to._loads[home].num_waiting_tokens == 100
     assert len(to._loads[home].unfinished) == 4
 
@@ -93,10 +94,10 @@ def test_memory_of_prefixes_is_bounded_by_the_replicas_blocks() -> None:
         assert to._loads[0].count_cached(names) == num_known
 
 
-def test_who_is_gone_gets_nothing_more() -> None:
+def test_the_next_core_of_a_replica_has_nothing() -> None:
     to = router()
-    assert send(to, "first", [1]) == 0
-    assert to.drop(0) == ["first"]
-    assert to.drop(0) == []
-    assert [send(to, f"r{number}", [1]) for number in range(3)] == [1, 1, 1]
-    assert to.replicas == [1]
+    prefix = list(range(100))
+    assert send(to, "first", prefix) == 0
+    to.empty(0)
+    assert to._loads[0].num_waiting_tokens == to._loads[0].count_cached(to._block_hashes(sample("x", prefix))) == 0
+    to.withdraw(0, ["first"])

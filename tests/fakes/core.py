@@ -3,6 +3,7 @@
 It is `octavo.engine.core_proc` but for its executor. A core with a model takes two CPU seconds more to start.
 """
 
+import os
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from octavo.executor.multiproc import MultiprocExecutor
 from octavo.testing import FakeExecutor
 
 STEP_S = 0.005  # long answers take seconds, so that tests can interrupt them
+POISON = 77  # a prompt that begins with this token kills whoever computes it
 
 
 class UnhurriedExecutor(FakeExecutor):
@@ -30,6 +32,8 @@ class UnhurriedExecutor(FakeExecutor):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         time.sleep(STEP_S)
+        if any(new.token_ids[0] == POISON for new in scheduler_output.scheduled_new_reqs):
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().execute_model(scheduler_output)
 
 

@@ -17,6 +17,7 @@ from octavo.config.engine import (
     LoadFormat,
     LoraConfig,
     SchedulerConfig,
+    SupervisionConfig,
 )
 from octavo.config.hf import read_model_config
 from octavo.config.hf_quantization import resolve_quantization
@@ -31,7 +32,7 @@ DEFAULT_MODEL = "demo"
 _FRACTION: Limit = ("greater than 0 and at most 1", lambda value: 0.0 < value <= 1.0)
 _SEED: Limit = ("between 0 and 2^64 - 1", lambda value: 0 <= value < 2**64)
 _LORA_SIZES = ("max_loras", "max_lora_rank", "max_cpu_loras")
-Settings = TypeVar("Settings", ParallelConfig, CacheConfig, LoadConfig, EngineConfig)
+Settings = TypeVar("Settings", ParallelConfig, CacheConfig, LoadConfig, SupervisionConfig, EngineConfig)
 
 
 def for_streaming(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,6 +143,18 @@ class EngineArgs:
     engine_process: bool | None = option(
         None, "run the engine core in a separate process; default: yes for async programs, no for offline batches"
     )
+    max_restarts: int = option(
+        16,
+        "starts in a row of an engine process that dies before it computes anything; then the engine ends. Requests in "
+        "flight go on in the next process, with the same bytes; 0: they end with the first one",
+        AMOUNT,
+    )
+    stall_timeout_s: float = option(
+        300.0, "seconds without a step after which an engine process that has requests is replaced; 0: never", AMOUNT
+    )
+    hot_standby: bool = option(
+        False, "keep a loaded engine process that takes over at once when another one dies: needs its memory twice"
+    )
     stats_interval_s: float = option(10.0, "seconds between log lines with engine statistics; 0: none", AMOUNT)
     trust_remote_code: bool = option(False, "not supported: Octavo never runs code from a checkpoint")
 
@@ -199,6 +212,7 @@ class EngineArgs:
             draft_model=resolve_draft_model(speculative, model, parallel, with_weights=with_weights),
             lora=self._lora(),
             parallel=parallel,
+            supervision=self._same_named(SupervisionConfig),
             tokenizer_path=str(tokenizer_path),
             use_generation_config=self.generation_config == "auto",
         )

@@ -66,6 +66,15 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SupervisionConfig:
+    """What happens when an engine core in a process of its own dies or is stuck."""
+
+    max_restarts: int = 16  # in a row, of cores that compute nothing; 0: the engine dies with its cores
+    stall_timeout_s: float = 300.0  # without a step, though there are requests; then it is killed; 0: never
+    hot_standby: bool = False  # a core is loaded that takes over
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
     """Everything that the core, the executor and the worker need to know."""
 
@@ -83,6 +92,7 @@ class EngineConfig:
     draft_model: DraftModelConfig | None = None  # of `speculative`, if that is its method
     lora: LoraConfig | None = None  # None: no adapters
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     tokenizer_path: str
     use_generation_config: bool  # take sampling defaults from the checkpoint
     seed: int | None  # base of the seeds of requests without one; None: random

@@ -102,6 +102,11 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
         return keys
 
     @property
+    def is_prepared(self) -> bool:
+        """Whether the core does something for it before its first step: compiles a grammar, loads an adapter."""
+        return self.adapter is not None or self.params.structured_output is not None
+
+    @property
     def params(self) -> SamplingParams:
         """Those that count tokens; `NO_SAMPLING` of a request that is pooled."""
         return self.sampling_params or NO_SAMPLING
@@ -199,6 +204,12 @@ class ExpertLoad(msgspec.Struct, frozen=True, kw_only=True):
     layers: list[int]  # the MoE layers of the stage that replies
     counts: bytes  # [layers, experts] int64, native byte order
 
+    @classmethod
+    def sum(cls, parts: Sequence["ExpertLoad"]) -> "ExpertLoad":
+        """Return the combined counts of several cores of one model."""
+        counts = np.sum([np.frombuffer(part.counts, dtype=np.int64) for part in parts], axis=0)
+        return cls(layers=parts[0].layers, counts=counts.tobytes())
+
     def of_layers(self) -> dict[int, list[int]]:
         """Return the token counts of each expert, by layer."""
         counts = memoryview(self.counts).cast("q").tolist()
@@ -235,6 +246,7 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     expert_load: ExpertLoad | None = None
     spec_decode: SpecDecodeStats | None = None  # of an engine with a drafter
     adapter_events: AdapterEvents | None = None
+    num_deaths: int = 0  # cores that have died since the last outputs; their requests go on
     replica: int = 0  # index of the engine core under data parallelism; set by the client that merges them
 
 
@@ -264,6 +276,7 @@ class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     profile: str  # device, dtype and kernels: everything the exact bits of an output depend on
     kv_tokens: int  # of full-length requests, that the KV cache holds
+    stats: SchedulerStats = SchedulerStats()  # before the first step
 
 
 class CoreFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -6,6 +6,7 @@ wait for the host: the core submits steps while there is something to compute, a
 
 import logging
 from collections import deque
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -42,15 +43,22 @@ class EngineCore:
     """Owned by one thread, in which no signal handler runs; others send it messages (`EngineCoreClient`)."""
 
     def __init__(
-        self, config: EngineConfig, executor: Executor, *, epoch: int = 0, drafter: Drafter | None = None
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        *,
+        epoch: int = 0,
+        drafter: Drafter | None = None,
+        on_begin: Callable[[list[str], Iterable[str]], None] | None = None,
     ) -> None:
+        """`on_begin` is told which requests are prepared or computed next, for the first time, and which there are."""
         self._executor = executor
+        self._on_begin = on_begin
         num_blocks = executor.start()
         kv_tokens = capacity_tokens(
             config.model.kv_groups, num_blocks, block_size=config.cache.block_size,
             max_model_len=config.model.max_model_len, max_chunk=config.scheduler.max_num_batched_tokens,
         )  # fmt: skip
-        self.ready = CoreReady(profile=executor.profile, kv_tokens=kv_tokens)
         self._grammars = GrammarManager(partial(_make_grammar_backend, config))
         self._adapters = None if config.lora is None else HostAdapters(executor.call, config.lora.max_cpu_loras)
         blocks = BlockManager(config.cache, num_blocks, config.model.kv_groups)
@@ -70,12 +78,15 @@ class EngineCore:
             epoch=epoch,
             num_batches=config.parallel.pipeline_parallel_size,
         )
+        self.ready = CoreReady(profile=executor.profile, kv_tokens=kv_tokens, stats=self.scheduler.stats())
         self._max_steps_in_flight = executor.max_steps_in_flight
         self._pending_steps: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()  # oldest first
         self._finished_outputs: deque[EngineCoreOutputs] = deque()  # of steps that a call waited for
         self._prepared_blocks: list[int] | None = None  # blocks in use when the ranks last had enough memory prefaulted
 
     def add_request(self, request: EngineCoreRequest) -> None:
+        if request.is_prepared and self._on_begin is not None:
+            self._on_begin([request.request_id], self.scheduler.request_ids)
         self.scheduler.add_request(request)
 
     def abort(self, request_ids: list[str]) -> None:
@@ -96,6 +107,8 @@ class EngineCore:
             output = self.scheduler.schedule_ahead() if self._pending_steps else self.scheduler.schedule()
             if output is None:  # nothing is left that can be computed now
                 break
+            if self._on_begin is not None and (new := output.scheduled_new_reqs):
+                self._on_begin([each.request_id for each in new], self.scheduler.request_ids)
             try:
                 future = self._executor.execute_model(output)
             except Exception as error:  # noqa: BLE001 - handled by `_finish_oldest`

@@ -9,6 +9,10 @@ from octavo.contracts.engine import CoreReady, EngineCoreOutputs, EngineCoreRequ
 class EngineCoreClient(Protocol):
     """Call `load` first. One thread may add, abort and call while another gets outputs."""
 
+    @property
+    def outages(self) -> dict[int, str]:
+        """Why replicas compute nothing now, by their number. Their requests go on elsewhere, or wait."""
+
     def load(self) -> CoreReady:
         """Return when the model is loaded. A core in a separate process starts loading when the client is created.
 

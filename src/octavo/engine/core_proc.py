@@ -1,4 +1,5 @@
-"""The child process: an engine core on two sockets. Run by `ProcessClient`, with the prefix of their addresses.
+"""The child process: an engine core on two sockets. Run by `ProcessClient`, with the prefix of their addresses
+and the descriptor of a file for `BegunRequests`.
 
 Exits with code 0 when told to or when its parent has exited, and with 1 when it fails.
 """
@@ -17,7 +18,7 @@ from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import AddRequests, CallMethod, CallResult, CoreFailed, FromCore, Shutdown, ToCore
 from octavo.contracts.frames import FrameDecoder
 from octavo.device.process import freeze_loaded_objects, without_garbage_collection
-from octavo.engine.child_core import CoreSockets
+from octavo.engine.child_core import BegunRequests, CoreSockets
 from octavo.engine.core import EngineCore
 from octavo.errors import EngineDeadError, EngineError, OctavoError, UserError
 from octavo.executor.base import make_executor
@@ -31,7 +32,8 @@ _LEAVE_S = 5.0  # for a graceful shutdown, including a step in flight
 class CoreProc:
     """Processes messages and steps; when idle, prepares later steps, then sleeps."""
 
-    def __init__(self, addresses: CoreSockets) -> None:
+    def __init__(self, addresses: CoreSockets, begun: BegunRequests) -> None:
+        self._begun = begun
         sockets = zmq.Context()
         self._inbox = sockets.socket(zmq.PULL)
         self._outbox = sockets.socket(zmq.PUSH)
@@ -46,7 +48,7 @@ class CoreProc:
         """Serve until told to stop; return the exit code."""
         try:
             with without_garbage_collection():
-                core = EngineCore(config, make_executor(config), epoch=os.getpid())
+                core = EngineCore(config, make_executor(config), epoch=os.getpid(), on_begin=self._begun.add)
             with contextlib.closing(core):
                 self._serve(core)
             return 0
@@ -105,7 +107,7 @@ def main() -> int:
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     addresses = CoreSockets(sys.argv[1])
     threading.Thread(target=_exit_when_parent_is_gone, args=(os.getppid(), addresses), daemon=True).start()
-    return CoreProc(addresses).run(config)
+    return CoreProc(addresses, BegunRequests(int(sys.argv[2]))).run(config)
 
 
 def _exit_when_parent_is_gone(parent: int, addresses: CoreSockets) -> None:

@@ -25,6 +25,10 @@ class InprocClient:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._core_thread: int | None = None  # the thread that last got outputs
 
+    @property
+    def outages(self) -> dict[int, str]:
+        return {}
+
     def load(self) -> CoreReady:
         executor = make_executor(self._config)
         try:

@@ -3,8 +3,9 @@
 The child runs `octavo.engine.core_proc`, so no program needs a `__main__` guard. It reads its configuration
 from standard input, and that pipe stays open: when it closes, the parent has exited and the child exits, too.
 
-Under data parallelism there are several: replicas of the model, each with its own scheduler and KV cache. The requests
-of a replica that dies end with `EngineDeadError`; the others continue. The engine is dead when the last replica is.
+Under data parallelism there are several: replicas of the model, each with its own scheduler and KV cache. A core that
+dies, or makes no progress with the requests it has, is replaced. Its requests go on in the one that takes its place, or
+in another replica (`Supervisor`). The engine is dead when cores die again and again before they have computed anything.
 """
 
 import logging
@@ -12,9 +13,8 @@ import math
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,11 +30,10 @@ from octavo.contracts.engine import (
     EngineCoreRequest,
     FinishedRequest,
     SchedulerStats,
-    ToCore,
 )
-from octavo.contracts.frames import encode_frames
 from octavo.device.cgroups import usable_cores
 from octavo.engine.child_core import ChildCore
+from octavo.engine.supervisor import Supervisor
 from octavo.errors import EngineDeadError, OctavoError, anew
 from octavo.scheduler.block_manager import chain_hashes, root_hash
 from octavo.working_folder import child_command
@@ -42,9 +41,45 @@ from octavo.working_folder import child_command
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1  # how often a waiting receiver checks that the children are alive
-_UNHEARD_S = 0.01  # between attempts to send to a child that has just died
+_FIRST_PAUSE_S = 0.5  # after a core that could not even begin; then each time twice as long, but at most
+_LONGEST_PAUSE_S = 10.0
+_STANDBY_PAUSE_S = 2.0  # before the next one loads: the requests that go on come first
+_TOTALS = ("stats", "spec_decode", "expert_load")  # fields of outputs that count since the start of a core
 _TOKENS_PER_REQUEST = 64  # cost about as much as one more row in the steps of a short output
 _BLOCKS_UNTIL_KNOWN = 4096
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One replica of the model: the core that computes it now, and what its earlier ones have left."""
+
+    number: int
+    core: ChildCore
+    num_failures: int = 0  # cores in a row that have computed nothing
+    start_s: float | None = None  # when the next core is due; inf: never; None: there is one
+    totals: dict[str, Any] = field(default_factory=dict)  # of all cores, by the fields of outputs that are totals
+    ended: dict[str, Any] = field(default_factory=dict)  # of cores that have died
+
+    @property
+    def is_ready(self) -> bool:
+        return self.core.ready is not None and self.core.death is None
+
+    def add_totals(self, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
+        """Return a core's outputs with the replica's number, and with the totals of the cores before it."""
+        for name in _TOTALS:
+            if (value := getattr(outputs, name)) is not None:
+                self.totals[name] = type(value).sum([value, self.ended[name]]) if name in self.ended else value
+        if not self.ended:
+            return msgspec.structs.replace(outputs, replica=self.number) if self.number else outputs
+        known = {name: self.totals[name] for name in _TOTALS if getattr(outputs, name) is not None}
+        return msgspec.structs.replace(outputs, replica=self.number, **known)
+
+    def end_core(self) -> SchedulerStats:
+        """The core has died; return what remains of its statistics."""
+        stats: SchedulerStats = self.totals.get("stats", SchedulerStats()).ended()
+        self.totals["stats"] = stats
+        self.ended = dict(self.totals)
+        return stats
 
 
 class ProcessClient:
@@ -53,7 +88,7 @@ class ProcessClient:
     Whoever waits for something receives for all: the thread that gets outputs, or until there is one, any other.
     """
 
-    # Followed by the prefix of the addresses of the sockets.
+    # Followed by the prefix of the addresses of the sockets, and the descriptor of `BegunRequests`.
     command: Sequence[str] = child_command("octavo.engine.core_proc")
 
     def __init__(self, config: EngineConfig) -> None:
@@ -64,146 +99,246 @@ class ProcessClient:
         self._receiving = threading.Lock()  # held while messages are received
         self._next_look_s = 0.0
         self._receiver: int | None = None  # the thread that last got outputs
-        self._arrived: deque[tuple[int, EngineCoreOutputs | None]] = deque()  # by replica; None: it died
-        self._replicas: list[ChildCore] = []
-        self._lock = threading.Lock()  # guards the following two: one thread adds while another gets outputs
+        self._arrived: deque[EngineCoreOutputs] = deque()
+        self._replicas: list[Replica] = []
+        self._standby: ChildCore | None = None  # a core without requests
+        self._standby_due_s = math.inf  # when there should be one
+        self._gone: list[ChildCore] = []  # dead ones, until their processes have been waited for
+        # Guards what follows: one thread adds while another gets outputs.
+        self._lock = threading.RLock()
         cache = config.cache
         self._router = Router(
             num_replicas, cache.block_size, caches_prefixes=cache.enable_prefix_caching and num_replicas > 1
         )
-        self._stats: dict[int, SchedulerStats] = {}  # the latest of each replica
+        self._supervision = config.supervision
+        self._supervisor = Supervisor()
+        self._restarts = False  # once all have loaded, until `close`
+        self._death: OctavoError | None = None  # of the engine, for ever
         if num_replicas > 1:
             config = replace(config, threads=max(1, (config.threads or usable_cores()) // num_replicas))
+        self._config = config
         try:
             for number in range(num_replicas):
-                deliver = partial(self._deliver, number)
-                self._replicas.append(ChildCore(self.command, config, self._sockets, deliver))
-                self._poller.register(self._replicas[-1].from_core, zmq.POLLIN)
+                self._replicas.append(Replica(number, self._start_core()))
+            if self._supervision.hot_standby:
+                self._standby = self._start_core()
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
                 raise EngineDeadError(f"the engine process could not be started: {error}") from error
             raise
 
-    def _deliver(self, number: int, outputs: EngineCoreOutputs | None) -> None:
-        self._arrived.append((number, outputs))
+    def _start_core(self) -> ChildCore:
+        core = ChildCore(self.command, self._config, self._sockets, self._deliver)
+        self._poller.register(core.from_core, zmq.POLLIN)
+        return core
 
     @property
     def pids(self) -> list[int]:
-        """The process id of each replica."""
-        return [replica.child.pid for replica in self._replicas]
+        """The process id of each replica's core."""
+        return [replica.core.child.pid for replica in self._replicas]
+
+    @property
+    def outages(self) -> dict[int, str]:
+        lost = [replica for replica in self._replicas if not replica.is_ready]
+        return {each.number: str(each.core.death or "the model is being loaded") for each in lost}
 
     def load(self) -> CoreReady:
         """See `EngineCoreClient.load`: all replicas. Raises what the first one raised that failed."""
-        while any(replica.ready is None for replica in self._replicas):
-            for replica in self._replicas:
-                if replica.death is not None:
-                    raise anew(replica.death)
+        cores = [replica.core for replica in self._replicas] + ([] if self._standby is None else [self._standby])
+        while any(core.ready is None for core in cores):
+            for core in cores:
+                if core.death is not None:
+                    raise anew(core.death)
             self._receive(_POLL_S)
-        ready = [replica.ready for replica in self._replicas if replica.ready is not None]
+        self._restarts = self._supervision.max_restarts > 0
+        ready = [replica.core.ready for replica in self._replicas if replica.core.ready is not None]
         return CoreReady(profile=ready[0].profile, kv_tokens=sum(each.kv_tokens for each in ready))
 
     def add(self, requests: list[EngineCoreRequest]) -> None:
-        """See `EngineCoreClient.add`. Samples of one request stay together."""
-        while True:
-            with self._lock:
-                alive = [number for number in self._router.replicas if self._replicas[number].death is None]
-                if not alive:
-                    raise self._last_death()
-                number = self._router.route(requests, alive)
-            try:
-                return self._send(number, AddRequests(requests=requests))
-            except EngineDeadError:  # died just now: `get_outputs` ends its requests; these did not reach it
-                with self._lock:
-                    self._router.withdraw(number, [request.request_id for request in requests])
+        """See `EngineCoreClient.add`. While no core is ready, requests wait here."""
+        with self._lock:
+            if self._death is not None:
+                raise anew(self._death)
+            self._supervisor.add(requests)
+            self._place()
 
     def abort(self, request_ids: list[str]) -> None:
         with self._lock:
-            by_replica = self._router.by_replica(request_ids)
+            by_replica, ended = self._supervisor.abort(request_ids)
+            if ended:
+                end = FinishedRequest(finish_reason="abort")
+                self._arrived.append(EngineCoreOutputs(epoch=0, finished=dict.fromkeys(ended, end)))
         for number, ids in by_replica.items():
-            if self._replicas[number].death is None:
-                self._send(number, CallMethod(call_id=None, method="abort", arguments=[ids]))
+            # A dead one's requests end when its death is noticed.
+            self._replicas[number].core.try_send(CallMethod(call_id=None, method="abort", arguments=[ids]))
 
     def get_outputs(self, timeout_s: float | None) -> EngineCoreOutputs | None:
         self._receiver = threading.get_ident()
         end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not self._arrived:
-            if not self._router.replicas:
-                raise self._last_death()
+            if self._death is not None:
+                raise anew(self._death)
             left_s = end_s - time.monotonic()
             self._receive(min(max(left_s, 0.0), _POLL_S))
             if left_s <= 0.0 and not self._arrived:
                 return None
-        number, outputs = self._arrived.popleft()
-        if outputs is None:
-            return self._end_replica(number)
-        with self._lock:
-            self._router.record(number, outputs)
-        if outputs.stats is not None:
-            self._stats[number] = outputs.stats
-        return msgspec.structs.replace(outputs, replica=number) if number else outputs
+        return self._arrived.popleft()
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        """See `EngineCoreClient.call`: all live replicas, concurrently."""
-        calls = []
-        for number, replica in enumerate(self._replicas):
-            if replica.death is None:
-                call, message = replica.new_call(method, arguments)
-                self._send(number, message)
-                calls.append(call)
-        if not calls:
-            raise self._last_death()
-        while self._receiver in (None, threading.get_ident()) and not all(call.done() for call in calls):
-            self._receive(_POLL_S)  # no other thread will
-        return [call.result() for call in calls]
+        """See `EngineCoreClient.call`: all cores that are ready, concurrently; again, where one dies meanwhile."""
+        while True:
+            self._wait_until(lambda: any(replica.is_ready for replica in self._replicas))
+            cores = [replica.core for replica in self._replicas if replica.is_ready]
+            calls = [core.start_call(method, arguments) for core in cores]
+            self._wait_until(lambda: all(call.done() for call in calls))  # noqa: B023 - it waits here
+            if calls and not any(isinstance(call.exception(), EngineDeadError) for call in calls):
+                return [call.result() for call in calls]
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Receive until something is so, or let the thread that gets outputs do it. Raises if the engine is dead."""
+        while not is_so():
+            if self._death is not None:
+                raise anew(self._death)
+            if self._receiver in (None, threading.get_ident()):
+                self._receive(_POLL_S)
+            else:
+                time.sleep(_POLL_S / 10)
 
     def close(self) -> None:
+        self._restarts = False
+        cores = [replica.core for replica in self._replicas] + self._gone
+        if self._standby is not None:
+            cores.append(self._standby)
         # All at the same time, but without threads: none can be started any more when the interpreter ends.
-        for replica in self._replicas:
-            replica.begin_close()
-        for replica in self._replicas:
-            replica.finish_close()
+        for core in cores:
+            core.begin_close()
+        for core in cores:
+            core.finish_close()
         with self._receiving:
             self._sockets.destroy(linger=0)
 
-    def _send(self, number: int, message: ToCore) -> None:
-        frames = encode_frames(message)
-        while not self._replicas[number].try_send(frames):
-            self._receive(_UNHEARD_S)  # the child has exited: a blocking send would wait forever
+    def _place(self) -> None:
+        """Send requests that no core has to where they may run now. Under the lock."""
+        ready = [replica.number for replica in self._replicas if replica.is_ready]
+        for entries, among in self._supervisor.take_placeable(ready):
+            number = self._router.route([entry.request for entry in entries], among)
+            for entry in entries:
+                entry.replica = number
+            messages = AddRequests(requests=[entry.message for entry in entries])
+            if not self._replicas[number].core.try_send(messages):  # it has died; they go on when that is noticed
+                self._router.withdraw(number, [entry.request.request_id for entry in entries])
+                self._supervisor.put_back(entries)
+                return
 
     def _receive(self, timeout_s: float) -> None:
         """Receive what has come, waiting for the first message at most `timeout_s`; look from time to time who died."""
         with self._receiving:
             if self._sockets.closed:
                 return
-            ready = dict(self._poller.poll(int(timeout_s * 1e3)))
-            for replica in self._replicas:
-                if replica.from_core in ready:
-                    replica.receive()
-            if not ready or time.monotonic() >= self._next_look_s:
-                self._next_look_s = time.monotonic() + _POLL_S
-                for replica in self._replicas:
-                    replica.notice_exit()
+            came = dict(self._poller.poll(int(timeout_s * 1e3)))
+            for core in self._cores():
+                if core.from_core in came:
+                    core.receive()
+            if not came or time.monotonic() >= self._next_look_s:
+                self._look(time.monotonic())
 
-    def _end_replica(self, number: int) -> EngineCoreOutputs:
-        """Return outputs that end a dead replica's unfinished requests. Raises if it was the last one."""
+    def _cores(self) -> list[ChildCore]:
+        """Return those that have not been found dead."""
+        cores = [replica.core for replica in self._replicas if replica.start_s is None]
+        return cores if self._standby is None else [*cores, self._standby]
+
+    def _look(self, now_s: float) -> None:
+        """See which cores have died or are stuck; start those that are due."""
+        self._next_look_s = now_s + _POLL_S
+        for core in self._cores():
+            core.notice_exit()
         with self._lock:
-            lost = self._router.drop(number)
-            num_left = len(self._router.replicas)
-        if not num_left:
-            raise self._last_death()
-        error = f"replica {number}: {self._replicas[number].death}"
-        logger.error("%s; %d of its requests end, %d replicas remain", error, len(lost), num_left)
-        end = FinishedRequest(finish_reason="error", error=error, error_type=EngineDeadError.__name__)
-        return EngineCoreOutputs(
-            epoch=0,
-            finished=dict.fromkeys(lost, end),
-            stats=self._stats.get(number, SchedulerStats()).ended(),
-            replica=number,
+            for replica in self._replicas:
+                if replica.start_s is None:
+                    is_busy = replica.is_ready and self._supervisor.has_work(replica.number)
+                    replica.core.check_progress(now_s, self._supervision.stall_timeout_s if is_busy else 0.0)
+                elif now_s >= replica.start_s and replica.core.has_exited:  # its memory is free
+                    self._replace_core(replica)
+            if self._standby is None and self._restarts and now_s >= self._standby_due_s:
+                self._standby = self._start_core()
+        self._gone = [core for core in self._gone if not core.has_exited]
+
+    def _deliver(self, core: ChildCore, message: EngineCoreOutputs | CoreReady | None) -> None:
+        """A core has computed something, has loaded, or, None, has died."""
+        with self._lock:
+            replica = next((each for each in self._replicas if each.core is core), None)
+            if replica is None:
+                if message is None and core is self._standby:
+                    self._standby, self._standby_due_s = None, time.monotonic() + _LONGEST_PAUSE_S
+                    self._bury(core)
+            elif isinstance(message, EngineCoreOutputs):
+                replica.num_failures = 0
+                self._router.record(replica.number, message)
+                self._arrived.append(replica.add_totals(message))
+                if self._supervisor.record(message):
+                    self._place()
+            elif message is not None:
+                if replica.ended:
+                    self._arrived.append(replica.add_totals(EngineCoreOutputs(epoch=0, stats=message.stats)))
+                self._place()
+            else:
+                self._lose_core(replica)
+
+    def _lose_core(self, replica: Replica) -> None:
+        """A replica's core has died: another one takes its place, and its requests go on."""
+        core, supervision = replica.core, self._supervision
+        begun = core.begun.read()
+        ended = self._supervisor.lose(replica.number, begun, str(core.death))
+        self._router.empty(replica.number)
+        stats = replica.end_core()
+        self._arrived.append(
+            EngineCoreOutputs(epoch=0, finished=ended, stats=stats, replica=replica.number, num_deaths=1)
         )
+        replica.num_failures += 1
+        if not self._restarts or replica.num_failures > supervision.max_restarts:
+            replica.start_s = math.inf
+            if all(each.start_s == math.inf for each in self._replicas):
+                self._death = self._last_death()
+        else:
+            pause_s = 0.0 if begun else min(_FIRST_PAUSE_S * 2 ** (replica.num_failures - 1), _LONGEST_PAUSE_S)
+            replica.start_s = time.monotonic() + pause_s
+            others = any(each.is_ready for each in self._replicas)
+            logger.error(
+                "replica %d: %s; its requests go on in %s",
+                replica.number,
+                core.death,
+                "others" if others else "the next",
+            )
+        if self._restarts:
+            self._bury(core)
+            if self._standby is not None and self._standby.ready is not None and replica.start_s != math.inf:
+                self._replace_core(replica)
+        self._place()
+
+    def _replace_core(self, replica: Replica) -> None:
+        """Give a replica the core that stands by, or a new one."""
+        if self._standby is not None and self._standby.ready is not None:
+            replica.core, self._standby = self._standby, None
+            self._standby_due_s = time.monotonic() + _STANDBY_PAUSE_S
+        else:
+            try:
+                replica.core = self._start_core()
+            except OSError as error:  # no memory, no processes: it may be better later
+                logger.error("replica %d: the engine process could not be started: %s", replica.number, error)
+                replica.start_s = time.monotonic() + _LONGEST_PAUSE_S
+                return
+        replica.start_s = None
+        self._place()
+
+    def _bury(self, core: ChildCore) -> None:
+        """Let go of a dead core's sockets; while messages are received."""
+        self._poller.unregister(core.from_core)
+        core.bury()
+        self._gone.append(core)
 
     def _last_death(self) -> OctavoError:
-        deaths = [replica.death for replica in self._replicas]
+        deaths = [replica.core.death for replica in self._replicas]
         if len(deaths) == 1 and deaths[0] is not None:
             return anew(deaths[0])
         each = [f"replica {number}: {death}" for number, death in enumerate(deaths)]
@@ -240,17 +375,6 @@ class Router:
         self._block_size, self._caches_prefixes = block_size, caches_prefixes
         self._loads = {replica: ReplicaLoad() for replica in range(num_replicas)}
 
-    @property
-    def replicas(self) -> list[int]:
-        """Those that have not been dropped."""
-        return list(self._loads)
-
-    def by_replica(self, request_ids: Sequence[str]) -> dict[int, list[str]]:
-        """Return the unfinished among these requests by their replica."""
-        loads = self._loads.items()
-        found = ((replica, [each for each in request_ids if each in load.unfinished]) for replica, load in loads)
-        return {replica: ids for replica, ids in found if ids}
-
     def route(self, samples: Sequence[EngineCoreRequest], among: Sequence[int]) -> int:
         """Choose one of these replicas for the samples of a request, which share their prompt; count them there."""
         prompt = samples[0]
@@ -283,9 +407,7 @@ class Router:
 
     def record(self, replica: int, outputs: EngineCoreOutputs) -> None:
         """Record which requests no longer wait, which have finished, and how many blocks the replica has."""
-        load = self._loads.get(replica)
-        if load is None:
-            return
+        load = self._loads[replica]
         for request_id in outputs.admitted:
             if request_id in load.unfinished:
                 load.num_waiting_tokens -= load.unfinished[request_id]
@@ -300,7 +422,6 @@ class Router:
         for request_id in request_ids:
             load.num_waiting_tokens -= load.unfinished.pop(request_id, 0)
 
-    def drop(self, replica: int) -> list[str]:
-        """Remove a dead replica; return its unfinished requests."""
-        load = self._loads.pop(replica, None)
-        return list(load.unfinished) if load is not None else []
+    def empty(self, replica: int) -> None:
+        """A replica's core has died, and with it all that it had."""
+        self._loads[replica] = ReplicaLoad()

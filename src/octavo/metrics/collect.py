@@ -128,6 +128,7 @@ class EngineMetrics:
         self.stats: SchedulerStats | None = None  # as of the latest step, summed over replicas
         self.stats_by_replica: dict[int, SchedulerStats] = {}
         self.expert_load_by_replica: dict[int, ExpertLoad] = {}  # of MoE models
+        self.num_core_deaths = 0
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
         self.spec_decode_by_replica: dict[int, SpecDecodeStats] = {}  # of engines that speculate
@@ -153,14 +154,10 @@ class EngineMetrics:
         self._logged_s: float | None = None  # None: before the first step
         self._logged_tokens = 0, 0
 
-    @property
-    def lost_replicas(self) -> list[int]:
-        """Replicas whose core has ended."""
-        return sorted(replica for replica, stats in self.stats_by_replica.items() if not stats.num_blocks)
-
     def record_step(self, outputs: EngineCoreOutputs, num_by_last_time: Mapping[float, int], now_s: float) -> None:
         """Record a step. `num_by_last_time` is the number of samples by the time of their previous token."""
         self.num_generation_tokens += len(outputs.new_token_ids)
+        self.num_core_deaths += outputs.num_deaths
         if outputs.num_scheduled_tokens:
             self.step_tokens.observe(outputs.num_scheduled_tokens)
         for last_s, count in num_by_last_time.items():

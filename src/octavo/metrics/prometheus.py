@@ -33,6 +33,7 @@ _GAUGES: tuple[_Gauge, ...] = (
 _COUNTERS: tuple[tuple[str, str, str, Callable[[EngineMetrics, SchedulerStats], float]], ...] = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens.", lambda m, s: m.num_prompt_tokens),
     ("generation_tokens", "generation_tokens", "Output tokens.", lambda m, s: m.num_generation_tokens),
+    ("engine_deaths", "", "Engine processes that died; their requests went on.", lambda m, s: m.num_core_deaths),
     ("preemptions", "num_preemptions", "Preempted samples.", lambda m, s: s.num_preemptions_total),
     ("step_seconds", "", "Seconds of steps, from output to output while there is work.", lambda m, s: s.step_s_total),
     ("step_compute_seconds", "", "Of these, seconds in native calls.", lambda m, s: s.compute_s_total),

@@ -70,6 +70,11 @@ class Scheduler:
 
     # -- requests in and out ------------------------------------------------------------------------------------
 
+    @property
+    def request_ids(self) -> Iterable[str]:
+        """All that have not finished."""
+        return self._requests.keys()
+
     def add_request(self, message: EngineCoreRequest) -> None:
         """Queue a request that the frontend has validated, including that it can fit."""
         self._assert_owner()

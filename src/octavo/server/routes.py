@@ -149,11 +149,15 @@ class Routes:
         app.add_api_route("/ping", self.health, methods=post, response_model=None, include_in_schema=False)
 
     async def health(self) -> Response:
-        """200 while requests are served, even with fewer replicas than at start; 503 while there is no engine."""
+        """200 while requests are computed, even by fewer replicas than at start; 503 while they wait or are refused."""
         refusal = self._lifecycle.refusal()
         if refusal is None:
-            lost = self._lifecycle.metrics.lost_replicas if self._lifecycle.metrics is not None else []
-            return json_response({"status": "degraded", "lost_replicas": lost} if lost else {"status": "ok"})
+            service = self._lifecycle.service
+            num_replicas, outages = service.front.config.parallel.data_parallel_size, service.front.client.outages
+            why = [{"replica": replica, "reason": reason} for replica, reason in outages.items()]
+            if len(outages) == num_replicas:
+                return json_response({"status": "restarting", "lost_replicas": why}, 503)
+            return json_response({"status": "degraded", "lost_replicas": why} if why else {"status": "ok"})
         body = {"status": self._lifecycle.status, "error": refusal.detail}
         return json_response(body, refusal.status, refusal.headers)
 

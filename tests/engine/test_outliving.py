@@ -1,0 +1,211 @@
+"""Requests outlive the engine: real processes, real signals, and the answers of an engine that nobody disturbs."""
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+import pytest
+from tests import fakes
+from tests.fakes.core import POISON
+
+from octavo.async_llm import AsyncLLM
+from octavo.engine.process_client import ProcessClient
+from octavo.errors import EngineDeadError
+from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.sampling_params import SamplingParams
+
+OPTIONS: dict[str, Any] = {"num_kv_blocks": 512, "max_num_seqs": 16, "dtype": "float32", "seed": 1}
+
+
+@pytest.fixture(autouse=True)
+def _fake_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessClient, "command", fakes.CORE)
+
+
+class Disturbed:
+    """An engine, and the processes of its cores."""
+
+    def __init__(self, llm: AsyncLLM, client: ProcessClient) -> None:
+        self.llm, self.client = llm, client
+
+    async def answers(
+        self, prompts: Sequence[object], params: Sequence[SamplingParams]
+    ) -> list[list[CompletionOutput]]:
+        async def one(prompt: object, of_one: SamplingParams) -> list[CompletionOutput]:
+            parts: list[RequestOutput] = [output async for output in self.llm.stream(prompt, of_one)]
+            for before, after in itertools.pairwise(parts):
+                assert all(
+                    new.text.startswith(old.text) for old, new in zip(before.outputs, after.outputs, strict=True)
+                )
+            return parts[-1].outputs
+
+        return await asyncio.gather(*[one(*each) for each in zip(prompts, params, strict=True)])
+
+    def signal(self, number: int, replica: int = 0) -> None:
+        os.kill(self.client.pids[replica], number)
+
+    async def until(self, num_tokens: int) -> None:
+        """Wait until so many tokens have been computed since the start."""
+        metrics = (await self.llm.engine()).metrics
+        while metrics.num_generation_tokens < num_tokens:
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def engine(**options: Any) -> AsyncIterator[Disturbed]:
+    """Start one; check in the end that nothing is left of it."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    num_files = psutil.Process().num_fds()
+    async with AsyncLLM("demo", **{**OPTIONS, **options}) as llm:
+        client = (await llm.engine()).front.client
+        assert isinstance(client, ProcessClient)
+        yield Disturbed(llm, client)
+        await (await llm.engine()).call("check_integrity")
+        assert client._supervisor.num_held == len(client._supervisor._by_id) == 0
+    left = {child.pid for child in psutil.Process().children(recursive=True)} - before
+    assert not left
+    assert psutil.Process().num_fds() <= num_files + 8  # of the event loop, and of what imports keep
+
+
+def mixed(count: int, max_tokens: int = 200) -> tuple[list[object], list[SamplingParams]]:
+    """Return requests of the kinds that a fake model knows; tests/end_to_end/test_outliving.py has the others."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.9},
+        {"n": 2, "top_p": 0.9},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5, "min_tokens": 30},
+        {"stop": ["e", "q5"], "ignore_eos": False, "include_stop_str_in_output": True},
+    ]
+    params = [
+        SamplingParams(**{"max_tokens": max_tokens + at, "ignore_eos": True, "seed": at, **kinds[at % len(kinds)]})
+        for at in range(count)
+    ]
+    return [f"Say {at}" for at in range(count)], params
+
+
+async def test_streams_under_kills_are_those_of_an_undisturbed_engine() -> None:
+    prompts, params = mixed(12, 100)
+    async with engine() as one:
+        expected = await one.answers(prompts, params)
+        answers = asyncio.create_task(one.answers(prompts, params))
+        num_tokens = sum(len(sample.token_ids) for samples in expected for sample in samples)
+        for part in (1.1, 1.3, 1.6):
+            await one.until(int(num_tokens * part))
+            one.signal(signal.SIGKILL)
+        assert await answers == expected
+        metrics = (await one.llm.engine()).metrics
+        assert metrics.num_core_deaths == 3
+        assert 0 <= metrics.num_generation_tokens - 2 * num_tokens < 50  # a few after a stop string, none twice
+        assert metrics.stats is not None
+        assert metrics.stats.num_blocks == 512
+        assert metrics.stats.num_running == metrics.stats.num_waiting == 0
+
+
+async def test_with_replicas_the_others_take_over() -> None:
+    prompts, params = mixed(12, 150)
+    async with engine(data_parallel_size=2) as one:
+        expected = await one.answers(prompts, params)
+        answers = asyncio.create_task(one.answers(prompts, params))
+        num_tokens = sum(len(sample.token_ids) for samples in expected for sample in samples)
+        for replica, part in enumerate((1.2, 1.5)):
+            await one.until(int(num_tokens * part))
+            while one.client.outages:
+                await asyncio.sleep(0.01)
+            one.signal(signal.SIGKILL, replica)
+        assert await answers == expected
+        while one.client.outages:
+            await asyncio.sleep(0.01)
+        stats = (await one.llm.engine()).metrics.stats_by_replica
+        assert {replica: each.num_blocks for replica, each in stats.items()} == {0: 512, 1: 512}
+
+
+async def test_what_kills_fails_alone_with_a_reason() -> None:
+    prompts, params = mixed(8, 60)
+    async with engine() as one:
+        expected = await one.answers(prompts, params)
+        answers = asyncio.create_task(one.answers(prompts, params))
+        poison = await one.llm.generate({"prompt_token_ids": [POISON, 5]}, SamplingParams(max_tokens=5))
+        assert poison.outputs[0].finish_reason == "error"
+        assert "while it ran this request, at last alone: the engine process ended (killed by signal 9)" in str(
+            poison.outputs[0].error
+        )
+        assert poison.outputs[0].error_type == "RequestError"
+        assert await answers == expected
+
+
+async def test_one_that_is_stuck_is_replaced() -> None:
+    prompts, params = mixed(4)
+    async with engine(stall_timeout_s=0.5) as one:
+        expected = await one.answers(prompts, params)
+        await asyncio.sleep(1.0)  # silence without requests is none
+        assert (await one.llm.engine()).metrics.num_core_deaths == 0
+        answers = asyncio.create_task(one.answers(prompts, params))
+        await one.until((await one.llm.engine()).metrics.num_generation_tokens + 50)
+        one.signal(signal.SIGSTOP)
+        assert await answers == expected
+        assert (await one.llm.engine()).metrics.num_core_deaths == 1
+
+
+async def test_the_one_that_stands_by_takes_over() -> None:
+    prompts, params = mixed(4)
+    async with engine(hot_standby=True) as one:
+        expected = await one.answers(prompts, params)
+        for _ in range(2):
+            while one.client._standby is None or one.client._standby.ready is None:
+                await asyncio.sleep(0.05)
+            standby = one.client._standby.child.pid
+            answers = asyncio.create_task(one.answers(prompts, params))
+            await one.until((await one.llm.engine()).metrics.num_generation_tokens + 50)
+            one.signal(signal.SIGKILL)
+            assert await answers == expected
+            assert one.client.pids == [standby]
+
+
+async def test_calls_and_new_requests_wait_for_the_next_core() -> None:
+    async with engine() as one:
+        [before] = await one.answers(["Hi"], [SamplingParams(max_tokens=20, seed=2)])
+        one.signal(signal.SIGKILL)
+        assert await (await one.llm.engine()).call("has_work") == [False]
+        one.signal(signal.SIGKILL)
+        stream = one.llm.stream("Never", SamplingParams(max_tokens=500, ignore_eos=True))
+        waiting = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.05)
+        waiting.cancel()  # while it waits for a core, or has just got one
+        assert await one.answers(["Hi"], [SamplingParams(max_tokens=20, seed=2)]) == [before]
+
+
+async def test_cores_that_cannot_even_begin_end_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with AsyncLLM("demo", max_restarts=2, **OPTIONS) as llm:
+        client = (await llm.engine()).front.client
+        assert isinstance(client, ProcessClient)
+        monkeypatch.setattr(ProcessClient, "command", [sys.executable, "-c", "raise SystemExit(3)"])
+        os.kill(client.pids[0], signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="exit code 3"):
+            await llm.generate("Hi", SamplingParams(max_tokens=500, ignore_eos=True))
+        assert client.outages.keys() == {0}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("options", [{}, {"data_parallel_size": 2}, {"tensor_parallel_size": 2}, {"hot_standby": True}])
+async def test_a_storm_of_kills(options: dict[str, Any]) -> None:
+    """Cores, and of several ranks any rank, at random moments."""
+    prompts, params = mixed(60, 400)
+    rng = random.Random(json.dumps(options))
+    async with engine(**options) as one:
+        expected = await one.answers(prompts, params)
+        answers = asyncio.create_task(one.answers(prompts, params))
+        end_s = time.monotonic() + 60.0
+        while not answers.done() and time.monotonic() < end_s:
+            await asyncio.sleep(rng.uniform(0.5, 4.0))
+            victims = psutil.Process().children(recursive=True)
+            rng.choice(victims).send_signal(rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV]))
+        assert await answers == expected
