@@ -20,6 +20,7 @@ from tests.fakes.core import POISON
 from octavo.async_llm import AsyncLLM
 from octavo.engine.process_client import ProcessClient
 from octavo.errors import EngineDeadError
+from octavo.inputs import Prompt
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling_params import SamplingParams
 
@@ -38,9 +39,9 @@ class Disturbed:
         self.llm, self.client = llm, client
 
     async def answers(
-        self, prompts: Sequence[object], params: Sequence[SamplingParams]
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
     ) -> list[list[CompletionOutput]]:
-        async def one(prompt: object, of_one: SamplingParams) -> list[CompletionOutput]:
+        async def one(prompt: Prompt, of_one: SamplingParams) -> list[CompletionOutput]:
             parts: list[RequestOutput] = [output async for output in self.llm.stream(prompt, of_one)]
             for before, after in itertools.pairwise(parts):
                 assert all(
@@ -76,7 +77,7 @@ async def engine(**options: Any) -> AsyncIterator[Disturbed]:
     assert psutil.Process().num_fds() <= num_files + 8  # of the event loop, and of what imports keep
 
 
-def mixed(count: int, max_tokens: int = 200) -> tuple[list[object], list[SamplingParams]]:
+def mixed(count: int, max_tokens: int = 200) -> tuple[list[Prompt], list[SamplingParams]]:
     """Return requests of the kinds that a fake model knows; tests/end_to_end/test_outliving.py has the others."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},

@@ -84,9 +84,9 @@ def test_a_second_signal_breaks_streams_off_and_the_exit_code_tells() -> None:
         assert "Traceback" not in server.log
 
 
-@pytest.mark.full  # by default tests/server/test_data_parallel.py kills one replica after the other
-def test_when_the_engine_dies_streams_are_told_and_the_exit_code_is_not_0() -> None:
-    with HttpServer() as server, server.client.stream("POST", CHAT, json=LONG) as response:
+def test_when_the_engine_dies_for_ever_streams_are_told_and_the_exit_code_is_not_0() -> None:
+    server = HttpServer("--max-restarts", "0", has_model=False)
+    with server, server.client.stream("POST", CHAT, json=LONG) as response:
         lines = response.iter_lines()
         next(lines)
         (engine,) = psutil.Process(server.process.pid).children()
