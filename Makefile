@@ -25,7 +25,7 @@ CLIENTS := .venv/clients/installed-$(shell cat tests/clients/requirements.txt co
 # Ray, in an environment of its own on top of ours.
 RAY := .venv/ray/installed-$(shell cat tests/ray/requirements.txt constraints.txt | cksum | tr ' ' '-')
 
-.PHONY: help demo test test-all test-changed ahead-of-time seeded-faults test-clients test-ray lint sanitized-folder sanitize valgrind bench clean
+.PHONY: help demo test test-all test-changed chaos ahead-of-time seeded-faults test-clients test-ray lint sanitized-folder sanitize valgrind bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make test-all    the same in full breadth, sanitizers, clients, Ray: all there is, half an hour"
 	@echo "make test-changed    in full breadth, what looks at sources changed since the last release or 50 commits"
 	@echo "             (BUDGET=10: for so many minutes; each commit begins with another part)"
+	@echo "make chaos   a server whose processes are killed at random, its answers beside those of one that nobody disturbs"
 	@echo "make ahead-of-time    compile the kernels for GPUs, without one: machine code of one variant of each; a minute"
 	@echo "make seeded-faults    plant mistakes one by one, and see that the tests notice    (ARGS='--cpp': all of them)"
 	@echo "make test-clients    the server under official clients and hostile ones, from an environment of their own"
@@ -65,6 +66,13 @@ test: $(TEST) $(SMOLLM2)
 test-all: $(TEST) $(SMOLLM2)
 	$(BIN)/python -m tools.test_all
 	$(MAKE) test-clients test-ray
+
+# Quiet machine: a start takes seconds.
+chaos: $(TEST)
+	$(BIN)/python -m tests.chaos.storm $(ARGS)
+	$(BIN)/python -m tests.chaos.storm $(ARGS) -- --tensor-parallel-size 2
+	$(BIN)/python -m tests.chaos.storm $(ARGS) -- --data-parallel-size 2
+	$(BIN)/python -m tests.chaos.storm $(ARGS) --model demo-vl -- --hot-standby
 
 test-changed: $(TEST) $(SMOLLM2)
 	$(BIN)/python -m tools.test_all --changed $(if $(BUDGET),--budget $(BUDGET))

@@ -177,6 +177,7 @@ class Report:
     num_equal: int
     kills: dict[str, int]
     differing: dict[str, int]  # by kind
+    example: list[str]  # the first of them: as it should be, as it was
     undisturbed_s: float
     disturbed_s: float
     pause_p50_s: float  # the longest pause of each stream
@@ -218,16 +219,16 @@ def run(
         kind: answer.error for kind, answer in zip(kinds, expected, strict=True) if answer.error or not answer.is_done
     }
     assert not failed, f"the undisturbed run has failed: {failed}"
-    differing = Counter(
-        kind for kind, one, other in zip(kinds, expected, answers, strict=True) if one.outcome != other.outcome
-    )
+    pairs = [(kind, *each) for kind, *each in zip(kinds, expected, answers, strict=True)]
+    differing = [(kind, one.outcome, other.outcome) for kind, one, other in pairs if one.outcome != other.outcome]
     pauses = sorted(answer.longest_pause_s for answer in answers)
     return Report(
         flags=[flag for flag in flags if "odd=" not in flag],
         num_requests=requests,
-        num_equal=requests - differing.total(),
+        num_equal=requests - len(differing),
         kills=dict(killed),
-        differing=dict(differing),
+        differing=dict(Counter(kind for kind, *_ in differing)),
+        example=[repr(outcome) for _, *outcomes in differing[:1] for outcome in outcomes],
         undisturbed_s=undisturbed_s,
         disturbed_s=disturbed_s,
         pause_p50_s=pauses[len(pauses) // 2],
