@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from tests import fakes
-from tests.fakes.core import POISON
+from tests.fakes.core import HUGE, POISON
 
 from octavo.async_llm import AsyncLLM
 from octavo.engine.process_client import ProcessClient
@@ -129,16 +129,18 @@ async def test_with_replicas_the_others_take_over() -> None:
         assert {replica: each.num_blocks for replica, each in stats.items()} == {0: 512, 1: 512}
 
 
-async def test_what_kills_fails_alone_with_a_reason() -> None:
+@pytest.mark.parametrize(
+    ("token", "death"), [(POISON, "the engine process ended (killed by signal 9)"), (HUGE, "MemoryError: 78 of 77 GiB")]
+)
+async def test_what_kills_fails_alone_with_a_reason(token: int, death: str) -> None:
     prompts, params = mixed(8, 60)
     async with engine() as one:
         expected = await one.answers(prompts, params)
         answers = asyncio.create_task(one.answers(prompts, params))
-        poison = await one.llm.generate({"prompt_token_ids": [POISON, 5]}, SamplingParams(max_tokens=5))
+        poison = await one.llm.generate({"prompt_token_ids": [token, 5]}, SamplingParams(max_tokens=5))
         assert poison.outputs[0].finish_reason == "error"
-        assert "while it ran this request, at last alone: the engine process ended (killed by signal 9)" in str(
-            poison.outputs[0].error
-        )
+        assert "while it ran this request, at last alone: " in (poison.outputs[0].error or "")
+        assert death in (poison.outputs[0].error or "")
         assert poison.outputs[0].error_type == "RequestError"
         assert await answers == expected
 

@@ -18,7 +18,7 @@ from octavo.executor.multiproc import MultiprocExecutor
 from octavo.testing import FakeExecutor
 
 STEP_S = 0.005  # long answers take seconds, so that tests can interrupt them
-POISON = 77  # a prompt that begins with this token kills whoever computes it
+POISON, HUGE = 77, 78  # a prompt that begins with one of these kills whoever computes it, or finds no memory
 
 
 class UnhurriedExecutor(FakeExecutor):
@@ -34,6 +34,8 @@ class UnhurriedExecutor(FakeExecutor):
         time.sleep(STEP_S)
         if any(new.token_ids[0] == POISON for new in scheduler_output.scheduled_new_reqs):
             os.kill(os.getpid(), signal.SIGKILL)
+        if any(new.token_ids[0] == HUGE for new in scheduler_output.scheduled_new_reqs):
+            raise MemoryError("78 of 77 GiB")
         return super().execute_model(scheduler_output)
 
 

@@ -5,6 +5,7 @@ wait for the host: the core submits steps while there is something to compute, a
 """
 
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -36,6 +37,8 @@ if TYPE_CHECKING:  # the library loads with the first request
 
 logger = logging.getLogger(__name__)
 
+# Errors, here or of a rank, after which later steps fail, too: a new process goes on with the requests, if one can.
+_BROKEN = re.compile(r"\b(MemoryError|OutOfMemoryError|AcceleratorError)\b|CUDA error|out of memory")
 _READY_WAIT_S = 0.01  # per wait for what a gate needs, when idle; messages are read in between
 
 
@@ -125,6 +128,8 @@ class EngineCore:
         except EngineDeadError:
             raise
         except Exception as error:  # reported to the step's requests
+            if self._on_begin is not None and _BROKEN.search(f"{type(error).__name__}: {error}"):
+                raise EngineDeadError(f"the device is out of order: {type(error).__name__}: {error}") from error
             self._pending_steps.popleft()
             self.scheduler.fail_step(scheduler_output, f"{type(error).__name__}: {error}")
             num_requests = len(scheduler_output.req_ids)
