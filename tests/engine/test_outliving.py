@@ -150,6 +150,7 @@ async def test_one_that_is_stuck_is_replaced() -> None:
     async with engine(stall_timeout_s=0.5) as one:
         expected = await one.answers(prompts, params)
         await asyncio.sleep(1.0)  # silence without requests is none
+        assert await one.answers(prompts, params) == expected
         assert (await one.llm.engine()).metrics.num_core_deaths == 0
         answers = asyncio.create_task(one.answers(prompts, params))
         await one.until((await one.llm.engine()).metrics.num_generation_tokens + 50)

@@ -225,8 +225,10 @@ class ProcessClient:
             number = self._router.route([entry.request for entry in entries], among)
             for entry in entries:
                 entry.replica = number
-            messages = AddRequests(requests=[entry.message for entry in entries])
-            if not self._replicas[number].core.try_send(messages):  # it has died; they go on when that is noticed
+            core, messages = self._replicas[number].core, AddRequests(requests=[entry.message for entry in entries])
+            if self._router.num_unfinished(number) == len(entries):
+                core.check_progress(time.monotonic(), 0.0)  # it was silent with reason
+            if not core.try_send(messages):  # it has died; they go on when that is noticed
                 self._router.withdraw(number, [entry.request.request_id for entry in entries])
                 self._supervisor.put_back(entries)
                 return
@@ -256,12 +258,13 @@ class ProcessClient:
         with self._lock:
             for replica in self._replicas:
                 if replica.start_s is None:
-                    is_busy = replica.is_ready and self._supervisor.has_work(replica.number)
+                    is_busy = replica.is_ready and self._router.num_unfinished(replica.number)
                     replica.core.check_progress(now_s, self._supervision.stall_timeout_s if is_busy else 0.0)
                 elif now_s >= replica.start_s and replica.core.has_exited:  # its memory is free
                     self._replace_core(replica)
             if self._standby is None and self._restarts and now_s >= self._standby_due_s:
-                self._standby = self._start_core()
+                self._standby_due_s = now_s + _LONGEST_PAUSE_S  # if it cannot be started
+                self._standby = self._try_start()
         self._gone = [core for core in self._gone if not core.has_exited]
 
     def _deliver(self, core: ChildCore, message: EngineCoreOutputs | CoreReady | None) -> None:
@@ -298,7 +301,10 @@ class ProcessClient:
         replica.num_failures += 1
         if not self._restarts or replica.num_failures > supervision.max_restarts:
             replica.start_s = math.inf
-            if all(each.start_s == math.inf for each in self._replicas):
+            alive = [each.number for each in self._replicas if each.start_s != math.inf]
+            if alive:
+                self._supervisor.give_up(replica.number, alive[0])
+            else:
                 self._death = self._last_death()
         else:
             pause_s = 0.0 if begun else min(_FIRST_PAUSE_S * 2 ** (replica.num_failures - 1), _LONGEST_PAUSE_S)
@@ -322,14 +328,20 @@ class ProcessClient:
             replica.core, self._standby = self._standby, None
             self._standby_due_s = time.monotonic() + _STANDBY_PAUSE_S
         else:
-            try:
-                replica.core = self._start_core()
-            except OSError as error:  # no memory, no processes: it may be better later
-                logger.error("replica %d: the engine process could not be started: %s", replica.number, error)
+            if (core := self._try_start()) is None:
                 replica.start_s = time.monotonic() + _LONGEST_PAUSE_S
                 return
+            replica.core = core
         replica.start_s = None
         self._place()
+
+    def _try_start(self) -> ChildCore | None:
+        """Start a core; None if there is no memory or no process for it now: it may be better later."""
+        try:
+            return self._start_core()
+        except OSError as error:
+            logger.error("the engine process could not be started: %s", error)
+            return None
 
     def _bury(self, core: ChildCore) -> None:
         """Let go of a dead core's sockets; while messages are received."""
@@ -421,6 +433,10 @@ class Router:
         load = self._loads[replica]
         for request_id in request_ids:
             load.num_waiting_tokens -= load.unfinished.pop(request_id, 0)
+
+    def num_unfinished(self, replica: int) -> int:
+        """The number of requests that a replica has."""
+        return len(self._loads[replica].unfinished)
 
     def empty(self, replica: int) -> None:
         """A replica's core has died, and with it all that it had."""

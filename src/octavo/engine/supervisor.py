@@ -5,7 +5,7 @@ Added again with them (`EngineCoreRequest.resumed_token_ids`), it continues with
 
 Requests that a core had begun with when it died are suspects: any of them may be what kills. If a core dies twice in a
 row without giving a request a new token in between, the request goes on trial: its group runs without others in one
-core. A group that kills is halved; a request that has killed twice while alone fails, and all others go on.
+core. A group that kills is halved; a request that has killed three times while alone fails, and all others go on.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, Finish
 from octavo.errors import RequestError
 
 _DEATHS_UNTIL_TRIAL = 2  # the first may have any cause; running everything again at once is fastest
-_DEATHS_ALONE = 2
+_DEATHS_ALONE = 3  # more than by accident, even where something kills every few seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -54,10 +54,6 @@ class Supervisor:
     def num_held(self) -> int:
         """Requests that no core has."""
         return sum(entry.replica is None for entry in self._by_id.values())
-
-    def has_work(self, replica: int) -> bool:
-        """Whether a replica has an unfinished request."""
-        return any(entry.replica == replica for entry in self._by_id.values())
 
     def add(self, samples: Sequence[EngineCoreRequest]) -> None:
         """Register the samples of a new request; `take_placeable` hands them out."""
@@ -142,6 +138,11 @@ class Supervisor:
                 self._court = replica
         self._held.extendleft([entry] for entry in reversed(lost) if entry not in suspects)
         return ended
+
+    def give_up(self, replica: int, instead: int) -> None:
+        """A replica gets no core any more: if it was to run those on trial, another one does."""
+        if self._court == replica:
+            self._court = instead
 
     def _judge(self, begun: Collection[str], death: str) -> dict[str, FinishedRequest]:
         """The core of a trial has died: halve the group, or end the one that was alone."""
