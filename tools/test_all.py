@@ -88,7 +88,7 @@ PARTS = {
         sources=("structured", "tokenizer/", "engine/", "metrics/", "inputs.py", "outputs.py", "sampling_params.py"),
     ),
     "servers": Part(  # hostile clients, crowds
-        tests=("tests/server/", "tests/hostile/", "tests/cli/"),
+        tests=("tests/server/", "tests/hostile/", "tests/cli/", "tests/chaos/"),
         sources=("server/", "cli/", "engine/", "async_llm.py"),
     ),
     "sanitizers": Part(command=("make", "sanitize"), sources=("kernels/cpu/",)),
