@@ -1,7 +1,7 @@
 """Every op of a decoder layer beside the roofline of this machine.
 
     python -m benchmarks.kernels.ops [--dtype bfloat16] [--threads 2] [--rows 1 8 32 256] [--reference]
-        [--quantization int8]
+        [--quantization int8 | --blocks Q4_K]
 
 Shapes are Qwen3-0.6B's; experts are Qwen3-30B-A3B's, half as many. Weights and KV are taken in turn from copies of
 together 512 MiB, as in a model, where a layer's weights are cold when its turn comes. Each time is the best of many
@@ -10,7 +10,7 @@ bytes over the read bandwidth and those operations over the matmul rate (in the 
 faster), all measured in the same run; "of roof" is that time over the measured one. Above 100 % a shared last-level
 cache helped, or a neighbor disturbed the probe.
 `--reference` measures the plain torch ops that define each kernel. With `--quantization` bytes are those of the
-integers; operations are still compared with the same rate.
+integers; operations are still compared with the same rate. With `--blocks` weights are in blocks of GGUF files.
 
 Legend: T = rows (tokens, or requests that decode), C = context positions, V = vocabulary.
 """
@@ -28,11 +28,13 @@ from benchmarks.kernels.attention import Cell, attention_run
 from benchmarks.kernels.cold import num_copies
 from benchmarks.kernels.roofline import best_seconds, matmul_rate, read_bandwidth
 from octavo.attention.selector import select_attention
+from octavo.gguf.types import GGML_TYPES
+from octavo.kernels.blocks import BlockFormat, BlockWeight
 from octavo.kernels.dispatch import native_kernels, select_kernels
 from octavo.kernels.native import NativeKernels
-from octavo.kernels.quantization import QUANTIZATIONS, WeightFormat, get_quantization
+from octavo.kernels.quantization import QUANTIZATIONS, Weight, WeightFormat, get_quantization
 from octavo.kernels.reference import Kernels
-from octavo.kernels.types import SILU, Fused, PackedExperts, PackedLinear, Routing
+from octavo.kernels.types import SILU, Fused, LinearRole, PackedExperts, PackedLinear, Routing
 from octavo.layers.quant.registry import check_quantization_at_load, make_schemes
 from octavo.sampling.draw import SamplingMetadata, draw
 from octavo.sampling.rows import SamplingRows
@@ -74,29 +76,51 @@ class Case:
 def linear_cases(kernels: Kernels, form: Form, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
     """Time each linear layer."""
     for name, (num_outputs, in_size) in LINEARS.items():
-        weight, x = torch.randn(num_outputs, in_size).to(dtype), torch.randn(num_rows, in_size).to(dtype)
-        pack = partial(kernels.pack_linear, bias=None, form=form)
-        num_bytes = packed_bytes(kernels, pack(weight.clone()), weight)
-        copies = [pack(weight.clone()) for _ in range(num_copies(num_bytes))]
+        weight, x = random_weight(form, dtype, in_size, num_outputs), torch.randn(num_rows, in_size).to(dtype)
+        num_bytes = packed_bytes(kernels, pack(kernels, weight, form), weight)
+        copies = [pack(kernels, weight, form) for _ in range(num_copies(num_bytes))]
         yield Case(
             name=f"linear {name} {num_outputs}x{in_size}",
             run=linear_run(kernels, x, copies),
             num_bytes=num_bytes + x.nbytes + num_rows * num_outputs * dtype.itemsize,
-            num_operations=2 * num_rows * weight.numel(),
+            num_operations=2 * num_rows * num_outputs * in_size,
         )
+
+
+def random_weight(form: Form, dtype: torch.dtype, in_size: int, *parts: int) -> Weight:
+    """Return a weight of so many outputs in each part, in blocks if `form` is of some."""
+    if not isinstance(form, BlockFormat):
+        return torch.randn(sum(parts), in_size).to(dtype)
+    (kind,) = form.kinds
+    row_bytes = in_size // kind.block_size * kind.block_bytes
+    # Below 0x40, scales are float16 numbers from 0 to 2.
+    rows = tuple(torch.randint(0x40, (size, row_bytes), dtype=torch.uint8) for size in parts)
+    return BlockWeight(
+        format=replace(form, types=form.types * len(parts), sizes=parts, row_inputs=in_size),
+        parts=rows,
+        in_size=in_size,
+    )
+
+
+def pack(kernels: Kernels, weight: Weight, form: Form, role: LinearRole = "plain") -> PackedLinear:
+    """Pack a weight, which stays."""
+    if isinstance(weight, BlockWeight):
+        return kernels.pack_linear(weight, None, role, weight.format)
+    assert isinstance(weight, torch.Tensor), "random weights are dense or in blocks"
+    return kernels.pack_linear(weight.clone(), None, role, form)
 
 
 def head_cases(kernels: Kernels, form: Form, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
     """Time the logits head of greedy rows, of which the largest result alone is kept. It is too large for any cache."""
     if num_rows > MAX_HEAD_ROWS:
         return
-    weight, x = torch.randn(VOCAB, HIDDEN).to(dtype), torch.randn(num_rows, HIDDEN).to(dtype)
-    packed = kernels.pack_linear(weight, None, "logits", form)
+    weight, x = random_weight(form, dtype, HIDDEN, VOCAB), torch.randn(num_rows, HIDDEN).to(dtype)
+    packed = pack(kernels, weight, form, "logits")
     yield Case(
         name=f"largest of head {VOCAB}x{HIDDEN}",
         run=lambda: kernels.logits_argmax(x, packed),
         num_bytes=packed_bytes(kernels, packed, weight) + x.nbytes,
-        num_operations=2 * num_rows * weight.numel(),
+        num_operations=2 * num_rows * VOCAB * HIDDEN,
     )
 
 
@@ -105,10 +129,14 @@ def linear_run(kernels: Kernels, x: torch.Tensor, copies: list[PackedLinear]) ->
     return lambda: kernels.linear(x, next(turns))
 
 
-def packed_bytes(kernels: Kernels, packed: PackedLinear, weight: torch.Tensor) -> int:
-    """Return what a map reads of its weight: as it is packed, or as it was where that is not shown."""
-    tensors = [weight] if kernels.layout is None else packed.packed_tensors().values()
-    return sum(tensor.nbytes for tensor in tensors)
+def packed_bytes(kernels: Kernels, packed: PackedLinear, weight: Weight) -> int:
+    """Return what a linear reads of its weight: as it is packed, or as it was where that is not shown."""
+    if kernels.layout is not None:
+        return sum(tensor.nbytes for tensor in packed.packed_tensors().values())
+    if isinstance(weight, BlockWeight):
+        return sum(rows.nbytes for rows in weight.parts)
+    assert isinstance(weight, torch.Tensor), "random weights are dense or in blocks"
+    return weight.nbytes
 
 
 def expert_cases(kernels: Kernels, form: Form, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
@@ -139,11 +167,11 @@ def expert_cases(kernels: Kernels, form: Form, num_rows: int, dtype: torch.dtype
 
 
 def make_experts(kernels: Kernels, form: Form, dtype: torch.dtype) -> PackedExperts:
-    gate_up = torch.randn(2 * EXPERT_INTERMEDIATE, EXPERT_HIDDEN).to(dtype)
-    down = torch.randn(EXPERT_HIDDEN, EXPERT_INTERMEDIATE).to(dtype)
+    gate_up = random_weight(form, dtype, EXPERT_HIDDEN, EXPERT_INTERMEDIATE, EXPERT_INTERMEDIATE)
+    down = random_weight(form, dtype, EXPERT_INTERMEDIATE, EXPERT_HIDDEN)
     return kernels.pack_experts(
-        [kernels.pack_linear(gate_up.clone(), None, "gated", form) for _ in range(NUM_EXPERTS)],
-        [kernels.pack_linear(down.clone(), None, "plain", form) for _ in range(NUM_EXPERTS)],
+        [pack(kernels, gate_up, form, "gated") for _ in range(NUM_EXPERTS)],
+        [pack(kernels, down, form) for _ in range(NUM_EXPERTS)],
     )
 
 
@@ -217,13 +245,17 @@ def main() -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--reference", action="store_true")
     kind.add_argument("--quantization", choices=tuple(QUANTIZATIONS), help="of the weights of linear layers")
+    blocks = [kind.name for kind in GGML_TYPES.values() if kind.is_quantized]
+    kind.add_argument("--blocks", choices=blocks, help="of GGUF files, that hold these weights")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
     schemes = make_schemes(None, options.quantization)
     kernels: Kernels = Kernels() if options.reference else select_kernels(CPU, dtype, schemes.forms)
     check_quantization_at_load(schemes, kernels, f"a CPU with {options.dtype}")
-    form = get_quantization(options.quantization).linear if options.quantization else None
+    form: Form = get_quantization(options.quantization).linear if options.quantization else None
+    if options.blocks:
+        form = BlockFormat(types=(options.blocks,), sizes=(1,), row_inputs=1)
     own = kernels if isinstance(kernels, NativeKernels) else native_kernels()
     native = None if options.reference else own
     with torch.inference_mode():
