@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from octavo import LLM, SamplingParams
 from octavo.cli import checkpoints
 from octavo.errors import InvalidParameterError, PromptTooLongError
-from octavo.multimodal.messages import Source
+from octavo.multimodal.media import Source
 
 app = typer.Typer()
 app.command()(checkpoints.inspect)

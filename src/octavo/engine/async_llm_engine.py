@@ -26,7 +26,7 @@ from octavo.errors import EngineDeadError, EventLoopError, OctavoError, anew
 from octavo.inputs import as_prompt_list
 from octavo.lora_request import LoRARequest
 from octavo.metrics.collect import EngineMetrics
-from octavo.multimodal.messages import has_images
+from octavo.multimodal.media import has_images
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestPriority, SamplingParams
 

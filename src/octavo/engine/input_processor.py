@@ -12,7 +12,7 @@ from octavo.errors import InvalidParameterError
 from octavo.inputs import TokensPrompt, parse_prompt
 from octavo.lora.files import AdapterFiles
 from octavo.lora_request import LoRARequest
-from octavo.multimodal.messages import has_images
+from octavo.multimodal.media import has_images
 from octavo.multimodal.placeholders import MultiModalPrompt
 from octavo.multimodal.processor import MultiModalProcessor
 from octavo.sampling_params import NO_SAMPLING, PoolingParams, RequestPriority, SamplingParams, derive_seed, draw_seed

@@ -9,8 +9,7 @@ import numpy as np
 
 from octavo.config.model import VisionConfig
 from octavo.errors import InvalidParameterError
-from octavo.multimodal.media import MediaReader, Video
-from octavo.multimodal.messages import Source, take_images
+from octavo.multimodal.media import MediaReader, Source, Video, take_images
 from octavo.multimodal.placeholders import Medium, MultiModalPrompt, expand_vision_placeholders, write_placeholders
 from octavo.tokenizer.tokenizer import ContextLimit
 

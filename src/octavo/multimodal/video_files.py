@@ -42,20 +42,17 @@ def read_video_file(data: bytes, name: str, limits: PictureLimits, choose: Choos
     """Decode the frames that `choose` selects, in ascending order, and resize each."""
     if len(data) > limits.max_bytes:
         raise InvalidParameterError(name, f"{len(data)} bytes", f"at most {limits.max_bytes} bytes")
-    container = _container_of(data)
+    container = None  # FFmpeg's name of the format; None: Pillow may know it
+    if data[4:8] == b"ftyp":
+        container = "mp4"
+    elif data[:4] == b"\x1a\x45\xdf\xa3":
+        container = "matroska"
+    elif data[:4] == b"RIFF" and data[8:12] == b"AVI ":
+        container = "avi"
     with decoding_errors(name, f"a file of {len(data)} bytes"):
         if container is None:
             return _by_pillow(data, name, limits, choose, resize)
         return _by_av(data, container, name, limits, choose, resize)
-
-
-def _container_of(data: bytes) -> str | None:
-    """Return FFmpeg's name of the format; None: Pillow may know it."""
-    if data[4:8] == b"ftyp":
-        return "mp4"
-    if data[:4] == b"\x1a\x45\xdf\xa3":
-        return "matroska"
-    return "avi" if data[:4] == b"RIFF" and data[8:12] == b"AVI " else None
 
 
 def _by_pillow(data: bytes, name: str, limits: PictureLimits, choose: Choose, resize: Resize) -> SampledFrames:

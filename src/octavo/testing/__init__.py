@@ -8,29 +8,16 @@ wrongly fails at once.
 Legend: R = requests in the step.
 """
 
-from octavo.testing.fake_worker import FakeExecutor, FakeRank, FakeRow, FakeWorker, model_output_for, run_step
-from octavo.testing.requests import (
-    ROOT,
-    KnownDrafter,
-    context_hash,
-    expected_tokens,
-    make_request,
-    make_scheduler,
-    next_token,
-)
-
-__all__ = [
-    "ROOT",
-    "FakeExecutor",
-    "FakeRank",
-    "FakeRow",
-    "FakeWorker",
-    "KnownDrafter",
-    "context_hash",
-    "expected_tokens",
-    "make_request",
-    "make_scheduler",
-    "model_output_for",
-    "next_token",
-    "run_step",
-]
+from octavo.testing.fake_worker import FakeExecutor as FakeExecutor
+from octavo.testing.fake_worker import FakeRank as FakeRank
+from octavo.testing.fake_worker import FakeRow as FakeRow
+from octavo.testing.fake_worker import FakeWorker as FakeWorker
+from octavo.testing.fake_worker import model_output_for as model_output_for
+from octavo.testing.fake_worker import run_step as run_step
+from octavo.testing.requests import ROOT as ROOT
+from octavo.testing.requests import KnownDrafter as KnownDrafter
+from octavo.testing.requests import context_hash as context_hash
+from octavo.testing.requests import expected_tokens as expected_tokens
+from octavo.testing.requests import make_request as make_request
+from octavo.testing.requests import make_scheduler as make_scheduler
+from octavo.testing.requests import next_token as next_token

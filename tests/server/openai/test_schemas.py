@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from octavo.server.openai.schemas import closed, closed_arguments
+from octavo.server.openai.tools import closed, closed_arguments
 
 NAMED = {"type": "object", "properties": {"a": {"type": "string"}}}
 CLOSED = {**NAMED, "additionalProperties": False}

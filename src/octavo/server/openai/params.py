@@ -18,8 +18,7 @@ from octavo.sampling_params import SEED_BITS, RequestPriority, SamplingParams
 from octavo.server.errors import as_api_error, bad_request
 from octavo.server.openai.models import ServedModel
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest, ResponseFormat
-from octavo.server.openai.schemas import closed
-from octavo.server.openai.tools import tool_wire_names
+from octavo.server.openai.tools import closed, tool_wire_names
 from octavo.structured_output import StructuredOutput
 
 NO_LIMIT = -1  # of tokens, as clients of llama.cpp write it
