@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.breadth import pick
 from tests.distributed.ranks import run_ranks
 from tests.loader.quantized_files import Quantize, awq, compressed, float8, gptq, save_pair
 from tests.models.paged import PagedRunner, load
@@ -33,6 +34,7 @@ from octavo.layers.quant.registry import CHECKPOINT_SCHEMES
 from octavo.models.interfaces import CausalLM
 from octavo.worker.memory import empty_model, num_weights, weights_bytes
 
+NUM_TOKENS = pick(5, 12)
 PROMPTS = [random_tokens(length, seed=length) for length in (1, 4, 23, 8)]
 
 
@@ -152,6 +154,7 @@ FLOATS = [
 ]
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 by_floats = pytest.mark.parametrize("case", FLOATS, ids=lambda case: case.name)
+Saved = Callable[[Case], Path]
 needs_kernels = pytest.mark.skipif(native_kernels() is None, reason="the C++ kernels were not built, or are off")
 
 
@@ -159,29 +162,43 @@ def save(case: Case, folder: Path) -> None:
     save_pair(folder, case.settings, case.is_quantized, case.quantize)
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """Save a case once for all tests, which only read it."""
+    folders: dict[str, Path] = {}
+
+    def get(case: Case) -> Path:
+        if case.name not in folders:
+            folders[case.name] = tmp_path_factory.mktemp("pair")
+            save(case, folders[case.name])
+        return folders[case.name]
+
+    return get
+
+
 def linears(model: CausalLM) -> list[MergedLinear]:
     return [module for module in model.modules() if isinstance(module, MergedLinear)]
 
 
 @by_case
-def test_it_computes_what_the_dense_weights_compute(case: Case, tmp_path: Path) -> None:
+def test_it_computes_what_the_dense_weights_compute(case: Case, saved: Saved) -> None:
     """In float32 no kernels compute with integers: weights stay compressed, and results are the dense model's bits."""
-    save(case, tmp_path)
-    dense, quantized = load(tmp_path / "dense"), load(tmp_path / "quantized")
+    folder = saved(case)
+    dense, quantized = load(folder / "dense"), load(folder / "quantized")
     assert any(linear.is_compressed for linear in linears(quantized))
-    assert PagedRunner(quantized).generate(PROMPTS, 12) == PagedRunner(dense).generate(PROMPTS, 12)
+    assert PagedRunner(quantized).generate(PROMPTS, NUM_TOKENS) == PagedRunner(dense).generate(PROMPTS, NUM_TOKENS)
     [found], [expected] = (PagedRunner(model).step({0: PROMPTS[2]}) for model in (quantized, dense))
     assert torch.equal(found, expected)
 
 
 @by_case
-def test_two_ranks_give_the_tokens_of_one(case: Case, tmp_path: Path) -> None:
+def test_two_ranks_give_the_tokens_of_one(case: Case, saved: Saved) -> None:
     """Their shares of 48 and 96 inputs end inside groups of 32 and 64."""
-    save(case, tmp_path)
-    tokens = PagedRunner(load(tmp_path / "dense")).generate(PROMPTS, 12)
+    folder = saved(case)
+    tokens = PagedRunner(load(folder / "dense")).generate(PROMPTS, NUM_TOKENS)
 
     def body(groups: ParallelGroups) -> list[list[int]]:
-        return PagedRunner(load(tmp_path / "quantized", groups=groups)).generate(PROMPTS, 12)
+        return PagedRunner(load(folder / "quantized", groups=groups)).generate(PROMPTS, NUM_TOKENS)
 
     assert run_ranks(body, 2) == [tokens, tokens]
 
@@ -202,11 +219,13 @@ def test_shards_of_act_order_are_the_weight(tmp_path: Path) -> None:
 
 @needs_kernels
 @by_case
-def test_integer_kernels_compute_it_as_it_is(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integer_kernels_compute_it_as_it_is(
+    case: Case, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What they read are the checkpoint's own integers: their arithmetic on those, to the last bits of bfloat16."""
-    save(case, tmp_path)
+    folder = saved(case)
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
-    quantized, exact = load(tmp_path / "quantized", dtype="bfloat16"), load(tmp_path / "quantized")
+    quantized, exact = load(folder / "quantized", dtype="bfloat16"), load(folder / "quantized")
     assert not any(linear.is_compressed for linear in linears(quantized))
     x = torch.randn(5, 256, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     for fast, plain in zip(linears(quantized), linears(exact), strict=True):
@@ -227,13 +246,13 @@ def test_integer_kernels_compute_it_as_it_is(case: Case, tmp_path: Path, monkeyp
 @by_floats
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_floats_of_8_bits_become_the_dense_weights(
-    case: Case, dtype: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    case: Case, dtype: str, saved: Saved, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No kernels for CPUs compute with them: memory and bits are those of the dense model."""
-    save(case, tmp_path)
+    folder = saved(case)
     _warn_once.cache_clear()
     caplog.set_level(logging.WARNING)
-    dense, quantized = (load(tmp_path / name, dtype=dtype) for name in ("dense", "quantized"))
+    dense, quantized = (load(folder / name, dtype=dtype) for name in ("dense", "quantized"))
     assert f"{case.settings['quant_method']}, 8-bit floats: " in caplog.text
     assert caplog.text.count("has no kernels for 8-bit floats") == 1
     [found], [expected] = (PagedRunner(model).step({0: PROMPTS[2]}) for model in (quantized, dense))
@@ -241,23 +260,23 @@ def test_floats_of_8_bits_become_the_dense_weights(
     assert weights_bytes(quantized) == weights_bytes(dense)
 
     def body(groups: ParallelGroups) -> list[list[int]]:
-        return PagedRunner(load(tmp_path / "quantized", dtype=dtype, groups=groups)).generate(PROMPTS, 12)
+        return PagedRunner(load(folder / "quantized", dtype=dtype, groups=groups)).generate(PROMPTS, NUM_TOKENS)
 
     if dtype == "float32":
-        tokens = PagedRunner(dense).generate(PROMPTS, 12)
+        tokens = PagedRunner(dense).generate(PROMPTS, NUM_TOKENS)
         assert run_ranks(body, 2) == [tokens, tokens]
 
 
 @needs_kernels
 @by_floats
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_floats_can_be_quantized_again(case: Case, quantization: str, tmp_path: Path) -> None:
+def test_floats_can_be_quantized_again(case: Case, quantization: str, saved: Saved) -> None:
     """To the bits of a dense checkpoint of the same values, and at its size."""
-    save(case, tmp_path)
-    options = EngineArgs(model_name=str(tmp_path / "quantized"), quantization=quantization, dtype="bfloat16")  # type: ignore[arg-type]
+    folder = saved(case)
+    options = EngineArgs(model_name=str(folder / "quantized"), quantization=quantization, dtype="bfloat16")  # type: ignore[arg-type]
     assert options.resolve().quantization == quantization
     dense, quantized = (
-        load(tmp_path / name, dtype="bfloat16", quantization=quantization) for name in ("dense", "quantized")
+        load(folder / name, dtype="bfloat16", quantization=quantization) for name in ("dense", "quantized")
     )
     [found], [expected] = (PagedRunner(model).step({0: PROMPTS[2]}) for model in (quantized, dense))
     assert torch.equal(found, expected)
@@ -266,9 +285,9 @@ def test_floats_can_be_quantized_again(case: Case, quantization: str, tmp_path: 
 
 @needs_kernels
 @by_case
-def test_rows_have_the_same_bits_in_any_batch(case: Case, tmp_path: Path) -> None:
-    save(case, tmp_path)
-    model = load(tmp_path / "quantized", dtype="bfloat16")
+def test_rows_have_the_same_bits_in_any_batch(case: Case, saved: Saved) -> None:
+    folder = saved(case)
+    model = load(folder / "quantized", dtype="bfloat16")
     [alone] = PagedRunner(model).step({0: PROMPTS[2]})
     runner = PagedRunner(model, num_blocks=128, seed=3)
     pieces = [runner.step({0: PROMPTS[2][:7], 1: PROMPTS[3]})[0], runner.step({1: [5], 0: PROMPTS[2][7:]})[1]]
@@ -276,12 +295,12 @@ def test_rows_have_the_same_bits_in_any_batch(case: Case, tmp_path: Path) -> Non
 
 
 @by_case
-def test_memory_follows_the_scheme(case: Case, tmp_path: Path) -> None:
-    save(case, tmp_path)
-    dense, quantized = (read_model_config(tmp_path / name, model="tiny") for name in ("dense", "quantized"))
+def test_memory_follows_the_scheme(case: Case, saved: Saved) -> None:
+    folder = saved(case)
+    dense, quantized = (read_model_config(folder / name, model="tiny") for name in ("dense", "quantized"))
     assert num_weights(empty_model(quantized)) == num_weights(empty_model(dense))
     found, plain = weights_bytes(empty_model(quantized)), weights_bytes(empty_model(dense))
-    kept = load(tmp_path / "quantized")
+    kept = load(folder / "quantized")
     actual = 0
     for linear in linears(kept):
         packed = linear._packed
