@@ -155,8 +155,8 @@ class _BusyTime:
         busy_s = float(sum(start.elapsed_time(end) for start, end in pairs)) / 1e3
         return 1.0 - busy_s / took_s
 
-    def _timed(self, key: GraphKey, prepare: Callable[[], None]) -> Callable[[], None] | None:
-        replay = self._find(key, prepare)
+    def _timed(self, key: GraphKey) -> Callable[[], None] | None:
+        replay = self._find(key)
         if replay is None:
             return None
         start, end = timing_event(), timing_event()
