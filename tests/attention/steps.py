@@ -18,6 +18,7 @@ from octavo.attention.selector import select_attention
 from octavo.kernels.native import NativeKernels
 
 NATIVE = [f"native-{level}" for level in LEVELS]  # the C++ backend at every level that is tried
+NATIVE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ def make_backend(name: str, dtype: torch.dtype, *, num_threads: int = 2) -> Atte
     """
     level, _, kv_dtype = name.removeprefix("native-").partition("+")
     if level != name:
-        kernels = native_kernels_of(level, num_threads)
+        kernels = native_kernels_of(level, num_threads, dtype)
         return NativeAttention(kernels, dtype, torch.int8 if kv_dtype == "int8" else dtype)
     if name == "triton":
         from octavo.attention.triton_paged import TritonAttention
@@ -65,9 +66,9 @@ def make_backend(name: str, dtype: torch.dtype, *, num_threads: int = 2) -> Atte
 
 
 @cache
-def native_kernels_of(level: str, num_threads: int) -> NativeKernels:
+def native_kernels_of(level: str, num_threads: int, dtype: torch.dtype) -> NativeKernels:
     """Return the C++ kernels of a level; the same object each time, for it holds threads."""
-    return NativeKernels(level, num_threads)
+    return NativeKernels(level, num_threads, dtype)
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.attention.steps import NATIVE, Pool, Sequence, Shape, exact_attention, run_step
+from tests.attention.steps import NATIVE, NATIVE_DTYPES, Pool, Sequence, Shape, exact_attention, run_step
 from tests.breadth import each, pick
 
 from octavo.attention.selector import select_attention
@@ -30,7 +30,7 @@ class Backend:
 
 
 BACKENDS = [Backend(name, dtype) for name in ("tiled", "sdpa") for dtype in (torch.float32, torch.bfloat16)]
-BACKENDS += [Backend(name, dtype) for name in NATIVE for dtype in (torch.float32, torch.bfloat16)]
+BACKENDS += [Backend(name, dtype) for name in NATIVE for dtype in NATIVE_DTYPES]
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda case: f"{case.name}-{case.dtype}".replace("torch.", ""))
@@ -149,15 +149,13 @@ def test_selection() -> None:
     assert select_attention(CPU, torch.float32).is_batch_invariant
     assert select_attention(CPU, torch.float32).name == (kernels.name if kernels else "torch-tiled")
     assert select_attention(CPU, torch.bfloat16).name == (kernels.name if kernels else "torch-sdpa")
-    assert select_attention(CPU, torch.float16).name == "torch-sdpa"
+    assert select_attention(CPU, torch.float16).name == (kernels.name if kernels else "torch-sdpa")
     with pytest.raises(UnknownOptionError, match="sdpa"):
         select_attention(CPU, torch.float32, "sdap")
     with pytest.raises(InvalidParameterError, match="kv_cache_dtype='int8'"):
-        select_attention(CPU, torch.float16, kv_cache_dtype="int8")
+        select_attention(CPU, torch.float16, "sdpa", kv_cache_dtype="int8")
     with pytest.raises(InvalidParameterError, match="kv_cache_dtype='bf16'"):
         select_attention(CPU, torch.float32, kv_cache_dtype="bf16")
-    with pytest.raises(UnknownOptionError, match="native"):
-        select_attention(CPU, torch.float16, "native")
 
 
 @pytest.mark.skipif(not NATIVE, reason="the C++ kernels were not built")

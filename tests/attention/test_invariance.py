@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 import torch
-from tests.attention.steps import NATIVE, Pool, Sequence, Shape, make_backend, make_batch, run_step
+from tests.attention.steps import NATIVE, NATIVE_DTYPES, Pool, Sequence, Shape, make_backend, make_batch, run_step
 from tests.breadth import each, pick
 
 from octavo.attention import torch_tiled
@@ -20,7 +20,7 @@ SHAPES = [
     *pick([], [Shape(num_heads=2, num_kv_heads=2, head_dim=128), Shape(num_heads=1, num_kv_heads=1, head_dim=32)]),
 ]
 LENGTH = 150
-BACKENDS = [("tiled", torch.float32), *((name, dtype) for name in NATIVE for dtype in (torch.float32, torch.bfloat16))]
+BACKENDS = [("tiled", torch.float32), *((name, dtype) for name in NATIVE for dtype in NATIVE_DTYPES)]
 BACKENDS += [(f"{name}+int8", torch.bfloat16) for name in NATIVE]
 
 

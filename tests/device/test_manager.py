@@ -72,7 +72,7 @@ def test_a_dtype_that_the_device_lacks_is_an_error(monkeypatch: pytest.MonkeyPat
 
 def test_kernels_and_attention_belong_together() -> None:
     devices = DeviceManager("cpu")
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
         assert devices.kernels(dtype).is_batch_invariant == devices.attention(dtype).is_batch_invariant
 
 
@@ -81,8 +81,8 @@ def test_describe_says_what_holds() -> None:
     assert facts["device"] == "cpu"
     assert int(facts["cores"]) >= 1
     assert facts["threads"] == str(torch.get_num_threads())
-    assert ": not batch-invariant" in facts["float16"]
-    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    for name, dtype in dtypes.items():
         is_invariant = DeviceManager("cpu").kernels(dtype).is_batch_invariant
         assert (": batch-invariant" in facts[name]) == is_invariant
 

@@ -77,7 +77,9 @@ def test_quantization_changes_the_numbers(make_llm: MakeLLM) -> None:
 
 
 def test_what_cannot_be_computed_is_refused(make_llm: MakeLLM) -> None:
-    with pytest.raises(InvalidParameterError, match=r"quantization='int8': needs a CPU, bfloat16, .* with float32"):
+    with pytest.raises(
+        InvalidParameterError, match=r"quantization='int8': needs a CPU, 16-bit activations, .* with float32"
+    ):
         make_llm("qwen3", dtype="float32", quantization="int8")
     with pytest.raises(InvalidParameterError, match="quantization='int3': one of int8, int4, fp8"):
         make_llm("qwen3", quantization="int3")

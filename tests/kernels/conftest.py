@@ -14,14 +14,13 @@ from octavo.kernels.quantization import IntegerFormat, LowBitWeight, QuantizedWe
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import LinearRole, PackedLinear
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-NATIVE_DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = NATIVE_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Every kernel set that is tried on this machine, with a dtype that it is for.
 FAST = [
     ("float32", torch.float32),
     ("half", torch.bfloat16),
     ("half", torch.float16),
-    *((f"native-{level}", dtype) for level in LEVELS for dtype in NATIVE_DTYPES),
+    *((f"native-{level}", dtype) for level in LEVELS for dtype in DTYPES),
 ]
 
 

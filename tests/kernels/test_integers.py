@@ -290,7 +290,7 @@ def test_no_rows_give_no_rows(level: str) -> None:
 def test_what_cannot_be_had_is_refused_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidParameterError, match="one of int8, int4, fp8"):
         get_quantization("int3")
-    with pytest.raises(InvalidParameterError, match=r"needs a CPU, bfloat16, .* here it is cpu with float32"):
+    with pytest.raises(InvalidParameterError, match=r"needs a CPU, 16-bit activations, .* here it is cpu with float32"):
         check("int8", "cpu", torch.float32)
     with pytest.raises(InvalidParameterError, match=r"quantization='fp8': .* a CPU has no kernels for 8-bit floats"):
         check("fp8", "cpu", torch.bfloat16)

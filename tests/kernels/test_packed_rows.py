@@ -12,7 +12,7 @@ from octavo.kernels.reference import Kernels
 @pytest.mark.parametrize("level", LEVELS)
 @each("in_size", [1, 2, 31, 32, 33, 70, 1024])
 @each("num_outputs", [1, 15, 16, 31, 33, 100, 1001])
-@each(("dtype", "bits"), [(torch.bfloat16, torch.int16), (torch.float32, torch.int32)])
+@each(("dtype", "bits"), [(torch.bfloat16, torch.int16), (torch.float16, torch.int16), (torch.float32, torch.int32)])
 def test_they_are_what_was_packed(
     level: str, num_outputs: int, in_size: int, dtype: torch.dtype, bits: torch.dtype
 ) -> None:

@@ -1,4 +1,4 @@
-"""What is stored in float16 is computed in bfloat16 on a CPU that has kernels for that alone."""
+"""Float16 is computed as it is by the C++ kernels, and in bfloat16 where a CPU has kernels for that alone."""
 
 import json
 import logging
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from octavo.config.args import EngineArgs
 from octavo.config.hub import resolve_model
@@ -19,9 +20,11 @@ pytestmark = pytest.mark.skipif(native_kernels() is None, reason="needs the C++ 
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 
 
-@pytest.fixture(autouse=True)
-def _without_float16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "has_onednn", lambda dtype: False)
+@pytest.fixture
+def without_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU without C++ kernels, on which oneDNN computes bfloat16."""
+    monkeypatch.setenv("OCTAVO_CPU_LEVEL", "torch")
+    monkeypatch.setattr(dispatch, "has_onednn", lambda dtype: dtype == torch.bfloat16)
 
 
 def worker(
@@ -48,40 +51,35 @@ def worker(
         ({"quantization_config": _GPTQ}, {}, "gptq"),
     ],
 )
-def test_auto(
+def test_auto_keeps_it(
     changes: dict[str, Any], options: dict[str, Any], form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rank, text = worker(tmp_path, caplog, changes, **options)
-    assert rank.profile.startswith("cpu-bfloat16-native-")
+    assert rank.profile.startswith("cpu-float16-native-")
     assert form in rank.profile
+    assert (rank.config.model.dtype, text) == ("float16", "")
+
+
+@pytest.mark.usefixtures("without_float16")
+def test_auto_computes_in_bfloat16_where_only_that_has_kernels(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank, text = worker(tmp_path, caplog, {}, speculative_config={"model": str(tmp_path)})
+    assert rank.profile.startswith("cpu-bfloat16-onednn-")
     assert rank.config.model.dtype == "bfloat16"
+    assert rank.config.draft_model is not None
+    assert rank.config.draft_model.model.dtype == "bfloat16"
     assert text.count("stored in float16, for which this CPU has no kernels: computing in bfloat16") == 1
 
 
-def test_a_draft_model_follows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rank, text = worker(tmp_path, caplog, {}, speculative_config={"model": str(tmp_path)})
-    draft = rank.config.draft_model
-    assert draft is not None
-    assert draft.model.dtype == "bfloat16"
-    assert text.count("computing in bfloat16") == 1
-
-
+@pytest.mark.usefixtures("without_float16")
 def test_float16_by_name_says_what_it_costs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rank, text = worker(tmp_path, caplog, {}, dtype="float16")
     assert rank.profile == "cpu-float16-torch-reference-torch-sdpa"
     assert text.count("at a small fraction of bfloat16's speed") == 1
 
 
-def test_where_onednn_has_kernels_only_quantized_weights_change(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch, "has_onednn", lambda dtype: True)
-    rank, text = worker(tmp_path, caplog, {})
-    assert ("-float16-" in rank.profile, text) == (True, "")
-    rank, _ = worker(tmp_path, caplog, {}, quantization="int8")
-    assert "-bfloat16-" in rank.profile
-
-
+@pytest.mark.usefixtures("without_float16")
 def test_the_device_says_so() -> None:
     facts = DeviceManager("cpu").describe()
     assert facts["float16"].endswith("slow: dtype=auto computes float16 checkpoints in bfloat16")

@@ -17,14 +17,15 @@ def worker(dtype: str, *, deterministic: bool) -> Worker:
 
 
 @pytest.mark.skipif(native_kernels() is None, reason="needs the C++ kernels")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_it_changes_nothing_where_it_is_so_already(dtype: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert worker(dtype, deterministic=True).profile == worker(dtype, deterministic=False).profile
     assert caplog.text.count("deterministic: so it is") == 1
 
 
-def test_it_is_refused_where_it_cannot_be() -> None:
+def test_it_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CPU_LEVEL", "torch")
     worker("float16", deterministic=False)
     with pytest.raises(InvalidParameterError, match=r"deterministic.*cpu with float16.*sdpa"):
         worker("float16", deterministic=True)

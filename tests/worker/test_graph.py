@@ -70,8 +70,9 @@ def test_enforce_eager_captures_nothing(dtype: Any) -> None:
         assert isinstance(worker.runner.graph, StepGraph) is not enforce_eager
 
 
-def test_a_model_on_torch_ops_is_not_recorded() -> None:
-    worker = Worker(EngineArgs(dtype="float16", num_kv_blocks=64).resolve())
+def test_a_model_on_torch_ops_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CPU_LEVEL", "torch")
+    worker = Worker(EngineArgs(dtype="float32", num_kv_blocks=64).resolve())
     worker.load_model()
     worker.initialize_kv_cache([64])
     assert worker.runner.graph is None

@@ -43,7 +43,7 @@ class NativePlan:
 
 
 class NativeAttention(AttentionBackend[NativePlan]):
-    """bfloat16 and float32; keys and values in the same dtype, or int8 with float32 scales."""
+    """In the dtype of the kernels; keys and values in the same dtype, or int8 with float32 scales."""
 
     is_batch_invariant = True
     records_calls = True
@@ -137,7 +137,6 @@ class NativeAttention(AttentionBackend[NativePlan]):
             scale=layer.softmax_scale,
             soft_cap=layer.soft_cap or 0.0,
             rotary=-1 if layer.rotary is None else layer.rotary,
-            is_float32=self._dtype == torch.float32,
             has_int8_kv=self._kv_dtype == torch.int8,
             computes_kept_only=layer.computes_kept_only,
             kv_group=layer.kv_group,

@@ -10,7 +10,7 @@ from octavo.attention.torch_sdpa import SdpaAttention
 from octavo.attention.torch_tiled import TiledAttention
 from octavo.config.engine import KVCacheDType
 from octavo.errors import InvalidParameterError, UnknownOptionError
-from octavo.kernels.dispatch import NATIVE_DTYPES, native_kernels, select_kernels, uses_triton
+from octavo.kernels.dispatch import native_kernels, select_kernels, uses_triton
 
 _KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _FIRST_WITH_FP8 = (8, 9)  # compute capability
@@ -23,7 +23,7 @@ def select_attention(
 
     Keys and values are stored in the model's dtype ("auto") or in `kv_cache_dtype`.
     """
-    native = native_kernels(dtype) if device.type == "cpu" and dtype in NATIVE_DTYPES else None
+    native = native_kernels(dtype) if device.type == "cpu" else None
     here = [*["native"] * (native is not None), "tiled", "sdpa", *["triton"] * uses_triton(device, dtype)]
     if name == "auto":
         torch_s = "tiled" if (device.type, dtype) == ("cpu", torch.float32) else "sdpa"
@@ -42,7 +42,7 @@ def select_attention(
 
 def _kv_dtype(device: torch.device, dtype: torch.dtype, wanted: KVCacheDType, backend: str) -> torch.dtype:
     if wanted == "int8" and backend != "native":
-        raise InvalidParameterError("kv_cache_dtype", wanted, "needs the C++ attention: bfloat16 or float32 on a CPU")
+        raise InvalidParameterError("kv_cache_dtype", wanted, "needs the C++ attention, on a CPU")
     if wanted == "fp8" and (backend != "triton" or not _has_fp8(device)):
         limit = "needs Triton's attention, on a GPU from Ada or Hopper on"
         raise InvalidParameterError("kv_cache_dtype", wanted, limit)

@@ -55,13 +55,13 @@ class EngineArgs:
     revision: str | None = option(None, "branch, tag or commit of a Hub model")
     dtype: Literal["auto", DType] = option(
         "auto",
-        "dtype of weights and activations; auto: the checkpoint's, but on CPUs without float16 kernels bfloat16",
+        "dtype of weights and activations; auto: the checkpoint's, or bfloat16 on CPUs without kernels for float16",
     )
     quantization: QuantizationName | None = option(
         None,
-        "quantize the weights of linear layers at load time: int8 or int4 (GPU, or CPU with bfloat16 activations), "
+        "quantize the weights of linear layers at load time: int8 or int4 (GPU, or CPU except with float32), "
         "or fp8 (GPU). GGUF files with quantized tensors: gguf computes with these as they are (the default on a CPU "
-        "with bfloat16), dequantize converts them to floats at load",
+        "except with float32), dequantize converts them to floats at load",
     )
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = option(
         "auto", "auto: the first available of cuda, xpu, mps, cpu"

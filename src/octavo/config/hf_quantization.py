@@ -12,7 +12,7 @@ from octavo.errors import InvalidParameterError, UnsupportedModelError
 QUANTIZATION_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "octavo")
 # Keys that `config/gguf.py` adds: types of quantized tensors by layer, and sampling parameters.
 GGUF_TYPES, GGUF_SAMPLING = "gguf_types", "gguf_sampling"
-DTYPES_WITH_BLOCKS: tuple[DType, ...] = ("bfloat16",)  # others: a GGUF file is dequantized at load
+DTYPES_WITH_BLOCKS: tuple[DType, ...] = ("bfloat16", "float16")  # float32: a GGUF file is dequantized at load
 # By the file's name: what wrote it, and a key that it has.
 _SEPARATE_FILES = MappingProxyType({"quantize_config.json": ("gptq", "bits"), "quant_config.json": ("awq", "w_bit")})
 _KEYS = ("quantization_config", "compression_config")  # the second is compressed-tensors' older name
@@ -68,7 +68,7 @@ def resolve_quantization(
         limit = f"unset: the weights of {model.model} are quantized already (quant_method {stored.method})"
         raise InvalidParameterError("quantization", asked, limit)
     if asked == "gguf" and stored is None:
-        limit = f"needs a GGUF file with quantized tensors, and dtype {', '.join(DTYPES_WITH_BLOCKS)}; here it is "
+        limit = f"needs a GGUF file with quantized tensors, and dtype {' or '.join(DTYPES_WITH_BLOCKS)}; here it is "
         raise InvalidParameterError("quantization", asked, f"{limit}{path.name} in {model.dtype}")
     if asked == "dequantize" and not path.is_file():
         raise InvalidParameterError("quantization", asked, f"is for GGUF files; {path} is a folder")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from octavo.distributed.groups import Group
+from octavo.kernels.native_weights import native_dtype
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 _MAX_SENDS = 16  # in flight; a rank that is further ahead waits for its peer
 # Polls before a rank sleeps: about 50 us, or few if ranks outnumber cores and another needs this one.
 _NUM_SPINS, _NUM_SPINS_WHERE_CROWDED = 1500, 20
-_DTYPES = frozenset({torch.float32, torch.bfloat16})
 
 
 class TorchGroup(Group):
@@ -86,7 +86,7 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
 
 
 class SharedMemoryGroup(TorchGroup):
-    """Ranks of one host. Dtypes without C++ support fall back to the base class."""
+    """Ranks of one host."""
 
     is_recordable = True
 
@@ -95,11 +95,9 @@ class SharedMemoryGroup(TorchGroup):
         self._collective = collective
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype not in _DTYPES:
-            return super().all_reduce(x)
         x = x.contiguous()
         num_rows, size = x.shape
-        self._collective.all_reduce(x.data_ptr(), num_rows, size, x.dtype == torch.float32)
+        self._collective.all_reduce(x.data_ptr(), num_rows, size, native_dtype(x.dtype))
         return x
 
     def all_gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:

@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 _LEVEL_VARIABLE = "OCTAVO_CPU_LEVEL"  # amx, avx512, avx512_vnni, avx2_vnni, avx2, portable; torch: torch's ops
 _GPU_VARIABLE = "OCTAVO_GPU_KERNELS"  # triton, or torch: use torch's ops
-NATIVE_DTYPES = frozenset({torch.bfloat16, torch.float32})
 _TRITON_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 
 DENSE_ONLY: frozenset[WeightFormat | None] = frozenset({None})
@@ -42,7 +41,7 @@ def select_kernels(
         from octavo.kernels.triton.kernels import TritonKernels
 
         return TritonKernels(forms, deterministic=deterministic)
-    if device.type == "cpu" and dtype in NATIVE_DTYPES and (native := native_kernels(dtype)) is not None:
+    if device.type == "cpu" and (native := native_kernels(dtype)) is not None:
         return native
     if device.type == "cpu" and has_onednn(dtype):
         return Float32CpuKernels() if dtype == torch.float32 else HalfCpuKernels()
@@ -54,8 +53,7 @@ def has_kernels(device: torch.device, dtype: torch.dtype, *, is_quantized: bool 
     if device.type != "cpu":
         return True
     kernels = select_kernels(device, dtype)
-    is_native = dtype in NATIVE_DTYPES and kernels.records_calls
-    return is_native or (not is_quantized and type(kernels) is not Kernels)
+    return kernels.records_calls or (not is_quantized and type(kernels) is not Kernels)
 
 
 def native_kernels(dtype: torch.dtype = torch.bfloat16) -> NativeKernels | None:

@@ -1,7 +1,7 @@
 """Octavo's own C++ kernels for CPUs. Tensors are passed to `kernels/cpu` as addresses and sizes.
 
-bfloat16 or float32, batch-invariant: a row's result has the same bits whatever other rows are computed with it, on
-any number of threads. The bits depend on the ISA level: AMX tiles and vectors accumulate and round differently.
+bfloat16, float16 or float32, batch-invariant: a row's result has the same bits whatever other rows are computed with
+it, on any number of threads. The bits depend on the ISA level: AMX tiles and vectors accumulate and round differently.
 
 Legend: T = tokens, K = input size, N = output size, D = hidden or head size, I = intermediate size.
 """
@@ -27,7 +27,15 @@ from torch import Tensor
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.blocks import BlockFormat
 from octavo.kernels.large_pages import zeros_on_large_pages
-from octavo.kernels.native_weights import NO_ADDRESS, LinearSpec, NativeLinear, WeightKind, address, make_weight_kinds
+from octavo.kernels.native_weights import (
+    NO_ADDRESS,
+    LinearSpec,
+    NativeLinear,
+    WeightKind,
+    address,
+    make_weight_kinds,
+    native_dtype,
+)
 from octavo.kernels.quantization import GROUP_SIZES, Weight, WeightFormat
 from octavo.kernels.reference import ExpertAdapters, Kernels, LoraAdapters
 from octavo.kernels.types import Activation, Fused, LinearRole, PackedExperts, PackedLinear, Routes, Routing
@@ -101,7 +109,7 @@ class Tape:
 class NativeKernels(Kernels):
     """The ops, the same for all kinds of weights; packing is up to `kernels/native_weights.py`.
 
-    In `dtype`, bfloat16 or float32; ops not overridden here run on the reference. With float32, all weights are dense.
+    In `dtype`; ops not overridden here run on the reference. With float32, all weights are dense.
     """
 
     is_batch_invariant = True
@@ -111,9 +119,8 @@ class NativeKernels(Kernels):
     def __init__(self, level: str, num_threads: int, dtype: torch.dtype = torch.bfloat16) -> None:
         from octavo.kernels.cpu import _cpu
 
-        assert dtype in (torch.bfloat16, torch.float32), f"no kernels for {dtype}"
         self._cpu, self.dtype = _cpu, dtype
-        self.native = _cpu.Kernels(level, num_threads, is_float32=dtype == torch.float32)
+        self.native = _cpu.Kernels(level, num_threads, native_dtype(dtype))
         self.name = f"native-{level}"
         self.compute_s = 0.0  # in replays and in what follows them: logits and sampling
         self._recording = local()  # thread-local: `buffers` while recording

@@ -1,6 +1,6 @@
 """How the C++ kernels pack weights, one entry for each kind: dense, integers, blocks of GGUF files. Ops are the same.
 
-Integers and blocks are multiplied by bfloat16 activations that the ops quantize. Sums over the inputs of a group are
+Integers and blocks are multiplied by 16-bit activations that the ops quantize. Sums over the inputs of a group are
 exact, and groups are added in a fixed order: a row's bits depend on that row alone. `kernels/quantize.py` and
 `kernels/blocks.py` define the products; layouts: panels.inc.h, integer_pack.inc.h and blocks.h of `kernels/cpu/`.
 
@@ -196,8 +196,16 @@ class BlockWeights(WeightKind):
 
 def make_weight_kinds(native: "_cpu.Kernels", dtype: torch.dtype) -> dict[type, WeightKind]:
     """Return the kinds that kernels of a dtype compute with, by the type of their form."""
-    kinds = (DenseWeights, IntegerWeights, BlockWeights) if dtype == torch.bfloat16 else (DenseWeights,)
+    kinds = (DenseWeights,) if dtype == torch.float32 else (DenseWeights, IntegerWeights, BlockWeights)
     return {kind.form: kind(native, dtype) for kind in kinds}
+
+
+def native_dtype(dtype: torch.dtype) -> "_cpu.DType":
+    """Return the kernels' name of a dtype that they compute with."""
+    from octavo.kernels.cpu import _cpu
+
+    names = {torch.bfloat16: _cpu.DType.BFLOAT16, torch.float16: _cpu.DType.FLOAT16, torch.float32: _cpu.DType.FLOAT32}
+    return names[dtype]
 
 
 def address(tensor: Tensor | None) -> int:

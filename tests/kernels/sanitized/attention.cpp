@@ -1,5 +1,5 @@
 // Attention under address and undefined-behavior sanitizers, at every level that this machine has: prompts, chunks and
-// decodes in one step, keys and values as bf16, float32 and int8, in tiles and in slots, in odd sizes and buffers of
+// decodes in one step, keys and values in every dtype and int8, in tiles and in slots, in odd sizes and buffers of
 // exactly the size that they need. `make sanitize` builds and runs it; with a level's name it runs that level alone.
 #include <cmath>
 #include <cstdio>
@@ -17,7 +17,7 @@ namespace {
 // One step after the other of some requests that grow: T tokens of a step, H query heads, G kv heads, E head size.
 struct Shape {
   std::int64_t num_heads, num_kv_heads, head_dim, block_size, sliding_window;
-  bool is_float32, has_int8_kv;
+  bool has_int8_kv;
   std::int64_t num_pairs;  // that are rotated, of E / 2
   bool has_cap, has_sinks;
 };
@@ -27,12 +27,14 @@ struct Request {
   std::int64_t length = 0;
 };
 
+template <class Element>
 class Trial {
  public:
-  Trial(const Ops& ops, Pool& pool, Shape shape, std::mt19937& source)
+  // `ops`: those of Element.
+  Trial(const LayerOps& ops, Pool& pool, Shape shape, std::mt19937& source)
       : ops_(ops), pool_(pool), shape_(shape), source_(source), requests_(6) {
     const std::int64_t padded = (shape.head_dim + 31) / 32 * 32;
-    const std::int64_t slot_bytes = shape.has_int8_kv ? padded + 4 : padded * (shape.is_float32 ? 4 : 2);
+    const std::int64_t slot_bytes = shape.has_int8_kv ? padded + 4 : padded * std::int64_t{sizeof(Element)};
     const std::int64_t num_blocks = (kMaxPositions + shape.block_size - 1) / shape.block_size;
     std::int32_t free = 0;
     for (Request& request : requests_)
@@ -82,18 +84,14 @@ class Trial {
               const std::vector<std::int64_t>& slots) {
     const std::int64_t num_tokens = starts.back(), width = shape_.num_heads + 2 * shape_.num_kv_heads;
     const std::vector<float> cos = floats(num_tokens * shape_.num_pairs), sin = floats(num_tokens * shape_.num_pairs);
-    const std::vector<float> wide = floats(num_tokens * width * shape_.head_dim);
-    std::vector<bf16> narrow(shape_.is_float32 ? 0 : wide.size());
-    for (std::size_t i = 0; i < narrow.size(); ++i) narrow[i] = to_bf16(wide[i]);
-    const std::int64_t out_size = num_tokens * shape_.num_heads * shape_.head_dim;
-    std::vector<float> wide_out(shape_.is_float32 ? out_size : 0);
-    std::vector<bf16> narrow_out(shape_.is_float32 ? 0 : out_size);
+    const auto qkv = random_elements<Element>(num_tokens * width * shape_.head_dim, source_);
+    std::vector<Element> out(num_tokens * shape_.num_heads * shape_.head_dim);
     AttentionArgs args{};
     args.num_heads = shape_.num_heads, args.num_kv_heads = shape_.num_kv_heads, args.head_dim = shape_.head_dim;
     args.block_size = shape_.block_size, args.sliding_window = shape_.sliding_window;
     args.query_norm = query_norm_.data(), args.key_norm = key_norm_.data(), args.norm_eps = 1e-6f;
     args.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
-    args.is_float32 = shape_.is_float32, args.has_int8_kv = shape_.has_int8_kv;
+    args.has_int8_kv = shape_.has_int8_kv;
     args.num_tokens = num_tokens;
     args.all_blocks = {static_cast<std::int64_t>(row_blocks.size()) / 3, row_blocks.data()};
     args.num_blocks_per_request = static_cast<std::int64_t>(requests_[0].blocks.size());
@@ -101,19 +99,17 @@ class Trial {
     args.soft_cap = shape_.has_cap ? 2.0f : 0.0f, args.sinks = shape_.has_sinks ? sinks_.data() : nullptr;
     args.query_start_loc = starts.data(), args.seq_lens = lengths.data();
     args.block_table = table.data();
-    args.qkv = shape_.is_float32 ? static_cast<const void*>(wide.data()) : narrow.data();
-    args.out = shape_.is_float32 ? static_cast<void*>(wide_out.data()) : narrow_out.data();
+    args.qkv = qkv.data(), args.out = out.data();
     args.keys = keys_.data(), args.values = values_.data();
     ops_.attention(args, pool_);
     bool is_well = true;
-    for (const float value : wide_out) is_well &= std::fabs(value) <= 1.01f;
-    for (const bf16 half : narrow_out) is_well &= (half & 0x7fff) <= 0x3f82;  // 1.016; NaN is more
+    for (const Element value : out) is_well &= std::fabs(widened(value)) <= 1.016f;
     return is_well;
   }
 
   std::vector<float> floats(std::int64_t count) { return random_floats(count, source_); }
 
-  const Ops& ops_;
+  const LayerOps& ops_;
   Pool& pool_;
   Shape shape_;
   std::mt19937& source_;
@@ -122,25 +118,31 @@ class Trial {
   std::vector<float> query_norm_, key_norm_, sinks_;
 };
 
-bool check(const Ops& ops) {
+template <class Element>
+bool is_well_with(const LayerOps& ops) {
   std::mt19937 source(1);
   Pool alone(1), crowd(3);  // one thread takes several kv heads at a time
   bool is_well = true;
   for (const std::int64_t head_dim : {12, 64, 80, 128, 256})
     for (const std::int64_t block_size : {32, 8, 96})
-      for (const int dtype : {0, 1, 2, 3}) {
+      for (const bool has_int8_kv : {false, true}) {
         const std::int64_t num_kv_heads = 1 + source() % 4, group = 1 + source() % 5;
         const std::int64_t half = head_dim / 2, some_pairs = source() % half;
         const Shape shape{num_kv_heads * group, num_kv_heads, head_dim, block_size, source() % 2 ? 50 : 0,
-                          dtype % 2 == 1, dtype >= 2, source() % 2 ? half : some_pairs, source() % 2 == 1,
+                          has_int8_kv, source() % 2 ? half : some_pairs, source() % 2 == 1,
                           source() % 2 == 1};
-        is_well &= Trial(ops, source() % 2 ? alone : crowd, shape, source).run(false);
+        is_well &= Trial<Element>(ops, source() % 2 ? alone : crowd, shape, source).run(false);
       }
   for (const bool has_int8_kv : {false, true})
     for (const std::int64_t block_size : {32, 48}) {
-      const Shape shape{6, 2, 40, block_size, 0, false, has_int8_kv, 20, false, true};
-      is_well &= Trial(ops, crowd, shape, source).run(true);
+      const Shape shape{6, 2, 40, block_size, 0, has_int8_kv, 20, false, true};
+      is_well &= Trial<Element>(ops, crowd, shape, source).run(true);
     }
+  return is_well;
+}
+
+bool check(const Ops& ops) {
+  const bool is_well = is_well_with<bf16>(ops.bfloat16) & is_well_with<f16>(*ops.float16) & is_well_with<float>(*ops.float32);
   std::printf("%s: attention is %s\n", ops.name, is_well ? "well" : "not a mean of values");
   return is_well;
 }

@@ -74,11 +74,11 @@ std::vector<float> multiplied(const Ops& ops, Pool& pool, const bf16* x, std::in
   const std::int64_t out_size = weight.args.out_size;
   if (!weight.args.blocks.is_gated) {
     std::vector<float> out(num_rows * out_size);
-    ops.bfloat16.linear({{x, num_rows, weight.args.in_size}, weight.packed(), Output::float32, out.data()}, pool);
+    ops.integers_bfloat16.linear({{x, num_rows, weight.args.in_size}, weight.packed(), Output::float32, out.data()}, pool);
     return out;
   }
   std::vector<bf16> halves(num_rows * out_size);
-  ops.bfloat16.linear({{x, num_rows, weight.args.in_size}, weight.packed(), Output::gated, halves.data()}, pool);
+  ops.integers_bfloat16.linear({{x, num_rows, weight.args.in_size}, weight.packed(), Output::gated, halves.data()}, pool);
   std::vector<float> out;
   for (const bf16 half : halves) out.push_back(widened(half));
   return out;

@@ -95,23 +95,33 @@ std::uint8_t byte_of(int rank, std::int64_t trial, std::int64_t i) {
   return static_cast<std::uint8_t>((i * 167 + i / 251 + rank * 59 + trial) % 256);
 }
 
-bool adds_up(Collective& collective, int rank, int size, std::int64_t count, bool is_float32) {
+constexpr DType kDTypes[] = {DType::bfloat16, DType::float16, DType::float32};
+
+template <class Element>
+bool adds_up(Collective& collective, int rank, int size, std::int64_t count, DType dtype) {
   const auto number = [&](int other, std::int64_t i) {
-    const float value = number_of(other, count, i);
-    return is_float32 ? value : widened(to_bf16(value));
+    Element element;
+    narrow_to(element, number_of(other, count, i));
+    return element;
   };
-  std::vector<float> wide(is_float32 ? count : 0);
-  std::vector<bf16> narrow(is_float32 ? 0 : count);
-  for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = number(rank, i);
-  for (std::size_t i = 0; i < narrow.size(); ++i) narrow[i] = to_bf16(number(rank, i));
-  collective.all_reduce(is_float32 ? static_cast<void*>(wide.data()) : narrow.data(), count, is_float32);
+  std::vector<Element> own(count);
+  for (std::int64_t i = 0; i < count; ++i) own[i] = number(rank, i);
+  collective.all_reduce(own.data(), count, dtype);
   bool is_well = true;
   for (std::int64_t i = 0; i < count; ++i) {
-    float sum = number(0, i);
-    for (int other = 1; other < size; ++other) sum += number(other, i);
-    is_well &= is_float32 ? wide[i] == sum : narrow[i] == to_bf16(sum);
+    float sum = widened(number(0, i));
+    for (int other = 1; other < size; ++other) sum += widened(number(other, i));
+    Element expected;
+    narrow_to(expected, sum);
+    is_well &= own[i] == expected;
   }
   return is_well;
+}
+
+bool adds_up(Collective& collective, int rank, int size, std::int64_t count, DType dtype) {
+  return dtype == DType::float32   ? adds_up<float>(collective, rank, size, count, dtype)
+         : dtype == DType::float16 ? adds_up<f16>(collective, rank, size, count, dtype)
+                                   : adds_up<bf16>(collective, rank, size, count, dtype);
 }
 
 // Rank r brings rows of width * (r % 3) + 1 bytes; of `rows` there may be none.
@@ -154,7 +164,7 @@ bool takes_turns(Collective& collective, int rank, int size) {
   bool is_well = true;
   for (int turn = 0; turn < 60 && is_well; ++turn) {
     if (turn % (3 * size) == 3 * rank) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    is_well = adds_up(collective, rank, size, 1 + turn, turn % 2 == 0);
+    is_well = adds_up(collective, rank, size, 1 + turn, kDTypes[turn % 3]);
     if (turn % 4 == 0) collective.barrier();
   }
   return is_well;
@@ -165,8 +175,8 @@ bool check_group(const Ops& ops, int size, int num_spins) {
   return ranks.all([size](Collective& collective, int rank) {
     // Whole and in stripes, by less than a vector more than some, and beyond the 1 MiB of a slot.
     for (const std::int64_t count : {1, 31, 1000, 4096, 8209, 300001, 540007})
-      for (const bool is_float32 : {false, true})
-        if (!adds_up(collective, rank, size, count, is_float32)) throw std::runtime_error("sums are wrong");
+      for (const DType dtype : kDTypes)
+        if (!adds_up(collective, rank, size, count, dtype)) throw std::runtime_error("sums are wrong");
     for (const std::int64_t width : {0, 5, 4000, 700001})
       for (const std::int64_t rows : {0, 1, 3})
         if (!gathers(collective, rank, size, rows, width)) throw std::runtime_error("gathered rows are wrong");

@@ -111,13 +111,13 @@ class Trial {
 
   std::vector<float> wide(const RowsArgs& rows, const PackedWeight& packed) {
     std::vector<float> out(rows.rows * packed.out_size);
-    ops_.bfloat16.linear(LinearArgs{rows, packed, Output::float32, out.data()}, pool_);
+    ops_.integers_bfloat16.linear(LinearArgs{rows, packed, Output::float32, out.data()}, pool_);
     return out;
   }
 
   std::vector<bf16> narrow(const RowsArgs& rows, const PackedWeight& packed, Output output) {
     std::vector<bf16> out(rows.rows * packed.out_size);
-    ops_.bfloat16.linear(LinearArgs{rows, packed, output, out.data()}, pool_);
+    ops_.integers_bfloat16.linear(LinearArgs{rows, packed, output, out.data()}, pool_);
     return out;
   }
 
@@ -128,7 +128,7 @@ class Trial {
     const std::vector<float> out = wide(all_rows(), packed);
     const std::vector<bf16> halves = narrow(all_rows(), packed, Output::plain);
     std::vector<Argmax> largest(sizes_.rows);
-    ops_.bfloat16.argmax(ArgmaxArgs{all_rows(), packed, largest.data()}, pool_);
+    ops_.integers_bfloat16.argmax(ArgmaxArgs{all_rows(), packed, largest.data()}, pool_);
     bool is_well = true;
     for (std::int64_t row = 0; row < sizes_.rows; ++row) {
       const float* logits = out.data() + row * sizes_.out_size;
@@ -175,7 +175,7 @@ class Trial {
 
   bool is_mlp_its_linears(const PackedWeight& gate_up, const PackedWeight& down) {
     std::vector<bf16> whole(sizes_.rows * sizes_.in_size);
-    ops_.bfloat16.mlp(MlpArgs{all_rows(), gate_up, down, whole.data()}, pool_);
+    ops_.integers_bfloat16.mlp(MlpArgs{all_rows(), gate_up, down, whole.data()}, pool_);
     const std::vector<bf16> middle = narrow(all_rows(), gate_up, Output::gated);
     return whole == narrow({middle.data(), sizes_.rows, sizes_.out_size}, down, Output::plain);
   }

@@ -1,4 +1,4 @@
-// Linears, the MLP and norms, in bf16 and float32, under address and undefined-behavior sanitizers, at every level that
+// Linears, the MLP and norms, in every dtype, under address and undefined-behavior sanitizers, at every level that
 // this machine has, in odd sizes and buffers of exactly the size that they need. `make sanitize` builds and runs it.
 #include <algorithm>
 #include <cmath>
@@ -102,9 +102,10 @@ double greatest_error(const LayerOps& layer_ops) {
 }
 
 bool check(const Ops& ops) {
-  const double of_halves = greatest_error<bf16>(ops.bfloat16), of_floats = greatest_error<float>(*ops.float32);
-  std::printf("%s: greatest error %.1e in bf16, %.1e in float32\n", ops.name, of_halves, of_floats);
-  return std::fmax(of_halves, of_floats) < 1e-4;
+  const double of_bf16 = greatest_error<bf16>(ops.bfloat16), of_f16 = greatest_error<f16>(*ops.float16);
+  const double of_floats = greatest_error<float>(*ops.float32);
+  std::printf("%s: greatest error %.1e in bf16, %.1e in float16, %.1e in float32\n", ops.name, of_bf16, of_f16, of_floats);
+  return std::fmax(std::fmax(of_bf16, of_f16), of_floats) < 1e-4;
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Mixtures of experts, in bf16, float32 and integers, under address and undefined-behavior sanitizers, at every level that
+// Mixtures of experts, in every dtype and integers, under address and undefined-behavior sanitizers, at every level that
 // this machine has, in odd sizes and buffers of exactly the size that they need; and the whole beside its parts. `make
 // sanitize` runs it.
 #include <algorithm>
@@ -29,8 +29,9 @@ template <class Element>
 class Trial {
  public:
   // `form`: of the weights, which are no integers where it has no bits.
-  Trial(const Ops& ops, const LayerOps& layer_ops, Pool& pool, const Sizes& sizes, const Integers& form, std::mt19937& source)
-      : ops_(ops), layer_ops_(layer_ops), pool_(pool), sizes_(sizes), form_(form), source_(source) {}
+  Trial(const Ops& ops, const LayerOps& layer_ops, const IntegerOps& integer_ops, Pool& pool, const Sizes& sizes,
+        const Integers& form, std::mt19937& source)
+      : ops_(ops), layer_ops_(layer_ops), integer_ops_(integer_ops), pool_(pool), sizes_(sizes), form_(form), source_(source) {}
 
   // Says whether the whole has the bits of its parts, and an expert's rows those of its linears, and every token was counted.
   bool run() {
@@ -42,7 +43,8 @@ class Trial {
     std::vector<Element> total(rows * size), normed(rows * size), whole(rows * size), combined(rows * size);
     const RowsArgs from{x.data(), rows, size, {residual.data(), norm.data(), 1e-5f}, total.data()};
     std::vector<std::int64_t> load(routing.num_experts);
-    layer_ops_.moe(MoeArgs{from, router_map, routing, experts(), load.data(), whole.data()}, pool_);
+    (form_.bits ? integer_ops_.moe : layer_ops_.moe)(
+        MoeArgs{from, router_map, routing, experts(), load.data(), whole.data()}, pool_);
 
     layer_ops_.rms_norm(NormArgs{from, normed.data()}, pool_);
     const RowsArgs plain{normed.data(), rows, size};
@@ -51,7 +53,7 @@ class Trial {
     std::vector<Element> answers(sizes_.num_pairs() * size);
     layer_ops_.route(RouteArgs{plain, router_map, routing, expert_ids.data(), weights.data()}, pool_);
     for (std::int64_t pair = 0; pair < sizes_.num_pairs(); ++pair) token_ids[pair] = pair / routing.num_choices();
-    layer_ops_.expert_rows(
+    (form_.bits ? integer_ops_.expert_rows : layer_ops_.expert_rows)(
         ExpertRowsArgs{plain, experts(), sizes_.num_pairs(), token_ids.data(), expert_ids.data(), answers.data()}, pool_);
     layer_ops_.combine_experts(
         CombineArgs{answers.data(), weights.data(), rows, routing.num_choices(), size, combined.data()}, pool_);
@@ -72,13 +74,15 @@ class Trial {
       std::vector<Element> middle(gate_up.out_size);
       const Element* token = tokens.data() + token_ids[pair] * sizes_.size;
       const RowsArgs row{token, 1, sizes_.size};
-      layer_ops_.linear(LinearArgs{row, gate_up, Output::gated, middle.data()}, pool_);
+      linear(LinearArgs{row, gate_up, Output::gated, middle.data()});
       const RowsArgs next{middle.data(), 1, gate_up.out_size};
       Element* answer = answers.data() + static_cast<std::int64_t>(pair) * sizes_.size;
-      layer_ops_.linear(LinearArgs{next, down_[expert_ids[pair]], Output::plain, answer}, pool_);
+      linear(LinearArgs{next, down_[expert_ids[pair]], Output::plain, answer});
     }
     return answers;
   }
+
+  void linear(const LinearArgs& args) { (form_.bits ? integer_ops_.linear : layer_ops_.linear)(args, pool_); }
 
   void make_experts() {
     for (std::int64_t expert = 0; expert < sizes_.num_experts(); ++expert) {
@@ -112,6 +116,7 @@ class Trial {
 
   const Ops& ops_;
   const LayerOps& layer_ops_;
+  const IntegerOps& integer_ops_;
   Pool& pool_;
   Sizes sizes_;
   Integers form_;
@@ -122,7 +127,7 @@ class Trial {
 };
 
 template <class Element>
-int count_wrong(const Ops& ops, const LayerOps& layer_ops, const Integers& form, int num_trials) {
+int count_wrong(const Ops& ops, const LayerOps& layer_ops, const IntegerOps& integer_ops, const Integers& form, int num_trials) {
   std::mt19937 source(1);
   Pool pool(3);
   int num_wrong = 0;
@@ -131,16 +136,19 @@ int count_wrong(const Ops& ops, const LayerOps& layer_ops, const Integers& form,
     const Routing routing{num_experts, top_k, trial % 2 == 0, trial % 3 == 0};
     const std::int64_t max_rows = trial % 4 ? 20 : 150;
     const Sizes sizes{1 + random_below(max_rows, source), 1 + random_below(200, source), 1 + random_below(90, source), routing};
-    num_wrong += !Trial<Element>(ops, layer_ops, pool, sizes, form, source).run();
+    num_wrong += !Trial<Element>(ops, layer_ops, integer_ops, pool, sizes, form, source).run();
   }
   return num_wrong;
 }
 
 bool check(const Ops& ops) {
   const Integers none = make_form(0, 0, false);
-  int num_wrong = count_wrong<bf16>(ops, ops.bfloat16, none, 40) + count_wrong<float>(ops, *ops.float32, none, 40);
-  for (const Integers& form : {make_form(8, 0, false), make_form(4, 32, false), make_form(4, 0, true, true)})
-    num_wrong += count_wrong<bf16>(ops, ops.bfloat16, form, 20);
+  const IntegerOps &of_bf16 = ops.integers_bfloat16, &of_f16 = ops.integers_float16;
+  int num_wrong = count_wrong<float>(ops, *ops.float32, {}, none, 40);
+  for (const Integers& form : {none, make_form(8, 0, false), make_form(4, 32, false), make_form(4, 0, true, true)}) {
+    num_wrong += count_wrong<bf16>(ops, ops.bfloat16, of_bf16, form, 20);
+    num_wrong += count_wrong<f16>(ops, *ops.float16, of_f16, form, 20);
+  }
   std::printf("%s: experts, %d trials went wrong\n", ops.name, num_wrong);
   return num_wrong == 0;
 }

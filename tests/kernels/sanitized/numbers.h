@@ -1,5 +1,6 @@
-// Numbers for trials, and bf16 in plain arithmetic.
+// Numbers for trials, and 16-bit floats in plain arithmetic.
 #pragma once
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -21,6 +22,27 @@ inline float widened(octavo::bf16 half) {
   return value;
 }
 
+// Of what is finite.
+inline octavo::f16 to_f16(float value) {
+  int exponent;
+  std::frexp(value, &exponent);
+  const bool is_normal = value != 0.0f && exponent > -14;
+  const double steps = std::nearbyint(std::ldexp(std::fabs(double{value}), is_normal ? 11 - exponent : 24));
+  const int bits = static_cast<int>(steps) + (is_normal ? (exponent + 13) * 1024 : 0);
+  return {static_cast<std::uint16_t>(bits | (std::signbit(value) ? 0x8000 : 0))};
+}
+
+inline float widened(octavo::f16 half) {
+  const int exponent = half.bits >> 10 & 0x1f, mantissa = half.bits & 0x3ff;
+  const float size = exponent ? std::ldexp(1024.0f + static_cast<float>(mantissa), exponent - 25)
+                              : std::ldexp(static_cast<float>(mantissa), -24);
+  return half.bits & 0x8000 ? -size : size;
+}
+
+inline void narrow_to(float& to, float value) { to = value; }
+inline void narrow_to(octavo::bf16& to, float value) { to = to_bf16(value); }
+inline void narrow_to(octavo::f16& to, float value) { to = to_f16(value); }
+
 // From -1 to 1.
 inline std::vector<float> random_floats(std::int64_t count, std::mt19937& source) {
   std::uniform_real_distribution<float> distribution(-1.0f, 1.0f);
@@ -29,16 +51,16 @@ inline std::vector<float> random_floats(std::int64_t count, std::mt19937& source
   return result;
 }
 
-inline std::vector<octavo::bf16> random_halves(std::int64_t count, std::mt19937& source) {
-  std::vector<octavo::bf16> result;
-  for (const float value : random_floats(count, source)) result.push_back(to_bf16(value));
+template <class Element>
+std::vector<Element> random_elements(std::int64_t count, std::mt19937& source) {
+  std::vector<Element> result(count);
+  const std::vector<float> values = random_floats(count, source);
+  for (std::size_t i = 0; i < result.size(); ++i) narrow_to(result[i], values[i]);
   return result;
 }
 
-template <class Element>
-std::vector<Element> random_elements(std::int64_t count, std::mt19937& source) {
-  if constexpr (sizeof(Element) == 2) return random_halves(count, source);
-  else return random_floats(count, source);
+inline std::vector<octavo::bf16> random_halves(std::int64_t count, std::mt19937& source) {
+  return random_elements<octavo::bf16>(count, source);
 }
 
 inline std::int64_t random_below(std::int64_t end, std::mt19937& source) {

@@ -2,6 +2,11 @@
 
 import enum
 
+class DType(enum.Enum):
+    BFLOAT16 = 0
+    FLOAT16 = 1
+    FLOAT32 = 2
+
 class Output(enum.Enum):
     PLAIN = 0
     FLOAT32 = 1
@@ -27,7 +32,6 @@ class AttentionLayer:
         scale: float,
         soft_cap: float,
         rotary: int,
-        is_float32: bool,
         has_int8_kv: bool,
         computes_kept_only: bool,
         kv_group: int,
@@ -127,14 +131,14 @@ class Collective:
     def __init__(self, level: str, file: int, offset: int, rank: int, size: int, num_spins: int, /) -> None: ...
     @staticmethod
     def memory_size(size: int, /) -> int: ...
-    def all_reduce(self, x: int, rows: int, size: int, is_float32: bool, /) -> None: ...
+    def all_reduce(self, x: int, rows: int, size: int, dtype: DType, /) -> None: ...
     def all_gather(self, x: int, out: int, rows: int, row_bytes: list[int], /) -> None: ...
     def exchange_counts(self, counts: list[int], /) -> list[list[int]]: ...
     def all_to_all(self, x: int, out: int, row_bytes: int, counts: list[list[int]], /) -> None: ...
     def barrier(self) -> None: ...
 
 class Kernels:
-    def __init__(self, level: str, num_threads: int, *, is_float32: bool) -> None: ...
+    def __init__(self, level: str, num_threads: int, dtype: DType) -> None: ...
     @property
     def level(self) -> str: ...
     @property

@@ -20,11 +20,11 @@ T* at(std::uintptr_t address) {
 inline AttentionLayer make_layer(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim,
                                  std::int64_t block_size, std::int64_t sliding_window, std::uintptr_t query_norm,
                                  std::uintptr_t key_norm, std::uintptr_t sinks, float norm_eps, float scale,
-                                 float soft_cap, std::int64_t rotary, bool is_float32, bool has_int8_kv,
-                                 bool computes_kept_only, std::int64_t kv_group) {
+                                 float soft_cap, std::int64_t rotary, bool has_int8_kv, bool computes_kept_only,
+                                 std::int64_t kv_group) {
   if (head_dim > kMaxHeadDim) throw std::invalid_argument("head_dim is too large");
   return {num_heads, num_kv_heads, head_dim, block_size, sliding_window, at<const float>(query_norm),
-          at<const float>(key_norm), at<const float>(sinks), norm_eps, scale, soft_cap, rotary, is_float32, has_int8_kv,
+          at<const float>(key_norm), at<const float>(sinks), norm_eps, scale, soft_cap, rotary, has_int8_kv,
           computes_kept_only, kv_group};
 }
 
@@ -155,6 +155,8 @@ class ExpertWeights {
     if (up_.size() != down_.size()) throw std::invalid_argument("an expert needs an up and a down linear");
     if (!have_one_form(up_) || !have_one_form(down_)) throw std::invalid_argument("experts have weights of one form");
   }
+
+  bool are_integers() const { return !up_.empty() && up_[0].integers.bits; }
 
   Experts experts() const {
     std::int64_t most = 0;

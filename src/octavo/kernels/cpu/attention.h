@@ -17,7 +17,7 @@ constexpr std::int64_t kMaxRotaryTables = 4;
 // [G][block_size / 32][tile] for keys and the same for values. A tile consists of square parts, [P / 32][32 x 32], laid
 // out for the multiplying unit (attention_parts.inc.h). Otherwise a block holds [block_size][G][P], and tiles are built
 // when read.
-// One layer, in every step.
+// One layer, in every step. Projection, output and, unless int8, the pool are of the dtype of the op.
 struct AttentionLayer {
   std::int64_t num_heads, num_kv_heads, head_dim, block_size;
   std::int64_t sliding_window;  // position p sees p - sliding_window + 1 ... p; 0: all up to p
@@ -27,7 +27,6 @@ struct AttentionLayer {
   float norm_eps, scale;
   float soft_cap;               // scaled scores s become soft_cap * tanh(s / soft_cap); 0: no cap
   std::int64_t rotary;          // which of the step's tables rotates queries and keys; -1: none
-  bool is_float32;   // projection, output and, unless int8, pool; else bf16
   bool has_int8_kv;  // the pool holds bytes and scales (attention_int8.inc.h)
   bool computes_kept_only;  // outputs only for the step's kept tokens
   std::int64_t kv_group;  // which block table and slots to use

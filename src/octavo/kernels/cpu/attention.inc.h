@@ -4,8 +4,7 @@
 // fixed order, weights are summed lane by lane, and values are added position by position. Tiles outside a row's mask
 // add exact zeros, so row blocks may include or skip them.
 
-template <class Element>
-static void attention_of(const AttentionArgs& args, Pool& pool) {
+static void attention(const AttentionArgs& args, Pool& pool) {
   const std::int64_t tokens = larger(1, smaller(16, args.num_tokens / (pool.num_threads() * kChunksPerThread)));
   // All keys and values are written before any is read: requests of one step may share blocks.
   {
@@ -24,8 +23,4 @@ static void attention_of(const AttentionArgs& args, Pool& pool) {
   pool.run(split.num_items(), [&](std::int64_t index) {
     join_parts<Element>(args, todo, split, split.first_item() + index);
   });
-}
-
-static void attention(const AttentionArgs& args, Pool& pool) {
-  args.is_float32 ? attention_of<float>(args, pool) : attention_of<bf16>(args, pool);
 }

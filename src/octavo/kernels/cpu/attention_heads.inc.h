@@ -7,6 +7,10 @@ static inline void store_both(bf16* to, f32x16 first, f32x16 second) {
   store(to, narrow_both(first, second));
 }
 
+static inline void store_both(f16* to, f32x16 first, f32x16 second) {
+  store(to, narrow_both(f16{}, first, second));
+}
+
 static inline void store_both(float* to, f32x16 first, f32x16 second) {
   store_f32(to, first);
   store_f32(to + 16, second);

@@ -1,7 +1,7 @@
 // Keys and values stored as int8: each token's head is bytes times one float32 scale. Included inside namespace
 // octavo::OCTAVO_LEVEL.
 //
-// Elements are integers up to 127, exact in bf16. They are multiplied unscaled; a key's scale is applied to its scores,
+// Elements are integers up to 127, exact in any dtype. They are multiplied unscaled; a key's scale is applied to its scores,
 // a value's to its weights. A tile is [P / 32] parts of bytes, in the order in which this level multiplies by them, then
 // [32] scales; in blocks without tiles, a slot is P bytes and a scale.
 
@@ -78,7 +78,7 @@ static inline void store_slot_int8(const AttentionArgs& args, std::int64_t slot,
   put_scale(values + offset + kTilePositions * padded + at * kScaleBytes, value_scale);
 }
 
-// `count` bytes, a multiple of 32, as elements; integers up to 127 are exact in both types.
+// `count` bytes, a multiple of 32, as elements; integers up to 127 are exact in all types.
 static inline void widen_bytes(const std::int8_t* from, std::int64_t count, bf16* to) {
 #if defined(OCTAVO_HAS_AVX512)
   for (std::int64_t i = 0; i < count; i += 32) {
@@ -95,6 +95,14 @@ static inline void widen_bytes(const std::int8_t* from, std::int64_t count, bf16
     to[i] = static_cast<bf16>(bits >> 16);
   }
 #endif
+}
+
+static inline void widen_bytes(const std::int8_t* from, std::int64_t count, f16* to) {
+  for (std::int64_t i = 0; i < count; i += 16) {
+    float values[16];
+    for (int lane = 0; lane < 16; ++lane) values[lane] = from[i + lane];
+    store_whole(to + i, load_f32(values));
+  }
 }
 
 static inline void widen_bytes(const std::int8_t* from, std::int64_t count, float* to) {

@@ -1,7 +1,7 @@
 // The products of attention by AVX2. Included inside namespace octavo::OCTAVO_LEVEL.
 //
 // Left parts are float32, so that elements are broadcast directly from memory. Right parts are read from the pool as
-// bf16, float32 or bytes, and widened in registers, of which there are 16: sums of 6 rows x 16 columns, or of 2 rows x
+// elements or bytes, and widened in registers, of which there are 16: sums of 6 rows x 16 columns, or of 2 rows x
 // 32. Each sum adds its k in order, however rows are divided.
 
 template <class Element>
@@ -20,12 +20,17 @@ template <bool kIsOdd>
 static inline Register load_columns(const float* part, std::int64_t pair, std::int64_t vector) {
   return load<Register>(part + (pair * 2 + kIsOdd) * kPart + vector * 8);
 }
+template <bool kIsOdd>
+static inline Register load_columns(const f16* part, std::int64_t pair, std::int64_t vector) {
+  return widen_lanes(part + (pair * 2 + kIsOdd) * kPart + vector * 8);
+}
 
 // The same part, from columns 16 * half on.
 template <class Element>
 static inline const Element* from_half(const Element* part, int half) {
-  return part + half * (sizeof(Element) == sizeof(bf16) ? kTileElements : 16);
+  return part + half * 16;
 }
+static inline const bf16* from_half(const bf16* part, int half) { return part + half * kTileElements; }
 
 // `kRows` rows of one left tile times one half or both halves of all parts, with or without prefetching. Not inlined:
 // otherwise GCC 12 spills sums of 6 rows to memory, and a prompt takes half as long again.

@@ -1,7 +1,7 @@
 // The products of attention with 64-byte vectors. Included inside namespace octavo::OCTAVO_LEVEL.
 //
 // A step of a part is the operand of one 32-bit word of a left row: two k of 32 columns in bf16, one in float32, to
-// which bf16 is widened if there is no instruction for it.
+// which float16 is widened, and bf16 if there is no instruction for it.
 // Bytes have the layout of bf16 and are widened to 16 bits; their left parts are integers, too
 // (attention_integers.inc.h). Each sum adds its steps in order, in registers or resumed from memory, however rows and
 // tiles are divided.
@@ -50,6 +50,15 @@ struct Step<bf16> {
 };
 
 #endif
+
+template <>
+struct Step<f16> {
+  static constexpr std::int64_t kCount = 32;
+  static __m512 load(const f16* part, std::int64_t step, std::int64_t half) {
+    return (__m512)widen_lanes(part + step * kPart + half * 16);
+  }
+  static __m512 add(__m512 sum, __m512 left, __m512 right) { return _mm512_fmadd_ps(left, right, sum); }
+};
 
 template <>
 struct Step<float> {

@@ -26,14 +26,11 @@ static inline std::int64_t out_offset(const AttentionArgs& args, const RowBlock&
 }
 
 // Writes elements of a query to a left part.
-static inline void put_query(float* to, const bf16* query) {
-  for (std::int64_t i = 0; i < kPart; i += 16) store_f32(to + i, load_bf16(query + i));
-}
-
 template <class Element>
-static inline void put_query(Element* to, const Element* query) {
-  __builtin_memcpy(to, query, kPart * sizeof(Element));
+static inline void put_query(float* to, const Element* query) {
+  for (std::int64_t i = 0; i < kPart; i += 16) store_f32(to + i, load_whole(query + i));
 }
+static inline void put_query(bf16* to, const bf16* query) { __builtin_memcpy(to, query, kPart * sizeof *to); }
 
 template <class Element>
 static inline void make_queries(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work) {

@@ -119,31 +119,3 @@ static inline void store_bf16_part(bf16* to, f32x16 value, std::int64_t count) {
   const u16x16 half = narrow(value);
   __builtin_memcpy(to, &half, static_cast<std::size_t>(count) * sizeof(bf16));
 }
-
-// Either dtype: all 16, or the first `count` of 16 and zeros.
-static inline f32x16 load_whole(const bf16* from) { return load_bf16(from); }
-static inline f32x16 load_whole(const float* from) { return load_f32(from); }
-static inline f32x16 load_part(const bf16* from, std::int64_t count) { return load_bf16_part(from, count); }
-static inline f32x16 load_part(const float* from, std::int64_t count) {
-  f32x16 result = {};
-  __builtin_memcpy(&result, from, static_cast<std::size_t>(count) * sizeof(float));
-  return result;
-}
-
-static inline void store_whole(bf16* to, f32x16 value) { store_bf16(to, value); }
-static inline void store_whole(float* to, f32x16 value) { store_f32(to, value); }
-static inline void store_part(bf16* to, f32x16 value, std::int64_t count) { store_bf16_part(to, value, count); }
-static inline void store_part(float* to, f32x16 value, std::int64_t count) {
-  __builtin_memcpy(to, &value, static_cast<std::size_t>(count) * sizeof(float));
-}
-
-// `count` is 16 in most calls.
-template <class Element>
-static inline f32x16 load_some(const Element* from, std::int64_t count) {
-  return count == 16 ? load_whole(from) : load_part(from, count);
-}
-
-static inline void store_some(bf16* to, f32x16 value, std::int64_t count) {
-  count == 16 ? store_whole(to, value) : store_part(to, value, count);
-}
-static inline void store_some(float* to, f32x16 value, std::int64_t count) { store_part(to, value, count); }

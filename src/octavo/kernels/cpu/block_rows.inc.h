@@ -38,7 +38,8 @@ struct TileGroup {
 };
 constexpr std::int64_t kTileGroupInts = sizeof(TileGroup) / 4 / 16;  // of a row
 
-static inline float largest_magnitude(const bf16* x, std::int64_t size);  // integer_rows.inc.h
+template <class Element>
+static inline float largest_magnitude(const Element* x, std::int64_t size);  // integer_rows.inc.h
 
 static inline float largest_of_group(f32x16 a, f32x16 b) {
 #if defined(OCTAVO_HAS_AVX512)
@@ -84,12 +85,13 @@ static inline void put_group(f32x16 first, f32x16 second, float inverse, std::in
 
 // One row [K]: its line in each left tile; its scale, 1, or NaN where the row is not finite; its lane of each group, which
 // is the first of `groups`.
-static inline void quantize_row_by_groups(const bf16* x, std::int64_t size, std::int8_t* line, float* scale, TileGroup* groups) {
+template <class Element>
+static inline void quantize_row_by_groups(const Element* x, std::int64_t size, std::int8_t* line, float* scale, TileGroup* groups) {
   const bool is_finite = largest_magnitude(x, size) < __builtin_inff();
   *scale = is_finite ? 1.0f : __builtin_nanf("");
   for (std::int64_t group = 0; group < size / kUnitK; ++group) {
-    const f32x16 first = is_finite ? load_bf16(x + group * kUnitK) : splat(0.0f);
-    const f32x16 second = is_finite ? load_bf16(x + group * kUnitK + 16) : splat(0.0f);
+    const f32x16 first = is_finite ? load_whole(x + group * kUnitK) : splat(0.0f);
+    const f32x16 second = is_finite ? load_whole(x + group * kUnitK + 16) : splat(0.0f);
     const float largest = largest_of_group(first, second);
     const bool is_zero = largest < 0x1p-120f;
     const float of_group = is_zero ? 0.0f : largest / 127.0f, inverse = is_zero ? 0.0f : 127.0f / largest;

@@ -126,31 +126,31 @@ void Collective::barrier() {
   post_and_wait();
 }
 
-void Collective::all_reduce(void* x, std::int64_t count, bool is_float32) {
-  const std::int64_t element = is_float32 ? 4 : 2, per_piece = kSlotBytes / element;
+void Collective::all_reduce(void* x, std::int64_t count, DType dtype) {
+  const std::int64_t element = size_of(dtype), per_piece = kSlotBytes / element;
   for (std::int64_t done = 0; done < count; done += per_piece) {
     const std::int64_t piece = std::min(per_piece, count - done);
     std::uint8_t* at = static_cast<std::uint8_t*>(x) + done * element;
     if (size_ > 2 && piece * element >= kStripedBytes) {
-      reduce_in_stripes(at, piece, is_float32);
+      reduce_in_stripes(at, piece, dtype);
     } else {
-      reduce_whole(at, piece, is_float32);
+      reduce_whole(at, piece, dtype);
     }
   }
 }
 
-void Collective::reduce_whole(std::uint8_t* x, std::int64_t count, bool is_float32) {
+void Collective::reduce_whole(std::uint8_t* x, std::int64_t count, DType dtype) {
   begin();
-  copy(slot(rank_), x, count * (is_float32 ? 4 : 2));
+  copy(slot(rank_), x, count * size_of(dtype));
   post_and_wait();
   const void* parts[kMaxRanks];
   for (int rank = 0; rank < size_; ++rank) parts[rank] = slot(rank);
-  ops_.sum({parts, size_, count, is_float32, x});
+  ops_.sum({parts, size_, count, dtype, x});
 }
 
 // Each rank reduces one stripe in its own slot, where no other rank reads that stripe yet; then all copy every stripe.
-void Collective::reduce_in_stripes(std::uint8_t* x, std::int64_t count, bool is_float32) {
-  const std::int64_t element = is_float32 ? 4 : 2;
+void Collective::reduce_in_stripes(std::uint8_t* x, std::int64_t count, DType dtype) {
+  const std::int64_t element = size_of(dtype);
   const auto begin_of = [&](int rank) { return count * rank / size_ / 32 * 32; };
   const auto end_of = [&](int rank) { return rank + 1 == size_ ? count : begin_of(rank + 1); };
   begin();
@@ -159,7 +159,7 @@ void Collective::reduce_in_stripes(std::uint8_t* x, std::int64_t count, bool is_
   const std::int64_t first = begin_of(rank_);
   const void* parts[kMaxRanks];
   for (int rank = 0; rank < size_; ++rank) parts[rank] = slot(rank) + first * element;
-  ops_.sum({parts, size_, end_of(rank_) - first, is_float32, slot(rank_) + first * element});
+  ops_.sum({parts, size_, end_of(rank_) - first, dtype, slot(rank_) + first * element});
   post_and_wait();
   for (int rank = 0; rank < size_; ++rank) {
     const std::int64_t from = begin_of(rank) * element, size = end_of(rank) * element - from;

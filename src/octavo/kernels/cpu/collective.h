@@ -28,8 +28,8 @@ class Collective {
 
   // All of these throw std::runtime_error when another rank has left.
 
-  // x, `count` elements bf16 or float32, becomes the sum of all ranks' x, added in rank order.
-  void all_reduce(void* x, std::int64_t count, bool is_float32);
+  // x, `count` elements, becomes the sum of all ranks' x, added in rank order.
+  void all_reduce(void* x, std::int64_t count, DType dtype);
   // Concatenates x [T, row_bytes[rank]] of all ranks along columns: out [T, sum of row_bytes].
   void all_gather(const void* x, void* out, std::int64_t rows, const std::vector<std::int64_t>& row_bytes);
   // Returns the counts of all ranks, [P][P].
@@ -47,8 +47,8 @@ class Collective {
   void begin();                        // starts an op
   void post_and_wait();
   void wait_for(int rank);
-  void reduce_whole(std::uint8_t* x, std::int64_t count, bool is_float32);
-  void reduce_in_stripes(std::uint8_t* x, std::int64_t count, bool is_float32);
+  void reduce_whole(std::uint8_t* x, std::int64_t count, DType dtype);
+  void reduce_in_stripes(std::uint8_t* x, std::int64_t count, DType dtype);
 
   const Ops& ops_;
   int rank_, size_, num_spins_;

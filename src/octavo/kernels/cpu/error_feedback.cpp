@@ -25,15 +25,16 @@ constexpr double kMostSparse = 8.0;  // r
 // Multiples of 1/128 and at most 2: sums of their products with errors are exact in floats, see integer_rounding.inc.h.
 constexpr double kUnits = 128.0, kMostUnits = 256.0;
 
-float value_of(std::uint16_t bits) {
-  const std::uint32_t wide = std::uint32_t{bits} << 16;
+// A magnitude of the weight's dtype; infinity of float16 becomes 65,536.
+float value_of(const PackIntegersArgs& args, int bits) {
+  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << (args.is_float16 ? 13 : 16);
   float value;
   std::memcpy(&value, &wide, sizeof value);
-  return value;
+  return args.is_float16 ? value * 0x1p112f : value;  // the exponents of float16 have another bias
 }
 
 const std::uint16_t* row_of(const PackIntegersArgs& args, std::int64_t row) {
-  return reinterpret_cast<const std::uint16_t*>(args.weight) + row * args.in_size;
+  return static_cast<const std::uint16_t*>(args.weight) + row * args.in_size;
 }
 
 // The largest magnitude of some weights: the order of positive floats is that of their bits.
@@ -56,7 +57,7 @@ void weigh_inputs(const PackIntegersArgs& args, std::int64_t first_input, float 
       const std::uint16_t* weights = row_of(args, row) + first_input;
       for (std::int64_t k = 0; k < kBlock; ++k) {
         // Rounded to nearest, ties to even, by a sum that leaves no bits for fractions.
-        const float rounded = value_of(weights[k] & 0x7fff) * steps + 12582912.0f - 12582912.0f;
+        const float rounded = value_of(args, weights[k] & 0x7fff) * steps + 12582912.0f - 12582912.0f;
         const std::int32_t value = static_cast<std::int32_t>(rounded < kSteps ? rounded : kSteps);  // NaN is no integer
         part_sums[k] += value, part_squares[k] += value * value;
       }
@@ -111,7 +112,7 @@ const float* error_feedback(const PackIntegersArgs& args, Pool& pool) {
   std::int16_t largest_of_all = 0;
   for (std::int64_t chunk = 0; chunk < num_chunks; ++chunk)
     largest_of_all = largest[chunk] > largest_of_all ? largest[chunk] : largest_of_all;
-  const float most = value_of(static_cast<std::uint16_t>(largest_of_all)), steps = most < 1e-30f ? 0.0f : kSteps / most;
+  const float most = value_of(args, largest_of_all), steps = most < 1e-30f ? 0.0f : kSteps / most;
   std::memset(feedback, 0, num_bytes);
   pool.run(num_blocks, [&](std::int64_t block) {
     double importance[kBlock];

@@ -74,8 +74,10 @@ struct PlainExperts {
 
   // Packs the tokens, normalized if `rows` says so.
   void take(const RowsArgs& rows, const Experts&, Pool& pool) { pack_rows(rows, tokens, pool); }
-  // The tokens as left tiles.
-  const LeftElement* tiles(const RowsArgs&, Pool&) const { return tokens; }
+  // Computes the logits [T, outputs of the router] of the tokens taken.
+  void multiply_router(const RowsArgs& rows, const PackedWeight& router, float* logits, Pool& pool) const {
+    OCTAVO_LEVEL::multiply_router(router, tokens, rows.rows, ceil_div(rows.size, 32), logits, pool);
+  }
 
   // Computes `answers`.
   void compute(const Experts& experts, const Activation& activation, std::int64_t size, const Pairs& pairs, Pool& pool) {

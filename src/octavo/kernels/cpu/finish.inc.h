@@ -5,27 +5,25 @@
 #else
 
 // Stores 64 results of a row in the left tiles of the next linear.
-[[gnu::noinline, gnu::cold]] static void put_left_pair(const Destination& to, std::int64_t row, std::int64_t pair, const bf16* lines) {
-  for (std::int64_t i = 0; i < 2 && pair * 2 + i < ceil_div(to.out_size, 32); ++i) {
-#if defined(OCTAVO_WIDENS_BF16)
+template <class Half>
+[[gnu::noinline, gnu::cold]] static void put_left_pair(const Destination& to, std::int64_t row, std::int64_t pair, const Half* lines) {
+  for (std::int64_t i = 0; i < 2 && pair * 2 + i < ceil_div(to.out_size, 32); ++i)
     put_left(to.left_line(row, pair * 2 + i), lines + i * 32);
-#else
-    __builtin_memcpy(to.left_line(row, pair * 2 + i), lines + i * 32, 32 * sizeof *lines);
-#endif
-  }
 }
 
 // Stores 32 gates of a row and their ups.
+template <class Half>
 [[gnu::noinline, gnu::cold]] static void store_gates_and_ups(const Destination& to, std::int64_t row, std::int64_t pair,
                                                              const f32x16* values, std::int64_t count) {
-  bf16* out = static_cast<bf16*>(to.out) + row * 2 * to.out_size + pair * 32;
-  const u16x32 lines[2] = {narrow_both(values[0], values[2]), narrow_both(values[1], values[3])};
-  for (int i = 0; i < 2; ++i) __builtin_memcpy(out + i * to.out_size, &lines[i], static_cast<std::size_t>(count) * sizeof(bf16));
+  Half* out = static_cast<Half*>(to.out) + row * 2 * to.out_size + pair * 32;
+  const u16x32 lines[2] = {narrow_both(Half{}, values[0], values[2]), narrow_both(Half{}, values[1], values[3])};
+  for (int i = 0; i < 2; ++i) __builtin_memcpy(out + i * to.out_size, &lines[i], static_cast<std::size_t>(count) * sizeof(Half));
 }
 
-// Stores one row's results of a pair of panels [2][2][16], bias added.
-[[gnu::always_inline]] static inline void store_row(const Destination& to, std::int64_t row, std::int64_t pair, const f32x16* values,
-                             bool streams) {
+// Stores one row's results of a pair of panels [2][2][16], bias added, in 16 bits unless the output is float32.
+template <class Half>
+[[gnu::always_inline]] static inline void store_halves(const Destination& to, std::int64_t row, std::int64_t pair,
+                                                       const f32x16* values, bool streams) {
   const std::int64_t width = to.outputs_per_panel() * kPair, column = pair * width;
   const std::int64_t count = smaller(width, to.out_size - column);
   if (to.output == Output::float32) {
@@ -39,33 +37,50 @@
     __builtin_memcpy(out, lanes, static_cast<std::size_t>(count) * sizeof(float));
     return;
   }
+  constexpr Half half = {};
   u16x32 lines[2];
   if (to.output == Output::gated) {
     // Rounded where a separate op would read rounded values.
-    const Activation& by = to.activation;
-    lines[0] = narrow_both(gated(by, rounded(values[0]), rounded(values[1])), gated(by, rounded(values[2]), rounded(values[3])));
+    const auto joined = [&](int i) { return gated(to.activation, rounded(half, values[i]), rounded(half, values[i + 1])); };
+    lines[0] = narrow_both(half, joined(0), joined(2));
   } else if (to.output == Output::squared) {
-    lines[0] = narrow_both(squared(rounded(values[0])), squared(rounded(values[1])));
-    lines[1] = narrow_both(squared(rounded(values[2])), squared(rounded(values[3])));
-    if (to.out_left) return put_left_pair(to, row, pair, reinterpret_cast<const bf16*>(lines));
+    const auto powers = [&](int i) { return squared(rounded(half, values[i])); };
+    lines[0] = narrow_both(half, powers(0), powers(1)), lines[1] = narrow_both(half, powers(2), powers(3));
+    if constexpr (std::is_same_v<Half, Element>)
+      if (to.out_left) return put_left_pair(to, row, pair, reinterpret_cast<const Half*>(lines));
   } else if (to.output == Output::gates_and_ups) {
-    return store_gates_and_ups(to, row, pair, values, count);
+    return store_gates_and_ups<Half>(to, row, pair, values, count);
   } else {
-    lines[0] = narrow_both(values[0], values[1]), lines[1] = narrow_both(values[2], values[3]);
+    lines[0] = narrow_both(half, values[0], values[1]), lines[1] = narrow_both(half, values[2], values[3]);
   }
-#if defined(OCTAVO_WIDENS_BF16)
-  if (to.out_left) return put_left(to.left_line(row, pair), reinterpret_cast<const bf16*>(lines));
-#endif
-  bf16* out = to.out_left
-                  ? reinterpret_cast<bf16*>(to.left_line(row, pair))
-                  : static_cast<bf16*>(to.out) + row * to.out_size + column;
+  if constexpr (std::is_same_v<Half, Element>)
+    if (to.out_left) return put_left(to.left_line(row, pair), reinterpret_cast<const Half*>(lines));
+  Half* out = static_cast<Half*>(to.out) + row * to.out_size + column;
   if (streams && count == width && reinterpret_cast<std::uintptr_t>(out) % 64 == 0) {
     for (std::int64_t i = 0; i < width; i += 32) stream_line(out + i, lines[i / 32]);
-  } else if (count == width || to.out_left) {
+  } else if (count == width) {
     for (std::int64_t i = 0; i < width; i += 32) store(out + i, lines[i / 32]);
   } else {
-    __builtin_memcpy(out, lines, static_cast<std::size_t>(count) * sizeof(bf16));
+    __builtin_memcpy(out, lines, static_cast<std::size_t>(count) * sizeof(Half));
   }
+}
+
+#if !defined(OCTAVO_DENSE)
+
+// Results of integers with float16 activations. Not inlined: where bf16 is stored, in many places, it costs a test.
+[[gnu::noinline]] static void store_float16(const Destination& to, std::int64_t row, std::int64_t pair, const f32x16* values,
+                                            bool streams) {
+  store_halves<f16>(to, row, pair, values, streams);
+}
+
+#endif
+
+[[gnu::always_inline]] static inline void store_row(const Destination& to, std::int64_t row, std::int64_t pair,
+                                                    const f32x16* values, bool streams) {
+#if !defined(OCTAVO_DENSE)
+  if (to.is_float16) return store_float16(to, row, pair, values, streams);
+#endif
+  store_halves<Element>(to, row, pair, values, streams);
 }
 
 #endif

@@ -3,4 +3,5 @@
 #define OCTAVO_HAS_AVX512
 #define OCTAVO_ROWS_OF_WHOLE_PANEL 8
 #define OCTAVO_ROWS_TOGETHER 8
-#include "float32.inc.h"
+#define OCTAVO_FLOAT32
+#include "dense.inc.h"

@@ -2,4 +2,5 @@
 #define OCTAVO_LEVEL portable
 #define OCTAVO_ROWS_OF_WHOLE_PANEL 1
 #define OCTAVO_ROWS_TOGETHER 2
-#include "float32.inc.h"
+#define OCTAVO_FLOAT32
+#include "dense.inc.h"

@@ -23,17 +23,18 @@ struct SortedIntegers {
   }
 };
 
-// All of them have weights of the same form.
+// All of them have weights of the same form. `Element`: of the activations.
+template <class Element>
 struct IntegerExperts {
   SortedPairs sorted;
   ExpertProduct<IntegerProduct, IntegerCut>* products;  // [X]
-  bf16* normalized;          // [T, D]
-  LeftElement* token_tiles;  // left tiles of these, for the router
+  Element* normalized;       // [T, D]
+  LeftElement* token_tiles;  // left tiles of these, for a router in bf16
   IntegerRows tokens;
   SortedIntegers left;
-  bf16* middle;              // [R, I], with the largest I as row size
+  Element* middle;           // [R, I], with the largest I as row size
   SortedIntegers middle_left;
-  bf16* answers;             // [R, D] in the sorted order
+  Element* answers;          // [R, D] in the sorted order
 
   static IntegerExperts in(Room& room, const Experts& experts, std::int64_t num_tokens, std::int64_t num_pairs, std::int64_t size) {
     const Integers &form = experts.up[0].integers, &next = experts.down[0].integers;
@@ -41,23 +42,28 @@ struct IntegerExperts {
     const std::size_t token_bytes = integer_rows_bytes(num_tokens, size, num_row_sums(form, size));
     return {SortedPairs::in(room, num_pairs, experts.count),
             room.take<ExpertProduct<IntegerProduct, IntegerCut>>(experts.count),
-            room.take<bf16>(num_tokens * size),
-            room.take<LeftElement>(left_elements(num_tokens, size)),
+            room.take<Element>(num_tokens * size),
+            room.take<LeftElement>(kIsFloat16<Element> ? 0 : left_elements(num_tokens, size)),
             place_integer_rows(room.take<std::int8_t>(static_cast<std::int64_t>(token_bytes)), num_tokens, size),
             SortedIntegers::in(room, form, num_tiles, num_pairs, size),
-            room.take<bf16>(num_pairs * most),
+            room.take<Element>(num_pairs * most),
             SortedIntegers::in(room, next, num_tiles, num_pairs, most),
-            room.take<bf16>(num_pairs * size)};
+            room.take<Element>(num_pairs * size)};
   }
 
   // See PlainExperts.
   void take(const RowsArgs& rows, const Experts& experts, Pool& pool) {
-    if (rows.fused.norm_weight) rms_norm({rows, normalized}, pool);
-    quantize_rows(plain(rows), experts.up[0].integers, tokens, pool);
+    if (rows.fused.norm_weight) rms_norm<Element>({rows, normalized}, pool);
+    quantize_rows<Element>(plain(rows), experts.up[0].integers, tokens, pool);
   }
-  const LeftElement* tiles(const RowsArgs& rows, Pool& pool) const {
-    pack_rows(plain(rows), token_tiles, pool);
-    return token_tiles;
+  void multiply_router(const RowsArgs& rows, const PackedWeight& router, float* logits, Pool& pool) const {
+    if constexpr (kIsFloat16<Element>) {
+      const Pool::NestedOp nested(pool);  // this one keeps its memory
+      kFloat16Ops.linear({plain(rows), router, Output::float32, logits}, pool);
+    } else {
+      pack_rows(plain(rows), token_tiles, pool);
+      OCTAVO_LEVEL::multiply_router(router, token_tiles, rows.rows, ceil_div(rows.size, 32), logits, pool);
+    }
   }
 
   void compute(const Experts& experts, const Activation& activation, std::int64_t size, const Pairs& pairs, Pool& pool) {
@@ -68,14 +74,14 @@ struct IntegerExperts {
                        const PackedWeight& up = experts.up[expert];
                        const std::int64_t row = sorted.first_row[expert];
                        return {left.from(tile, row), rows, size, up,
-                               {activated_output(activation), up.out_size, middle + row * most, nullptr, activation}};
+                               {activated_output(activation), up.out_size, middle + row * most, nullptr, activation, nullptr, kIsFloat16<Element>}};
                      });
     quantize_middle(experts, pairs, num_tiles, pool);
     multiply_experts(sorted, experts.count, products, pool,
                      [&](std::int64_t expert, std::int64_t tile, std::int64_t rows) -> IntegerProduct {
                        const std::int64_t row = sorted.first_row[expert];
                        return {middle_left.from(tile, row), rows, experts.up[expert].out_size, experts.down[expert],
-                               {Output::plain, size, answers + row * size, nullptr}};
+                               {Output::plain, size, answers + row * size, nullptr, {}, nullptr, kIsFloat16<Element>}};
                      });
   }
 
@@ -110,7 +116,7 @@ struct IntegerExperts {
       const std::int64_t size = experts.up[expert].out_size;
       const Integers& form = experts.down[expert].integers;
       const std::int64_t groups = num_row_sums(form, size);
-      const bf16* from = middle + begin * experts.max_intermediate;  // [rows of the expert, I]
+      const Element* from = middle + begin * experts.max_intermediate;  // [rows of the expert, I]
       // An expert's row tiles are laid out for its own number of k, and its sums for its own groups.
       const IntegerRows of_expert = middle_left.from(tile - (first - begin) / 16, begin);
       std::int8_t* lines = of_expert.left + (first - begin) / 16 * num_k_tiles(size) * kTileBytes;
@@ -121,13 +127,3 @@ struct IntegerExperts {
     });
   }
 };
-
-static inline bool are_integers(const Experts& experts) { return experts.count > 0 && experts.up[0].integers.bits; }
-
-static void expert_rows_of_any_weights(const ExpertRowsArgs& args, Pool& pool) {
-  are_integers(args.experts) ? expert_rows_by<IntegerExperts>(args, pool) : expert_rows_by<PlainExperts>(args, pool);
-}
-
-static void moe_of_any_weights(const MoeArgs& args, Pool& pool) {
-  are_integers(args.experts) ? moe_by<IntegerExperts>(args, pool) : moe_by<PlainExperts>(args, pool);
-}

@@ -88,12 +88,17 @@ static inline float quantize_group(const float* values, std::int64_t count, int 
 }
 
 // One output [K] in floats, rotated if its form is, with zeros up to `wide_size`.
-static inline void widen_output(const bf16* from, const PackIntegersArgs& args, float* wide) {
+static inline void widen_output(const PackIntegersArgs& args, std::int64_t row, float* wide) {
+  const auto load = [&](std::int64_t at, std::int64_t count) {
+    at += row * args.in_size;
+    return args.is_float16 ? load_part(static_cast<const f16*>(args.weight) + at, count)
+                           : load_part(static_cast<const bf16*>(args.weight) + at, count);
+  };
   for (std::int64_t k = 0; k < wide_size(args); k += kTileK) {
     f32x16 values[4];
     for (int i = 0; i < 4; ++i) {
       const std::int64_t at = k + i * 16;
-      values[i] = load_bf16_part(from + at, larger(0, smaller(16, args.in_size - at)));
+      values[i] = load(at, larger(0, smaller(16, args.in_size - at)));
     }
     if (args.form.is_rotated && k + kTileK <= args.in_size) rotate_block(values);
     for (int i = 0; i < 4; ++i) store_f32(wide + k + i * 16, values[i]);
@@ -110,7 +115,7 @@ static inline void quantize_outputs(const PackIntegersArgs& args, std::int64_t r
   const std::int64_t group_size = args.form.group_size ? args.form.group_size : args.in_size;
   for (std::int64_t lane = 0; lane < count; ++lane) {
     float* values = wide + lane * wide_size(args);
-    widen_output(args.weight + (row + lane) * args.in_size, args, values);
+    widen_output(args, row + lane, values);
     if (args.form.is_two_level) continue;
     for (std::int64_t group = 0; group < groups; ++group) {
       const std::int64_t first = group * group_size, size = smaller(group_size, args.in_size - first);

@@ -49,7 +49,8 @@ static inline std::int32_t sum_of_integers(i32x16 value) {
 }
 
 // The largest magnitude of a row; NaN is the largest. As integers, magnitudes of floats have the same order.
-static inline float largest_magnitude(const bf16* x, std::int64_t size) {
+template <class Element>
+static inline float largest_magnitude(const Element* x, std::int64_t size) {
   u16x32 largest = {};
   const auto meet = [&](u16x32 bits) {
     bits &= 0x7fff;
@@ -62,21 +63,21 @@ static inline float largest_magnitude(const bf16* x, std::int64_t size) {
   const std::int64_t num_whole = size / 32 * 32;
   for (std::int64_t i = 0; i < num_whole; i += 32) meet(load<u16x32>(x + i));
   u16x32 rest = {};
-  __builtin_memcpy(&rest, x + num_whole, static_cast<std::size_t>(size - num_whole) * sizeof(bf16));
+  __builtin_memcpy(&rest, x + num_whole, static_cast<std::size_t>(size - num_whole) * sizeof(Element));
   meet(rest);
-  bf16 most = 0;
+  std::uint16_t most = 0;
   for (int lane = 0; lane < 32; ++lane) most = largest[lane] > most ? largest[lane] : most;
-  const std::uint32_t wide = static_cast<std::uint32_t>(most) << 16;
-  float result;
-  __builtin_memcpy(&result, &wide, sizeof result);
-  return result;
+  Element element;
+  __builtin_memcpy(&element, &most, sizeof element);
+  return load_part(&element, 1)[0];
 }
 
 // 64 of a row, from k on, padded with zeros.
-static inline void load_row_line(const bf16* x, std::int64_t k, std::int64_t size, f32x16 (&values)[4]) {
+template <class Element>
+static inline void load_row_line(const Element* x, std::int64_t k, std::int64_t size, f32x16 (&values)[4]) {
   for (int i = 0; i < 4; ++i)
-    values[i] = k + kTileK <= size ? load_bf16(x + k + i * 16)
-                                   : load_bf16_part(x + k + i * 16, smaller(16, larger(0, size - k - i * 16)));
+    values[i] = k + kTileK <= size ? load_whole(x + k + i * 16)
+                                   : load_part(x + k + i * 16, smaller(16, larger(0, size - k - i * 16)));
 }
 
 // The largest magnitude of vectors of floats, as above.
@@ -102,7 +103,8 @@ struct LargestMagnitude {
 };
 
 // Rotates a row [K] to `wide`, padded with zeros to whole k tiles, and returns the largest magnitude, NaN if any.
-static inline float rotate_row(const bf16* x, std::int64_t size, const Integers& form, float* wide) {
+template <class Element>
+static inline float rotate_row(const Element* x, std::int64_t size, const Integers& form, float* wide) {
   LargestMagnitude of_blocks;
   for (std::int64_t k = 0; k < size; k += kTileK) {
     f32x16 values[4];
@@ -167,7 +169,8 @@ static inline void put_line(const f32x16 (&values)[4], float inverse, std::int8_
 
 // One row [K]: its line in each left tile, its scale, and its sums by group. `wide` holds whole k tiles of a row
 // that is rotated; null: it is not.
-static inline void quantize_row(const bf16* x, std::int64_t size, const Integers& form, float* wide, std::int8_t* line,
+template <class Element>
+static inline void quantize_row(const Element* x, std::int64_t size, const Integers& form, float* wide, std::int8_t* line,
                                 float* scale, SumsOfRow of_row) {
   if (form.blocks.num_parts)
     return quantize_row_by_groups(x, size, line, scale, reinterpret_cast<TileGroup*>(of_row.first));
@@ -203,6 +206,7 @@ static inline std::size_t rotated_bytes(const Integers& form, std::int64_t size)
 }
 
 // All rows, normalized first if the op has a norm.
+template <class Element>
 static void quantize_rows(const RowsArgs& args, const Integers& form, const IntegerRows& to, Pool& pool) {
   const InPhase phase(pool.phases(), Phase::rows);
   const std::int64_t num_k = num_k_tiles(args.size), groups = num_row_sums(form, args.size);
@@ -210,12 +214,12 @@ static void quantize_rows(const RowsArgs& args, const Integers& form, const Inte
   const std::int64_t together = smaller(16, larger(1, (std::int64_t{1} << 13) / larger(1, args.size)));
   pool.run(ceil_div(args.rows, together), [&](std::int64_t chunk) {
     const std::size_t wide_bytes = rotated_bytes(form, args.size);
-    char* memory = static_cast<char*>(thread_scratch().bytes(wide_bytes + static_cast<std::size_t>(args.size) * sizeof(bf16)));
+    char* memory = static_cast<char*>(thread_scratch().bytes(wide_bytes + static_cast<std::size_t>(args.size) * sizeof(Element)));
     float* wide = form.is_rotated ? reinterpret_cast<float*>(memory) : nullptr;
-    bf16* normalized = args.fused.norm_weight ? reinterpret_cast<bf16*>(memory + wide_bytes) : nullptr;
+    Element* normalized = args.fused.norm_weight ? reinterpret_cast<Element*>(memory + wide_bytes) : nullptr;
     for (std::int64_t row = chunk * together; row < smaller(args.rows, (chunk + 1) * together); ++row) {
       if (normalized) normalize_row(args, row, normalized);
-      quantize_row(normalized ? normalized : static_cast<const bf16*>(args.x) + row * args.size, args.size, form, wide,
+      quantize_row(normalized ? normalized : static_cast<const Element*>(args.x) + row * args.size, args.size, form, wide,
                    to.left + row / 16 * num_k * kTileBytes + row % 16 * kTileK, to.scales + row,
                    sums_of_row(to, form, row, groups));
     }

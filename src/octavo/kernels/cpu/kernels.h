@@ -23,11 +23,15 @@ namespace nb = nanobind;
 // One level's ops, with linears in one dtype, and the threads that run them.
 class Kernels {
  public:
-  Kernels(const std::string& level, int num_threads, bool is_float32)
+  Kernels(const std::string& level, int num_threads, DType dtype)
       : ops_(find_ops(level)),
-        layer_ops_(is_float32 ? *ops_.float32 : ops_.bfloat16),
-        packed_rows_(is_float32 ? octavo::packed_rows<float> : octavo::packed_rows<bf16>),
-        select_columns_(is_float32 ? octavo::select_columns<float> : octavo::select_columns<bf16>),
+        layer_ops_(dtype == DType::float32 ? *ops_.float32 : dtype == DType::float16 ? *ops_.float16 : ops_.bfloat16),
+        integer_ops_(dtype == DType::float16 ? ops_.integers_float16 : ops_.integers_bfloat16),
+        dtype_(dtype),
+        packed_rows_(dtype == DType::float32   ? octavo::packed_rows<float>
+                     : dtype == DType::float16 ? octavo::packed_rows<f16>
+                                               : octavo::packed_rows<bf16>),
+        select_columns_(size_of(dtype) == 4 ? octavo::select_columns<float> : octavo::select_columns<bf16>),
         pool_(num_threads) {}
 
   std::string level() const { return ops_.name; }
@@ -41,12 +45,12 @@ class Kernels {
   void quantize(PackIntegersArgs args, std::uintptr_t weight, std::uintptr_t values, std::uintptr_t scales,
                 std::uintptr_t multipliers) {
     args.multipliers = at<std::int8_t>(multipliers);
-    args.weight = at<const bf16>(weight), args.values = at<std::int8_t>(values), args.scales = at<float>(scales);
+    set_weight(args, weight), args.values = at<std::int8_t>(values), args.scales = at<float>(scales);
     run_now(ops_.quantize, args);
   }
 
   void pack_weight(PackIntegersArgs args, std::uintptr_t weight, std::uintptr_t packed, std::uintptr_t packed_scales) {
-    args.weight = at<const bf16>(weight);
+    set_weight(args, weight);
     args.packed = at<std::uint8_t>(packed), args.packed_scales = at<float>(packed_scales);
     run_now(ops_.pack_integers, args);
   }
@@ -68,15 +72,15 @@ class Kernels {
   }
 
   void linear(const RowsArgs& rows, const PackedWeight& packed, Output output, std::uintptr_t out) {
-    run(layer_ops_.linear, LinearArgs{rows, packed, output, at<void>(out)});
+    run(packed.integers.bits ? integers().linear : layer_ops_.linear, LinearArgs{rows, packed, output, at<void>(out)});
   }
 
   void argmax(const RowsArgs& rows, const PackedWeight& packed, std::uintptr_t out) {
-    run_now(layer_ops_.argmax, ArgmaxArgs{rows, packed, at<Argmax>(out)});
+    run_now(packed.integers.bits ? integers().argmax : layer_ops_.argmax, ArgmaxArgs{rows, packed, at<Argmax>(out)});
   }
 
   void mlp(const RowsArgs& rows, const PackedWeight& up, const PackedWeight& down, std::uintptr_t out) {
-    run(layer_ops_.mlp, MlpArgs{rows, up, down, at<void>(out)});
+    run(up.integers.bits ? integers().mlp : layer_ops_.mlp, MlpArgs{rows, up, down, at<void>(out)});
   }
 
   void activate(const RowsArgs& rows, std::uintptr_t out) {
@@ -94,8 +98,9 @@ class Kernels {
 
   void expert_rows(const RowsArgs& rows, const ExpertWeights& experts, std::int64_t num_pairs, std::uintptr_t token_ids,
                    std::uintptr_t expert_ids, std::uintptr_t out) {
-    run_now(layer_ops_.expert_rows, ExpertRowsArgs{rows, experts.experts(), num_pairs, at<const std::int64_t>(token_ids),
-                                              at<const std::int64_t>(expert_ids), at<void>(out)});
+    run_now(experts.are_integers() ? integers().expert_rows : layer_ops_.expert_rows,
+            ExpertRowsArgs{rows, experts.experts(), num_pairs, at<const std::int64_t>(token_ids),
+                           at<const std::int64_t>(expert_ids), at<void>(out)});
   }
 
   void combine_experts(std::uintptr_t answers, std::uintptr_t weights, std::int64_t num_tokens, std::int64_t num_choices,
@@ -106,7 +111,8 @@ class Kernels {
 
   void moe(const RowsArgs& rows, const PackedWeight& router, const Routing& routing, const ExpertWeights& experts,
            std::uintptr_t load, std::uintptr_t out) {
-    run(layer_ops_.moe, MoeArgs{rows, router, routing, experts.experts(), at<std::int64_t>(load), at<void>(out)});
+    run(experts.are_integers() ? integers().moe : layer_ops_.moe,
+        MoeArgs{rows, router, routing, experts.experts(), at<std::int64_t>(load), at<void>(out)});
   }
 
   void rms_norm(const RowsArgs& rows, std::uintptr_t out) { run(layer_ops_.rms_norm, NormArgs{rows, at<void>(out)}); }
@@ -115,7 +121,7 @@ class Kernels {
                  std::uintptr_t values, std::uintptr_t out) {
     AttentionArgs args = {layer, {}, at<void>(qkv), at<void>(out), at<void>(keys), at<void>(values)};
     if (!recorded_tape()) set_step(args, step);  // a tape's replays bring theirs
-    run(ops_.attention, args);
+    run(layer_ops_.attention, args);
   }
 
   void keep_rows(std::uintptr_t x, std::int64_t row_bytes, std::uintptr_t out) {
@@ -160,6 +166,15 @@ class Kernels {
   }
 
  private:
+  const IntegerOps& integers() const {
+    if (dtype_ == DType::float32) throw std::invalid_argument("weights of integers take bfloat16 or float16 rows");
+    return integer_ops_;
+  }
+
+  void set_weight(PackIntegersArgs& args, std::uintptr_t weight) const {
+    args.weight = at<void>(weight), args.is_float16 = dtype_ == DType::float16;
+  }
+
   // An op of a step's layers, which a tape takes.
   template <class Args>
   void run(void (*op)(const Args&, Pool&), const Args& args) {
@@ -177,6 +192,8 @@ class Kernels {
 
   const Ops& ops_;
   const LayerOps& layer_ops_;
+  const IntegerOps& integer_ops_;
+  DType dtype_;
   void (*packed_rows_)(const PackedRowsArgs&, Pool&);
   void (*select_columns_)(const SelectColumnsArgs&, Pool&);
   Pool pool_;

@@ -20,12 +20,12 @@
 #define OCTAVO_WIDENS_BF16  // to float32, without an instruction that multiplies bf16
 #endif
 
-#if defined(OCTAVO_HAS_AVX512)  // this level has its float32 ops and its sampling in files of their own
-#define OCTAVO_FLOAT32_LEVEL avx512
+#if defined(OCTAVO_HAS_AVX512)  // float16, float32 and sampling are in files that levels share
+#define OCTAVO_SHARED_LEVEL avx512
 #elif defined(OCTAVO_HAS_AVX2)
-#define OCTAVO_FLOAT32_LEVEL avx2
+#define OCTAVO_SHARED_LEVEL avx2
 #else
-#define OCTAVO_FLOAT32_LEVEL portable
+#define OCTAVO_SHARED_LEVEL portable
 #endif
 
 #if defined(__clang__)  // contracts a * b + c also where operators are functions; GCC does so by default
@@ -35,7 +35,8 @@
 namespace octavo::OCTAVO_LEVEL {
 namespace {
 
-using Element = bf16;  // of activations and weights
+using Element = bf16;  // of activations and weights, unless said otherwise
+constexpr const LayerOps& kFloat16Ops = OCTAVO_JOIN(float16_ops_, OCTAVO_SHARED_LEVEL);
 
 constexpr int kRowsAtOnce = OCTAVO_ROWS_AT_ONCE;      // rows per product, with vectors
 #if defined(OCTAVO_HAS_AVX2)
@@ -71,6 +72,8 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // activations kept
 #include "vectors.inc.h"
 #include "simd.inc.h"
 #include "bfloat16.inc.h"
+#include "float16.inc.h"
+#include "elements.inc.h"
 #include "ahead.inc.h"
 #include "tiles.inc.h"
 #include "norm.inc.h"
@@ -116,7 +119,6 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // activations kept
 #include "integer_linear.inc.h"
 #include "integer_experts.inc.h"
 #include "attention_parts.inc.h"
-#include "attention_parts_float32.inc.h"
 #include "softmax.inc.h"
 #include "attention_heads.inc.h"
 #if defined(OCTAVO_HAS_AVX512) && !defined(OCTAVO_HAS_AMX)
@@ -137,6 +139,15 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // activations kept
 #include "attention_split.inc.h"
 #include "attention.inc.h"
 
+template <class Element>
+constexpr IntegerOps kIntegerOps = {
+    .linear = integer_linear<Element>,
+    .argmax = integer_argmax<Element>,
+    .mlp = integer_mlp<Element>,
+    .expert_rows = expert_rows_by<IntegerExperts<Element>>,
+    .moe = moe_by<IntegerExperts<Element>>,
+};
+
 }  // namespace
 }  // namespace octavo::OCTAVO_LEVEL
 
@@ -147,23 +158,26 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
     .bfloat16 =
         {
             .pack_linear = OCTAVO_LEVEL::pack_linear,
-            .linear = OCTAVO_LEVEL::linear_of_any_weight,
-            .argmax = OCTAVO_LEVEL::argmax_of_any_weight,
-            .mlp = OCTAVO_LEVEL::mlp_of_any_weights,
+            .linear = OCTAVO_LEVEL::linear,
+            .argmax = OCTAVO_LEVEL::argmax,
+            .mlp = OCTAVO_LEVEL::mlp,
             .activate = OCTAVO_LEVEL::activate,
             .add_lora = OCTAVO_LEVEL::add_lora,
             .route = OCTAVO_LEVEL::route,
-            .expert_rows = OCTAVO_LEVEL::expert_rows_of_any_weights,
+            .expert_rows = OCTAVO_LEVEL::expert_rows_by<OCTAVO_LEVEL::PlainExperts>,
             .combine_experts = OCTAVO_LEVEL::combine_experts,
-            .moe = OCTAVO_LEVEL::moe_of_any_weights,
-            .rms_norm = OCTAVO_LEVEL::rms_norm,
+            .moe = OCTAVO_LEVEL::moe_by<OCTAVO_LEVEL::PlainExperts>,
+            .rms_norm = OCTAVO_LEVEL::rms_norm<bf16>,
+            .attention = OCTAVO_LEVEL::attention,
         },
-    .float32 = &OCTAVO_JOIN(float32_ops_, OCTAVO_FLOAT32_LEVEL),
+    .float16 = &OCTAVO_LEVEL::kFloat16Ops,
+    .float32 = &OCTAVO_JOIN(float32_ops_, OCTAVO_SHARED_LEVEL),
+    .integers_bfloat16 = OCTAVO_LEVEL::kIntegerOps<bf16>,
+    .integers_float16 = OCTAVO_LEVEL::kIntegerOps<f16>,
     .quantize = OCTAVO_LEVEL::quantize,
     .pack_integers = OCTAVO_LEVEL::pack_integers,
-    .attention = OCTAVO_LEVEL::attention,
     .sum = OCTAVO_LEVEL::sum,
-    .draw = &OCTAVO_JOIN(draw_ops_, OCTAVO_FLOAT32_LEVEL),
+    .draw = &OCTAVO_JOIN(draw_ops_, OCTAVO_SHARED_LEVEL),
 };
 
 }  // namespace octavo

@@ -25,10 +25,10 @@ Collective* make_collective(const std::string& level, int file, std::int64_t off
   return new Collective(find_ops(level), file, offset, rank, size, num_spins);
 }
 
-void all_reduce(Collective& collective, std::uintptr_t x, std::int64_t rows, std::int64_t size, bool is_float32) {
-  if (recorded_tape()) return recorded_tape()->add(AllReduceArgs{collective, at<void>(x), rows, size, is_float32});
+void all_reduce(Collective& collective, std::uintptr_t x, std::int64_t rows, std::int64_t size, DType dtype) {
+  if (recorded_tape()) return recorded_tape()->add(AllReduceArgs{collective, at<void>(x), rows, size, dtype});
   nb::gil_scoped_release released;
-  collective.all_reduce(at<void>(x), rows * size, is_float32);
+  collective.all_reduce(at<void>(x), rows * size, dtype);
 }
 
 void all_gather(Collective& collective, std::uintptr_t x, std::uintptr_t out, std::int64_t rows,
@@ -56,6 +56,10 @@ NB_MODULE(_cpu, m) {
     return names;
   });
   m.def("packed_size", &packed_size);
+  nb::enum_<DType>(m, "DType")
+      .value("BFLOAT16", DType::bfloat16)
+      .value("FLOAT16", DType::float16)
+      .value("FLOAT32", DType::float32);
   nb::enum_<Output>(m, "Output")
       .value("PLAIN", Output::plain)
       .value("FLOAT32", Output::float32)
@@ -64,8 +68,8 @@ NB_MODULE(_cpu, m) {
       .value("GATES_AND_UPS", Output::gates_and_ups);
   nb::class_<AttentionLayer>(m, "AttentionLayer")
       .def(nb::new_(&make_layer), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "sliding_window"_a,
-           "query_norm"_a, "key_norm"_a, "sinks"_a, "norm_eps"_a, "scale"_a, "soft_cap"_a, "rotary"_a, "is_float32"_a,
-           "has_int8_kv"_a, "computes_kept_only"_a, "kv_group"_a);
+           "query_norm"_a, "key_norm"_a, "sinks"_a, "norm_eps"_a, "scale"_a, "soft_cap"_a, "rotary"_a, "has_int8_kv"_a,
+           "computes_kept_only"_a, "kv_group"_a);
   nb::class_<RotaryTable>(m, "RotaryTable").def(nb::new_(&make_rotary_table));
   nb::class_<RowBlocks>(m, "RowBlocks").def(nb::new_(&make_row_blocks));
   nb::class_<AttentionStep>(m, "AttentionStep")
@@ -105,7 +109,7 @@ NB_MODULE(_cpu, m) {
       .def("all_to_all", &all_to_all)
       .def("barrier", &Collective::barrier, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<Kernels>(m, "Kernels")
-      .def(nb::init<const std::string&, int, bool>(), "level"_a, "num_threads"_a, nb::kw_only(), "is_float32"_a)
+      .def(nb::init<const std::string&, int, DType>(), "level"_a, "num_threads"_a, "dtype"_a)
       .def_prop_ro("level", &Kernels::level)
       .def_prop_ro("num_threads", &Kernels::num_threads)
       .def("pack_linear", &Kernels::pack_linear)

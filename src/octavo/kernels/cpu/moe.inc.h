@@ -6,6 +6,7 @@
 // Legend: T = tokens, C = experts per token, R = pairs, X = experts, D = hidden size, I = intermediate size.
 
 // out = sum over a token's pairs, in order, of weight * answer. `place` null: answers are in pair order.
+template <class Element>
 static void combine_rows(const Element* answers, const std::int64_t* place, const float* weights, std::int64_t num_tokens,
                          std::int64_t num_choices, std::int64_t size, Element* out, Pool& pool) {
   const auto answer = [&](std::int64_t pair) { return answers + (place ? place[pair] : pair) * size; };
@@ -39,8 +40,8 @@ static void route(const RouteArgs& args, Pool& pool) {
     return {room.take<LeftElement>(left_elements(rows.rows, rows.size)), room.take<float>(rows.rows * args.router.out_size)};
   });
   pack_rows(rows, memory.left, pool);
-  route_tokens(args.routing, args.router, memory.left, rows.rows, ceil_div(rows.size, 32), memory.logits, args.expert_ids,
-               args.weights, pool);
+  multiply_router(args.router, memory.left, rows.rows, ceil_div(rows.size, 32), memory.logits, pool);
+  choose_for_tokens(args.routing, args.router, rows.rows, memory.logits, args.expert_ids, args.weights, pool);
 }
 
 // `Kind` of experts: PlainExperts or the integer ones.
@@ -55,8 +56,9 @@ static void expert_rows_by(const ExpertRowsArgs& args, Pool& pool) {
   pool.run(ceil_div(args.num_pairs, kTokensTogether), [&](std::int64_t chunk) {
     const std::int64_t end = smaller(args.num_pairs, (chunk + 1) * kTokensTogether);
     for (std::int64_t pair = chunk * kTokensTogether; pair < end; ++pair)
-      __builtin_memcpy(static_cast<Element*>(args.out) + pair * rows.size, experts.answers + experts.sorted.place[pair] * rows.size,
-                       static_cast<std::size_t>(rows.size) * sizeof(Element));
+      __builtin_memcpy(static_cast<decltype(experts.answers)>(args.out) + pair * rows.size,
+                       experts.answers + experts.sorted.place[pair] * rows.size,
+                       static_cast<std::size_t>(rows.size) * sizeof *experts.answers);
   });
 }
 
@@ -77,11 +79,11 @@ static void moe_by(const MoeArgs& args, Pool& pool) {
   });
   Kind& experts = memory.experts;
   experts.take(rows, args.experts, pool);
-  route_tokens(args.routing, args.router, experts.tiles(rows, pool), rows.rows, ceil_div(rows.size, 32), memory.logits,
-               memory.expert_ids, memory.weights, pool);
+  experts.multiply_router(rows, args.router, memory.logits, pool);
+  choose_for_tokens(args.routing, args.router, rows.rows, memory.logits, memory.expert_ids, memory.weights, pool);
   const Pairs pairs = {num_pairs, memory.expert_ids, nullptr, num_choices};
   experts.compute(args.experts, rows.fused.activation, rows.size, pairs, pool);
   for (std::int64_t expert = 0; expert < args.routing.num_experts; ++expert) args.load[expert] += experts.sorted.rows_of(expert);
   combine_rows(experts.answers, experts.sorted.place, memory.weights, rows.rows, num_choices, rows.size,
-               static_cast<Element*>(args.out), pool);
+               static_cast<decltype(experts.answers)>(args.out), pool);
 }

@@ -52,9 +52,13 @@ static inline void choose_experts(const Routing& routing, float* logits, std::in
 constexpr std::int64_t kTokensTogether = 8;  // per chunk; a token takes about a microsecond
 
 // `left`: the tokens as left tiles. `logits`: [T, outputs of the router].
-static void route_tokens(const Routing& routing, const PackedWeight& router, const LeftElement* left, std::int64_t num_tokens,
-                         std::int64_t num_k, float* logits, std::int64_t* ids, float* weights, Pool& pool) {
+static void multiply_router(const PackedWeight& router, const LeftElement* left, std::int64_t num_tokens, std::int64_t num_k,
+                            float* logits, Pool& pool) {
   multiply({left, num_tokens, num_k, router, {Output::float32, router.out_size, logits, nullptr}}, pool);
+}
+
+static void choose_for_tokens(const Routing& routing, const PackedWeight& router, std::int64_t num_tokens, float* logits,
+                              std::int64_t* ids, float* weights, Pool& pool) {
   const std::int64_t num_choices = routing.num_choices();
   pool.run(ceil_div(num_tokens, kTokensTogether), [&](std::int64_t chunk) {
     const std::int64_t end = smaller(num_tokens, (chunk + 1) * kTokensTogether);

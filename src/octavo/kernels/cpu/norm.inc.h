@@ -1,6 +1,7 @@
 // Normalization. Included inside namespace octavo::OCTAVO_LEVEL.
 
 // Adds the residual to x; the sum is rounded, as later layers read it.
+template <class Element>
 static inline void add_row(const Element* x, const Element* residual, std::int64_t size, Element* total) {
   const std::int64_t num_whole = size / 16 * 16, rest = size - num_whole;
   for (std::int64_t i = 0; i < num_whole; i += 16) store_whole(total + i, load_whole(x + i) + load_whole(residual + i));
@@ -8,6 +9,7 @@ static inline void add_row(const Element* x, const Element* residual, std::int64
     store_part(total + num_whole, load_part(x + num_whole, rest) + load_part(residual + num_whole, rest), rest);
 }
 
+template <class Element>
 static inline float sum_of_squares(const Element* x, std::int64_t size) {
   const std::int64_t num_whole = size / 16 * 16, rest = size - num_whole;
   f32x16 squares = splat(0.0f);
@@ -24,6 +26,7 @@ static inline float sum_of_squares(const Element* x, std::int64_t size) {
 
 // x / sqrt(mean(x^2) + eps) * (weight + offset) of one row (Zhang and Sennrich 2019, arXiv:1910.07467); x is total if
 // there is a residual.
+template <class Element>
 static inline void normalize_row(const RowsArgs& args, std::int64_t row, Element* out) {
   const std::int64_t size = args.size, num_whole = size / 16 * 16, rest = size - num_whole;
   const Element *x = static_cast<const Element*>(args.x) + row * size, *weight = static_cast<const Element*>(args.fused.norm_weight);
@@ -44,6 +47,7 @@ static inline void normalize_row(const RowsArgs& args, std::int64_t row, Element
   scale_all([&](f32x16 weights) { return weights + offset; });
 }
 
+template <class Element>
 static void rms_norm(const NormArgs& args, Pool& pool) {
   const InPhase phase(pool.phases(), Phase::norms);
   const RowsArgs& rows = args.rows;

@@ -13,10 +13,19 @@
 namespace octavo {
 
 using bf16 = std::uint16_t;
+struct f16 {  // IEEE 754 half precision
+  std::uint16_t bits;
+
+  friend bool operator==(f16, f16) = default;
+};
+
+enum class DType { bfloat16, float16, float32 };  // of activations and dense weights
+
+constexpr std::int64_t size_of(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
 
 // A weight [N, K] in bf16 is packed for matrix tiles: panels of 32 outputs, each [ceil(K / 32)][2 tiles][16 pairs of
-// k][16 outputs][2], padded with zeros. In float32 a panel is [ceil(K / 32)][32 k][32 outputs]. It is read once,
-// sequentially.
+// k][16 outputs][2], padded with zeros. In float16 and float32 a panel is [ceil(K / 32)][32 k][32 outputs]. It is read
+// once, sequentially.
 //
 // An activation is [T, K], row-major. Untyped pointers are of the dtype of the op: `LayerOps`.
 
@@ -152,7 +161,8 @@ struct PackIntegersArgs {
   std::int64_t in_size;    // K
   std::int64_t out_size;   // N, or I if gated
   bool is_gated;
-  const bf16* weight;      // [N, K]; gated: [2 * I, K], gates first; null if values are packed
+  const void* weight;      // [N, K]; gated: [2 * I, K], gates first; null if values are packed
+  bool is_float16;         // the weight, else it is bf16
   std::int8_t* values;     // [N, K] or [2 * I, K]
   std::int8_t* multipliers;  // [N or 2 * I, ceil(K / 32)], two-level only
   float* scales;           // [N or 2 * I, groups]
@@ -197,10 +207,10 @@ struct NormArgs {
 
 // All-reduce: the ranks' parts added element by element, in the order of `parts`: in float32, rounded once.
 struct SumArgs {
-  const void* const* parts;  // [num_parts], each of `count` elements, bf16 or float32
+  const void* const* parts;  // [num_parts], each of `count` elements
   int num_parts;
   std::int64_t count;
-  bool is_float32;
+  DType dtype;
   void* out;  // may alias a part
 };
 
@@ -256,7 +266,7 @@ struct MoeArgs {
   void* out;           // [T, D]
 };
 
-// Ops of one dtype, bf16 or float32, of activations and dense weights.
+// Ops of one dtype of activations and dense weights.
 struct LayerOps {
   void (*pack_linear)(const PackArgs&, Pool&);
   void (*linear)(const LinearArgs&, Pool&);
@@ -269,15 +279,25 @@ struct LayerOps {
   void (*combine_experts)(const CombineArgs&, Pool&);
   void (*moe)(const MoeArgs&, Pool&);
   void (*rms_norm)(const NormArgs&, Pool&);
+  void (*attention)(const AttentionArgs&, Pool&);
+};
+
+// Ops whose weights are integers, or whose experts' are: activations of one dtype, bf16 or float16.
+struct IntegerOps {
+  void (*linear)(const LinearArgs&, Pool&);
+  void (*argmax)(const ArgmaxArgs&, Pool&);
+  void (*mlp)(const MlpArgs&, Pool&);
+  void (*expert_rows)(const ExpertRowsArgs&, Pool&);
+  void (*moe)(const MoeArgs&, Pool&);
 };
 
 struct Ops {
   const char* name;
-  LayerOps bfloat16;        // weights may be integers unless noted otherwise
-  const LayerOps* float32;  // dense weights only
+  LayerOps bfloat16;
+  const LayerOps *float16, *float32;
+  IntegerOps integers_bfloat16, integers_float16;
   void (*quantize)(const PackIntegersArgs&, Pool&);
   void (*pack_integers)(const PackIntegersArgs&, Pool&);
-  void (*attention)(const AttentionArgs&, Pool&);
   void (*sum)(const SumArgs&);
   const DrawOps* draw;
 };
@@ -286,6 +306,7 @@ struct Ops {
 template <class Element>
 void packed_rows(const PackedRowsArgs& args, Pool& pool);
 extern template void packed_rows<bf16>(const PackedRowsArgs& args, Pool& pool);
+extern template void packed_rows<f16>(const PackedRowsArgs& args, Pool& pool);
 extern template void packed_rows<float>(const PackedRowsArgs& args, Pool& pool);
 
 std::int64_t packed_size(std::int64_t in_size, std::int64_t out_size, bool is_gated);  // elements
@@ -299,10 +320,10 @@ void pack_blocks(const PackBlocksArgs& args, Pool& pool);  // the same at every 
 // memory. The same at every level.
 const float* error_feedback(const PackIntegersArgs& args, Pool& pool);
 
-extern const LayerOps float32_ops_portable;
+extern const LayerOps float16_ops_portable, float32_ops_portable;
 extern const Ops ops_portable;
 #if defined(__x86_64__)
-extern const LayerOps float32_ops_avx2, float32_ops_avx512;
+extern const LayerOps float16_ops_avx2, float16_ops_avx512, float32_ops_avx2, float32_ops_avx512;
 extern const Ops ops_avx2, ops_avx2_vnni, ops_avx512_vnni, ops_avx512, ops_amx;
 #endif
 

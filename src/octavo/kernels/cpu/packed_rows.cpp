@@ -22,9 +22,10 @@ void unpack_row(const PackedRowsArgs& args, std::int64_t output, bf16* out) {
   if (args.size % 2) out[args.size - 1] = tiles[(args.size - 1) / 32 * 2 * kTile + (args.size - 1) % 32 * 16];
 }
 
-// In float32 they are a column of [k][32 outputs].
-void unpack_row(const PackedRowsArgs& args, std::int64_t output, float* out) {
-  const float* column = tiles_of<float>(args, output) + output % 32;
+// In float16 and float32 they are a column of [k][32 outputs].
+template <class Element>
+void unpack_row(const PackedRowsArgs& args, std::int64_t output, Element* out) {
+  const Element* column = tiles_of<Element>(args, output) + output % 32;
   for (std::int64_t k = 0; k < args.size; ++k) out[k] = column[k * 32];
 }
 
@@ -42,6 +43,7 @@ void packed_rows(const PackedRowsArgs& args, Pool& pool) {
 }
 
 template void packed_rows<bf16>(const PackedRowsArgs& args, Pool& pool);
+template void packed_rows<f16>(const PackedRowsArgs& args, Pool& pool);
 template void packed_rows<float>(const PackedRowsArgs& args, Pool& pool);
 
 }  // namespace octavo

@@ -62,6 +62,14 @@ void* Scratch::bytes(std::size_t size) {
   return data_;
 }
 
+void Scratch::swap(Scratch& other) {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+}
+
+Pool::NestedOp::NestedOp(Pool& pool) : pool_(pool) { pool_.scratch_.swap(pool_.nested_scratch_); }
+Pool::NestedOp::~NestedOp() { pool_.scratch_.swap(pool_.nested_scratch_); }
+
 Scratch& thread_scratch() {
   thread_local Scratch scratch;
   return scratch;

@@ -18,6 +18,7 @@ class Scratch {
  public:
   ~Scratch();
   void* bytes(std::size_t size);
+  void swap(Scratch& other);
 
  private:
   void* data_ = nullptr;
@@ -48,6 +49,18 @@ class Pool {
   Scratch& scratch() { return scratch_; }
   PhaseTimes& phases() { return phases_; }
 
+  // While it lives, an op that another one calls has scratch memory of its own.
+  class NestedOp {
+   public:
+    explicit NestedOp(Pool& pool);
+    ~NestedOp();
+    NestedOp(const NestedOp&) = delete;
+    NestedOp& operator=(const NestedOp&) = delete;
+
+   private:
+    Pool& pool_;
+  };
+
  private:
   using Function = void (*)(const void*, std::int64_t);
 
@@ -66,7 +79,7 @@ class Pool {
   std::atomic<Function> function_{nullptr};
   std::atomic<const void*> body_{nullptr};
   std::mutex mutex_;
-  Scratch scratch_;
+  Scratch scratch_, nested_scratch_;
   PhaseTimes phases_;
   std::vector<std::thread> helpers_;
 };

@@ -8,6 +8,7 @@ struct Destination {
   LeftElement* out_left;  // left tiles of the next linear [row tiles][ceil(N / 32)][16][32], instead of `out`
   Activation activation = {};
   Leader* leaders = nullptr;  // [T], a chunk's own; results go to these instead of memory
+  bool is_float16 = false;    // `out` is, though other results of this level's ops are not
 
   std::int64_t outputs_per_panel() const { return output == Output::gated || output == Output::gates_and_ups ? 16 : 32; }
   std::int64_t num_panels() const { return ceil_div(out_size, outputs_per_panel()); }

@@ -1,5 +1,5 @@
 // Selects the multiply_block<rows, vectors of columns> instantiation for a number of rows. Included from
-// tiles_widened.inc.h and float32_tiles.inc.h, before row_groups.inc.h.
+// tiles_widened.inc.h and dense_tiles.inc.h, before row_groups.inc.h.
 
 using MultiplyBlock = decltype(&multiply_block<1, kPanelVectors>);
 

@@ -1,5 +1,5 @@
 // Products of one or two left tiles with vectors: how rows and columns are grouped so that their sums fit in registers.
-// Included from tiles_widened.inc.h, tiles_avx512.inc.h and float32_tiles.inc.h, after these definitions:
+// Included from tiles_widened.inc.h, tiles_avx512.inc.h and dense_tiles.inc.h, after these definitions:
 //   kRowsTogether      the most rows of a group;
 //   kRowsOfWholePanel  the most rows that take all columns of a panel at once;
 //   kPassesOfMany      passes of a larger group over a panel: 1, or 2 with half of the columns each;

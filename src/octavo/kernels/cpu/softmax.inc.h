@@ -57,6 +57,7 @@ static inline f32x16 hyperbolic_tangent(f32x16 x) {
 }
 
 static inline f32x16 weight_of(bf16, f32x16 x) { return power_of_two<ToHalf>(x); }
+static inline f32x16 weight_of(f16, f32x16 x) { return power_of_two<ToHalf>(x); }
 static inline f32x16 weight_of(float, f32x16 x) { return power_of_two<ToSingle>(x); }
 
 // The largest lane of each of 16 vectors, and the sum of each one's lanes, always in the same order.

@@ -17,9 +17,9 @@ static inline void sum_of(const SumArgs& args) {
 }
 
 static void sum(const SumArgs& args) {
-  if (args.is_float32) {
-    sum_of<float>(args);
-  } else {
-    sum_of<bf16>(args);
+  switch (args.dtype) {
+    case DType::bfloat16: return sum_of<bf16>(args);
+    case DType::float16: return sum_of<f16>(args);
+    case DType::float32: return sum_of<float>(args);
   }
 }

@@ -19,7 +19,7 @@ struct AllReduceArgs {
   void* x;
   std::int64_t rows;
   std::int64_t size;
-  bool is_float32;
+  DType dtype;
 };
 
 // Gathers the kept rows of a step: x [T] -> out [W].
@@ -49,7 +49,7 @@ class Tape {
   // Without the pool's lock: other ranks may be threads of this process, and need the pool to get here.
   void add(const AllReduceArgs& args) {
     calls_.push_back([args](Replay& replay) {
-      args.collective.all_reduce(args.x, replay.num_rows * args.size, args.is_float32);
+      args.collective.all_reduce(args.x, replay.num_rows * args.size, args.dtype);
     });
   }
 

@@ -24,6 +24,8 @@ static inline std::int64_t right_index(std::int64_t tile, std::int64_t column, s
 
 #if !defined(OCTAVO_WIDENS_BF16)
 
+static inline void put_left(bf16* to, const bf16* from) { __builtin_memcpy(to, from, 32 * sizeof *to); }
+
 // Writes one row of inputs into the left tiles [num_k][16][32], padded with zeros.
 static inline void pack_row(const bf16* from, std::int64_t size, std::int64_t num_k, bf16* to) {
   const std::int64_t num_whole = size / 32;

@@ -19,18 +19,7 @@ constexpr std::int64_t kRowsOfWholePanel = 3, kPassesOfMany = 2;  // more rows t
 #endif
 constexpr int kTileVectors = 16 / kLanes, kPanelVectors = 2 * kTileVectors;  // the columns of one right tile, and of both
 
-// Intrinsics: for `load` and operators, GCC 12 emits code that keeps sums in memory.
-#if defined(OCTAVO_HAS_AVX512)
-static inline Register load_sum(const float* from) { return (Register)_mm512_loadu_ps(from); }
-static inline void add_products(Register& sum, const float* factor, Register values) {
-  sum = (Register)_mm512_fmadd_ps(_mm512_set1_ps(*factor), (__m512)values, (__m512)sum);
-}
-#else
-static inline Register load_sum(const float* from) { return (Register)_mm256_loadu_ps(from); }
-static inline void add_products(Register& sum, const float* factor, Register values) {
-  sum = (Register)_mm256_fmadd_ps(_mm256_broadcast_ss(factor), (__m256)values, (__m256)sum);
-}
-#endif
+#include "add_k.inc.h"
 
 static inline void put_left(float* to, const bf16* from) {
   store_f32(to, load_bf16(from));
@@ -53,15 +42,6 @@ static inline Register load_columns(const bf16* part, std::int64_t pair, std::in
   const bf16* from = part + vector / kTileVectors * kTileElements + pair * 32 + vector % kTileVectors * kLanes * 2;
   const Words both = load<Words>(from);
   return (Register)(kIsOdd ? both & 0xffff0000u : both << 16);
-}
-
-// One k of some rows, 32 elements apart, times some vectors of columns.
-template <int kRows, int kVectors>
-static inline void add_k(Register (&sums)[kRows][kVectors], const float* left, const Register (&columns)[kVectors]) {
-#pragma GCC unroll 8
-  for (int row = 0; row < kRows; ++row)
-#pragma GCC unroll 8
-    for (int vector = 0; vector < kVectors; ++vector) add_products(sums[row][vector], left + row * 32, columns[vector]);
 }
 
 // Some rows of a left tile times kVectors vectors of columns, from the first of a right tile on.

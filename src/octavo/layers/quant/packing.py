@@ -131,7 +131,7 @@ def pack(
         return kernels.pack_linear(weight.dequantized().to(dtype), bias, role)
     message = (
         "%s: %s has no kernels for such weights; they are dequantized in every step, which is slow "
-        "(on a CPU, dtype=bfloat16 has kernels for most)"
+        "(on a CPU, bfloat16 and float16 have kernels for most)"
     )
     _warn_once(message, scheme.name, kernels.name)
     return CompressedLinear.of(weight, bias)

@@ -56,7 +56,9 @@ def resolve_schemes(
     kernels = kernels_for(schemes.forms)
     is_computed = all(kernels.computes(form) for form in schemes.forms if form is not None)
     if checkpoint is not None and checkpoint.method == "gguf" and not is_computed:
-        limit = f"needs a CPU, bfloat16, and Octavo's C++ kernels built and not switched off; here it is {where}"
+        limit = (
+            f"needs a CPU, 16-bit activations, and Octavo's C++ kernels built and not switched off; here it is {where}"
+        )
         if quantization == "gguf":
             raise InvalidParameterError("quantization", quantization, limit)
         why = "take the memory of dense weights: computing with their blocks"
@@ -73,7 +75,7 @@ def check_quantization_at_load(schemes: Schemes, kernels: Kernels, where: str) -
         return
     if all(kernels.computes(form) for form in schemes.forms if form is not None):
         return
-    limit = "needs a CPU, bfloat16, and Octavo's C++ kernels built and not switched off, or a GPU and Triton"
+    limit = "needs a CPU, 16-bit activations, and Octavo's C++ kernels built and not switched off, or a GPU and Triton"
     if isinstance(schemes.quantization.linear, Float8Format):
         limit = "needs a GPU and Triton: a CPU has no kernels for 8-bit floats"
     raise InvalidParameterError("quantization", schemes.name, f"{limit}; here it is {where}")

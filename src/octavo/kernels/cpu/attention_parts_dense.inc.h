@@ -1,17 +1,18 @@
-// The float32 version of attention_parts.inc.h. Included inside namespace octavo::OCTAVO_LEVEL.
+// The parts of attention in float16 and float32, row by row. Included from attention_parts.inc.h.
 
+static inline std::int64_t right_index(f16, std::int64_t k, std::int64_t column) { return k * kPart + column; }
 static inline std::int64_t right_index(float, std::int64_t k, std::int64_t column) { return k * kPart + column; }
 
-#if defined(OCTAVO_HAS_AMX) || !(defined(OCTAVO_HAS_AVX2) || defined(OCTAVO_HAS_AVX512))
+#if defined(OCTAVO_SIMPLE_PARTS)
 
 // Rows `row` ... of a result: all k in order, in registers.
 template <int kRows, class Right>
 static inline void multiply_rows(float* result, const float* left, std::int64_t num_k, const Right& right) {
   f32x16 sums[kRows][2] = {};
   for (std::int64_t part = 0; part < num_k; ++part) {
-    const float* columns = right(part);
+    const Element* columns = right(part);
     for (std::int64_t k = 0; k < kPart; ++k) {
-      const f32x16 first = load_f32(columns + k * kPart), second = load_f32(columns + k * kPart + 16);
+      const f32x16 first = load_whole(columns + k * kPart), second = load_whole(columns + k * kPart + 16);
       for (int row = 0; row < kRows; ++row) {
         const float factor = left[part * kLeftElements + row * kPart + k];
         sums[row][0] += factor * first;
@@ -43,24 +44,33 @@ static inline void multiply_parts(float* result, const float* left, std::int64_t
 
 #endif
 
-static inline void put_key(float* tile, std::int64_t at, const float* key, std::int64_t padded) {
+static inline void put_key(Element* tile, std::int64_t at, const Element* key, std::int64_t padded) {
   for (std::int64_t i = 0; i < padded; ++i) tile[i * kPart + at] = key[i];
 }
 
-static inline void put_value(float* tile, std::int64_t at, const float* value, std::int64_t padded) {
+static inline void put_value(Element* tile, std::int64_t at, const Element* value, std::int64_t padded) {
   for (std::int64_t part = 0; part < padded / kPart; ++part)
-    __builtin_memcpy(tile + part * kRightElements + at * kPart, value + part * kPart, kPart * sizeof(float));
+    __builtin_memcpy(tile + part * kRightElements + at * kPart, value + part * kPart, kPart * sizeof(Element));
 }
 
-static inline void put_16_keys(float* tile, std::int64_t first, const float* keys, std::int64_t stride,
+static inline void put_16_keys(Element* tile, std::int64_t first, const Element* keys, std::int64_t stride,
                                std::int64_t padded) {
   for (std::int64_t i = 0; i < padded; ++i)
     for (std::int64_t row = 0; row < 16; ++row) tile[i * kPart + first + row] = keys[row * stride + i];
 }
 
-static inline void put_16_values(float* tile, std::int64_t first, const float* values, std::int64_t stride,
+static inline void put_16_values(Element* tile, std::int64_t first, const Element* values, std::int64_t stride,
                                  std::int64_t padded) {
   for (std::int64_t row = 0; row < 16; ++row) put_value(tile, first + row, values + row * stride, padded);
+}
+
+// Whether all of a tile's values are finite: then zero weights cancel them.
+static inline bool is_finite(const f16* values, std::int64_t count) {
+  u16x16 any = {};
+  for (std::int64_t i = 0; i < count; i += 16) any |= (u16x16)((load<u16x16>(values + i) & 0x7c00) == 0x7c00);
+  std::uint64_t words[4];
+  __builtin_memcpy(words, &any, sizeof words);
+  return (words[0] | words[1] | words[2] | words[3]) == 0;
 }
 
 static inline bool is_finite(const float* values, std::int64_t count) {

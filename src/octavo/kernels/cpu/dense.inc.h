@@ -1,8 +1,9 @@
-// Linears and norms of one level in float32: the same files as level.inc.h for bf16, except for products and stores. A
-// file float32_<level>.cpp defines OCTAVO_LEVEL and the rows multiplied together, and is compiled with the flags of its
-// level: in separate files, they leave the other ops' machine code unchanged.
+// Ops of one dtype, float16 or float32, with dense weights: the same files as level.inc.h for bf16, except for products
+// and stores. Sums are float32. A file <dtype>_<level>.cpp defines OCTAVO_FLOAT16 or OCTAVO_FLOAT32, OCTAVO_LEVEL and
+// the rows multiplied together, and is compiled with the flags of its level, for all levels with vectors of that size.
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -10,7 +11,7 @@
 
 #include "ops.h"
 
-#define OCTAVO_FLOAT32
+#define OCTAVO_DENSE
 #define OCTAVO_JOIN_(a, b) a##b
 #define OCTAVO_JOIN(a, b) OCTAVO_JOIN_(a, b)
 
@@ -21,13 +22,21 @@
 namespace octavo::OCTAVO_LEVEL {
 namespace {
 
+#if defined(OCTAVO_FLOAT32)
 using Element = float;  // of activations and weights
+constexpr std::int64_t kTilesOfK = 4;                 // 16 KiB of a panel, half of L1
+#define OCTAVO_OPS float32_ops_
+#else
+using Element = f16;
+constexpr std::int64_t kTilesOfK = 8;                 // the same
+#define OCTAVO_OPS float16_ops_
+#endif
 
+constexpr int kRowsAtOnce = 2;                       // rows per product of attention, where it has no other
 constexpr std::int64_t kPrefetchElements = 2048;      // prefetch distance of weights from memory, 8 KiB
 constexpr std::int64_t kLeftCacheBytes = 512 << 10;   // activations kept in L2
 constexpr std::int64_t kFewRows = 0;                  // none: bits depend on the blocking of k, one for all row counts
 constexpr std::int64_t kMaxRowTiles = 8;             // 128 rows
-constexpr std::int64_t kTilesOfK = 4;                 // 16 KiB of a panel, half of L1
 constexpr std::int64_t kMaxPanels = 16;              // their results, for 128 rows, take 256 KiB
 constexpr std::int64_t kStreamedBytes = 1 << 16;      // results of at least this size bypass the caches
 constexpr std::int64_t kChunksPerThread = 8;
@@ -36,8 +45,10 @@ constexpr std::int64_t kExpertChunksPerThread = 32;  // for all experts together
 #include "vectors.inc.h"
 #include "simd.inc.h"
 #include "bfloat16.inc.h"
+#include "float16.inc.h"
+#include "elements.inc.h"
 #include "ahead.inc.h"
-#include "float32_tiles.inc.h"
+#include "dense_tiles.inc.h"
 #include "norm.inc.h"
 #include "argmax.inc.h"
 #include "panels.inc.h"
@@ -52,13 +63,36 @@ constexpr std::int64_t kExpertChunksPerThread = 32;  // for all experts together
 #include "activate.inc.h"
 #include "lora_rows.inc.h"
 #include "lora.inc.h"
+#if defined(OCTAVO_HAS_AVX2)
+#include "add_k.inc.h"
+#endif
+#include "attention_parts.inc.h"
+#include "softmax.inc.h"
+#include "attention_heads.inc.h"
+#if defined(OCTAVO_HAS_AVX512)
+#include "attention_integers.inc.h"
+#endif
+#include "attention_int8.inc.h"
+#include "attention_write.inc.h"
+#include "attention_rows.inc.h"
+#include "attention_span.inc.h"
+#include "attention_weights.inc.h"
+#include "attention_values.inc.h"
+#if defined(OCTAVO_HAS_AVX512)
+#include "attention_products_avx512.inc.h"
+#else
+#include "attention_products.inc.h"
+#endif
+#include "attention_block.inc.h"
+#include "attention_split.inc.h"
+#include "attention.inc.h"
 
 }  // namespace
 }  // namespace octavo::OCTAVO_LEVEL
 
 namespace octavo {
 
-const LayerOps OCTAVO_JOIN(float32_ops_, OCTAVO_LEVEL) = {
+const LayerOps OCTAVO_JOIN(OCTAVO_OPS, OCTAVO_LEVEL) = {
     .pack_linear = OCTAVO_LEVEL::pack_linear,
     .linear = OCTAVO_LEVEL::linear,
     .argmax = OCTAVO_LEVEL::argmax,
@@ -69,7 +103,8 @@ const LayerOps OCTAVO_JOIN(float32_ops_, OCTAVO_LEVEL) = {
     .expert_rows = OCTAVO_LEVEL::expert_rows_by<OCTAVO_LEVEL::PlainExperts>,
     .combine_experts = OCTAVO_LEVEL::combine_experts,
     .moe = OCTAVO_LEVEL::moe_by<OCTAVO_LEVEL::PlainExperts>,
-    .rms_norm = OCTAVO_LEVEL::rms_norm,
+    .rms_norm = OCTAVO_LEVEL::rms_norm<OCTAVO_LEVEL::Element>,
+    .attention = OCTAVO_LEVEL::attention,
 };
 
 }  // namespace octavo

@@ -1,7 +1,7 @@
-// Products of float32 tiles, with vectors as wide as registers. Included inside namespace octavo::OCTAVO_LEVEL.
+// Products of tiles in float32, with vectors as wide as registers. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// A left tile is [16 rows][32 k], the two right tiles of a k tile are [32 k][32 columns], a result tile is [16 rows][16
-// columns]. Each call sums its k one by one from zero and adds that to the sums of earlier calls: the same bits for any
+// A left tile is [16 rows][32 k] float32, the two right tiles of a k tile are [32 k][32 columns] elements, widened in
+// registers if they are float16, a result tile is [16 rows][16 columns]. Each call sums its k one by one from zero and adds that to the sums of earlier calls: the same bits for any
 // number of rows, as all products take kTilesOfK k tiles per call. This blocked summation also has less error than one
 // long sum: a fifth less at K = 2048.
 
@@ -19,15 +19,23 @@ static inline std::int64_t right_index(std::int64_t tile, std::int64_t column, s
   return k * 32 + tile * 16 + column;
 }
 
-// Writes one row of inputs into the left tiles [num_k][16][32], padded with zeros.
-static inline void pack_row(const float* from, std::int64_t size, std::int64_t num_k, float* to) {
-  const std::int64_t num_whole = size / 32;
-  for (std::int64_t k = 0; k < num_whole; ++k) __builtin_memcpy(to + k * kTileElements, from + k * 32, 32 * sizeof(float));
-  if (num_whole == num_k) return;
-  float rest[32] = {};
-  __builtin_memcpy(rest, from + num_whole * 32, static_cast<std::size_t>(size % 32) * sizeof(float));
-  __builtin_memcpy(to + num_whole * kTileElements, rest, sizeof rest);
+static inline void put_left(float* to, const Element* from) {
+  store_f32(to, load_whole(from));
+  store_f32(to + 16, load_whole(from + 16));
 }
+
+// Writes one row of inputs into the left tiles [num_k][16][32], padded with zeros.
+static inline void pack_row(const Element* from, std::int64_t size, std::int64_t num_k, float* to) {
+  const std::int64_t num_whole = size / 32;
+  for (std::int64_t k = 0; k < num_whole; ++k) put_left(to + k * kTileElements, from + k * 32);
+  if (num_whole == num_k) return;
+  Element rest[32] = {};
+  __builtin_memcpy(rest, from + num_whole * 32, static_cast<std::size_t>(size % 32) * sizeof(Element));
+  put_left(to + num_whole * kTileElements, rest);
+}
+
+static inline Register load_lanes(const float* from) { return load<Register>(from); }
+static inline Register load_lanes(const f16* from) { return widen_lanes(from); }
 
 constexpr int kPanelVectors = 32 / kLanes;
 constexpr int kRowsOfWholePanel = OCTAVO_ROWS_OF_WHOLE_PANEL;  // so many rows' sums of all columns fit registers
@@ -36,7 +44,7 @@ constexpr int kPassesOfMany = kRowsTogether == kRowsOfWholePanel ? 1 : 2;  // ov
 
 // Some rows of a left tile times kVectors vectors of columns, from the first of `right` on.
 template <int kRows, int kVectors>
-static void multiply_block(float* result, const float* left, const float* right, std::int64_t num_k, bool accumulates,
+static void multiply_block(float* result, const float* left, const Element* right, std::int64_t num_k, bool accumulates,
                            Ahead ahead) {
   const auto place = [&](int row, int i) { return result + i * kLanes / 16 * kResultElements + row * 16 + i * kLanes % 16; };
   Register sums[kRows][kVectors], columns[kVectors];
@@ -50,7 +58,7 @@ static void multiply_block(float* result, const float* left, const float* right,
 #pragma GCC unroll 2
       for (int k = 0; k < 2; ++k, right += 32) {
 #pragma GCC unroll 8
-        for (int i = 0; i < kVectors; ++i) columns[i] = load<Register>(right + i * kLanes);
+        for (int i = 0; i < kVectors; ++i) columns[i] = load_lanes(right + i * kLanes);
 #pragma GCC unroll 8
         for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 8
