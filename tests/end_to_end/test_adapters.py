@@ -83,8 +83,8 @@ def test_greedy_tokens_are_those_of_peft(
 
 WAYS: list[dict[str, Any]] = [{"dtype": "float32"}]
 if native_kernels() is not None:
-    WAYS += [{"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}]
-    WAYS += pick([], [{"dtype": "bfloat16", "quantization": "int4"}])
+    WAYS += [{"dtype": "float16"}, {"dtype": "bfloat16", "quantization": "int8"}]
+    WAYS += pick([], [{"dtype": "bfloat16"}, {"dtype": "float16", "quantization": "int4"}])
 
 
 @pytest.mark.parametrize("options", WAYS, ids=str)

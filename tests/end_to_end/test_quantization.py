@@ -27,9 +27,9 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module", params=["int8", "int4"])
+@pytest.fixture(scope="module", params=[("bfloat16", "int8"), ("float16", "int4")], ids="-".join)
 def in_integers(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return {"dtype": "bfloat16", "quantization": request.param}
+    return dict(zip(("dtype", "quantization"), request.param, strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Same request, same bytes: tokens, text, logprobs and seeds do not show by which path they were computed.
 
-In float32 everywhere; in bfloat16 by the C++ kernels.
+In float32 everywhere; in bfloat16 and float16 by the C++ kernels.
 """
 
 from typing import Any
@@ -20,7 +20,8 @@ MODELS = ["qwen3-mixed-windows", "qwen2-moe-windows"]
 MODELS += pick([], ["mistral-window", "llama", "qwen2-yarn", "mixtral", "demo"])
 if native_kernels() is not None:
     MODELS += [f"{name} in bfloat16" for name in ("qwen3-mixed-windows", "qwen2-moe", "demo")]
-    MODELS += pick([], ["mistral-window in bfloat16"])
+    MODELS += ["qwen2-moe in float16"]
+    MODELS += pick([], ["mistral-window in bfloat16", "qwen3-mixed-windows in float16", "demo in float16"])
 NUM_TOKENS = pick(9, 12)
 PREFIX = random_tokens(24, seed=0)  # exactly 6 blocks
 

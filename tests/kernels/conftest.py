@@ -52,8 +52,10 @@ def native(level: str, num_threads: int, dtype: torch.dtype = torch.bfloat16) ->
 class InOneForm(NativeKernels):
     """The same kernels; every weight that they pack is brought into one form."""
 
-    def __init__(self, level: str, form: IntegerFormat, num_threads: int = 2) -> None:
-        vars(self).update(vars(native(level, num_threads)))
+    def __init__(
+        self, level: str, form: IntegerFormat, num_threads: int = 2, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        vars(self).update(vars(native(level, num_threads, dtype)))
         self._form = form
 
     def pack_linear(

@@ -6,7 +6,8 @@ Legend: T = tokens, N = outputs, K = inputs.
 import numpy as np
 import pytest
 import torch
-from tests.breadth import pick
+from tests.breadth import each, pick
+from tests.kernels.conftest import native
 from tests.kernels.levels import LEVELS
 
 from octavo.gguf.types import GGML_NUMBERS, GGML_TYPES
@@ -39,25 +40,25 @@ def weight_of(*parts: tuple[str, int], in_size: int, row_inputs: int | None = No
     return BlockWeight(format=form, parts=tuple(rows), in_size=in_size)
 
 
-def inputs(num_rows: int, size: int) -> torch.Tensor:
+def inputs(num_rows: int, size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     x = torch.randn(num_rows, size, generator=torch.Generator().manual_seed(3))
     x[:, ::37] *= 30.0  # outliers
-    return x.to(torch.bfloat16)
+    return x.to(dtype)
 
 
-def kernels_of(level: str) -> NativeKernels:
-    return NativeKernels(level, 2)
+def kernels_of(level: str, dtype: torch.dtype = torch.bfloat16) -> NativeKernels:
+    return native(level, 2, dtype)
 
 
 def check(level: str, weight: BlockWeight, role: LinearRole = "plain") -> None:
-    kernels, bias = kernels_of(level), torch.randn(sum(weight.format.sizes))
-    packed = kernels.pack_linear(weight, bias, role, weight.format)
-    x = inputs(max(ROWS), weight.in_size)
-    expected = block_linear(x, weight, bias)
-    whole = kernels.logits_linear(x, packed)
-    torch.testing.assert_close(whole, expected, rtol=1e-5, atol=2e-4)
-    for count in ROWS:
-        assert torch.equal(kernels.logits_linear(x[:count], packed), whole[:count]), count
+    bias = torch.randn(sum(weight.format.sizes))
+    for dtype in (torch.bfloat16, torch.float16):
+        kernels = kernels_of(level, dtype)
+        packed, x = kernels.pack_linear(weight, bias, role, weight.format), inputs(max(ROWS), weight.in_size, dtype)
+        whole = kernels.logits_linear(x, packed)
+        torch.testing.assert_close(whole, block_linear(x, weight, bias), rtol=1e-5, atol=2e-4)
+        for count in ROWS:
+            assert torch.equal(kernels.logits_linear(x[:count], packed), whole[:count]), (dtype, count)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -145,15 +146,16 @@ def test_argmax(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_experts(level: str) -> None:
+@each("dtype", [torch.bfloat16, torch.float16])
+def test_experts(level: str, dtype: torch.dtype) -> None:
     """All experts in one call give the bits of each one's linears."""
-    kernels = kernels_of(level)
+    kernels = kernels_of(level, dtype)
     ups = [weight_of(("Q4_K", 256), ("Q4_K", 256), in_size=512)] * 3
     downs = [weight_of((name, 512), in_size=256) for name in ("Q6_K", "Q4_0", "Q6_K")]
     packed_ups = [kernels.pack_linear(weight, None, "gated", weight.format) for weight in ups]
     packed_downs = [kernels.pack_linear(weight, None, "plain", weight.format) for weight in downs]
     experts = kernels.pack_experts(packed_ups, packed_downs)
-    x, token_ids = inputs(20, 512), torch.arange(40) % 20
+    x, token_ids = inputs(20, 512, dtype), torch.arange(40) % 20
     expert_ids = torch.arange(40) * 7 % 3
     found = kernels.expert_rows(x, token_ids, expert_ids, experts, SILU)
     for expert in range(3):

@@ -3,6 +3,8 @@
 Legend: R = pairs of a token and an expert, D = hidden size, I = intermediate size, X = experts.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from tests.breadth import each
@@ -21,14 +23,15 @@ pytestmark = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not bui
 
 
 def experts_of(kernels: NativeKernels) -> PackedExperts:
+    draw = partial(random, scale=0.2, dtype=kernels.dtype)
     return kernels.pack_experts(
-        [kernels.pack_linear(random(2 * middle, SIZE, scale=0.2), None, "gated") for middle in MIDDLE_SIZES],
-        [kernels.pack_linear(random(SIZE, middle, scale=0.2), None) for middle in MIDDLE_SIZES],
+        [kernels.pack_linear(draw(2 * middle, SIZE), None, "gated") for middle in MIDDLE_SIZES],
+        [kernels.pack_linear(draw(SIZE, middle), None) for middle in MIDDLE_SIZES],
     )
 
 
 def router_of(kernels: NativeKernels) -> PackedLinear:
-    return kernels.pack_linear(random(ROUTING.num_experts + 1, SIZE), None, "router")
+    return kernels.pack_linear(random(ROUTING.num_experts + 1, SIZE, dtype=kernels.dtype), None, "router")
 
 
 def one_by_one(
@@ -58,10 +61,10 @@ def test_rows_are_those_of_the_maps(form: IntegerFormat, level: str, num_pairs: 
 
 @every_form
 @every_level
-@each("num_tokens", [1, 17, 40])
-def test_the_whole_is_its_parts(form: IntegerFormat, level: str, num_tokens: int) -> None:
-    kernels = make_kernels(level, form)
-    x, residual, norm = random(num_tokens, SIZE), random(num_tokens + 1, SIZE)[1:], random(SIZE)
+@each(("num_tokens", "dtype"), [(1, torch.bfloat16), (17, torch.bfloat16), (40, torch.float16)])
+def test_the_whole_is_its_parts(form: IntegerFormat, level: str, num_tokens: int, dtype: torch.dtype) -> None:
+    kernels, draw = make_kernels(level, form, dtype=dtype), partial(random, dtype=dtype)
+    x, residual, norm = draw(num_tokens, SIZE), draw(num_tokens + 1, SIZE)[1:], draw(SIZE)
     experts, router = experts_of(kernels), router_of(kernels)
     load = torch.zeros(ROUTING.num_experts, dtype=torch.int64)
     whole, total = kernels.moe(x, Fused(residual=residual, norm_weight=norm, eps=1e-5), router, ROUTING, experts, load)

@@ -5,6 +5,7 @@ Legend: T = tokens (rows), K = input size, N = output size, G = groups of inputs
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -36,13 +37,15 @@ every_form = each("form", FORMS)
 every_level = pytest.mark.parametrize("level", LEVELS)
 
 
-def make_kernels(level: str, form: IntegerFormat, num_threads: int = 2) -> InOneForm:
-    return InOneForm(level, form, num_threads)
+def make_kernels(
+    level: str, form: IntegerFormat, num_threads: int = 2, dtype: torch.dtype = torch.bfloat16
+) -> InOneForm:
+    return InOneForm(level, form, num_threads, dtype)
 
 
-def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
+def random(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
-    return (torch.randn(*shape, generator=generator) * scale).to(torch.bfloat16)
+    return (torch.randn(*shape, generator=generator) * scale).to(dtype)
 
 
 def integer_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,12 +89,13 @@ def random_multipliers(form: IntegerFormat, num_outputs: int, in_size: int) -> t
 
 @every_form
 @every_level
-def test_products_are_exact_but_for_the_last_roundings(form: IntegerFormat, level: str) -> None:
-    kernels = make_kernels(level, form)
+@each("dtype", [torch.bfloat16, torch.float16])
+def test_products_are_exact_but_for_the_last_roundings(form: IntegerFormat, level: str, dtype: torch.dtype) -> None:
+    kernels = make_kernels(level, form, dtype=dtype)
     for num_outputs, in_size in SHAPES:
         for has_offsets in (False, True):
             weight = random_integers(form, num_outputs, in_size, has_offsets=has_offsets)
-            x, bias = random(MAX_ROWS, in_size), random(num_outputs)
+            x, bias = random(MAX_ROWS, in_size, dtype=dtype), random(num_outputs)
             result = kernels.logits_linear(x, kernels.pack_linear(weight, bias, "plain", form))
             expected = exact_product(x, weight) + bias
             assert result.dtype == torch.float32
@@ -185,13 +189,12 @@ def test_levels_of_the_same_vectors_give_the_same_bits(form: IntegerFormat, leve
 
 def fused_ops(kernels: InOneForm, form: IntegerFormat) -> dict[str, Callable[[slice], torch.Tensor]]:
     """Return every op that reads packed weights, by name, as a function of the rows it computes."""
-    size, middle = 84, 100
-    x, residual, norm = random(MAX_ROWS, size), random(MAX_ROWS, size).flip(0), random(size)
-    bias = random(middle)
-    wide, gate_up = kernels.pack_linear(random(middle, size), bias), random(2 * middle, size, scale=0.1)
+    size, middle, draw = 84, 100, partial(random, dtype=kernels.dtype)
+    x, residual, norm = draw(MAX_ROWS, size), draw(MAX_ROWS, size).flip(0), draw(size)
+    wide, gate_up = kernels.pack_linear(draw(middle, size), draw(middle)), draw(2 * middle, size, scale=0.1)
     gated, down = (
         kernels.pack_linear(gate_up, None, "gated"),
-        kernels.pack_linear(random(size, middle, scale=0.1), None),
+        kernels.pack_linear(draw(size, middle, scale=0.1), None),
     )
     return {
         "linear": lambda rows: kernels.linear(x[rows], wide),
@@ -208,8 +211,9 @@ def fused_ops(kernels: InOneForm, form: IntegerFormat) -> dict[str, Callable[[sl
 
 @every_form
 @every_level
-def test_rows_are_independent(form: IntegerFormat, level: str) -> None:
-    for name, op in fused_ops(make_kernels(level, form), form).items():
+@each("dtype", [torch.bfloat16, torch.float16])
+def test_rows_are_independent(form: IntegerFormat, level: str, dtype: torch.dtype) -> None:
+    for name, op in fused_ops(make_kernels(level, form, dtype=dtype), form).items():
         whole = op(slice(0, MAX_ROWS))
         for start, size in SOME_ROWS:
             assert torch.equal(op(slice(start, start + size)), whole[start : start + size]), (name, start, size)

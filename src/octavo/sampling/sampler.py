@@ -197,10 +197,10 @@ def read_sampled(
 
 def why_not(max_logit: float) -> str:
     """Return why a row whose maximum logit is not finite has no token."""
-    if np.isnan(max_logit):
-        return "the model's logits contain NaN"
-    if max_logit > 0:
-        return "the model's logits contain infinity"
+    if np.isnan(max_logit) or max_logit > 0:
+        what = "NaN" if np.isnan(max_logit) else "infinity"
+        hint = "in float16, values above 65,504 become infinite: bfloat16 and float32 hold them"
+        return f"the model's logits contain {what} ({hint})"
     return (
         "no token is allowed: allowed_token_ids, bad_words, logit_bias, min_tokens and structured_output together "
         "ban every token"

@@ -16,6 +16,8 @@ constexpr std::int64_t kPairElements = 2 * kResultElements;  // of a result, per
 static inline std::int64_t right_index(bf16, std::int64_t k, std::int64_t column) {
   return column / 16 * kTileElements + k / 2 * 32 + column % 16 * 2 + k % 2;
 }
+static inline std::int64_t right_index(f16, std::int64_t k, std::int64_t column) { return k * kPart + column; }
+static inline std::int64_t right_index(float, std::int64_t k, std::int64_t column) { return k * kPart + column; }
 
 #if defined(OCTAVO_HAS_AVX2)
 #include "attention_parts_avx2.inc.h"

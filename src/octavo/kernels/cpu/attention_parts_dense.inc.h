@@ -1,8 +1,5 @@
 // The parts of attention in float16 and float32, row by row. Included from attention_parts.inc.h.
 
-static inline std::int64_t right_index(f16, std::int64_t k, std::int64_t column) { return k * kPart + column; }
-static inline std::int64_t right_index(float, std::int64_t k, std::int64_t column) { return k * kPart + column; }
-
 #if defined(OCTAVO_SIMPLE_PARTS)
 
 // Rows `row` ... of a result: all k in order, in registers.
