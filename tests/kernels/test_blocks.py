@@ -155,7 +155,7 @@ def test_experts(level: str, dtype: torch.dtype) -> None:
     packed_ups = [kernels.pack_linear(weight, None, "gated", weight.format) for weight in ups]
     packed_downs = [kernels.pack_linear(weight, None, "plain", weight.format) for weight in downs]
     experts = kernels.pack_experts(packed_ups, packed_downs)
-    x, token_ids = inputs(20, 512, dtype), torch.arange(40) % 20
+    x, token_ids = inputs(20, 512, dtype) * 0.01, torch.arange(40) % 20  # float16 has an end at 65,504
     expert_ids = torch.arange(40) * 7 % 3
     found = kernels.expert_rows(x, token_ids, expert_ids, experts, SILU)
     for expert in range(3):

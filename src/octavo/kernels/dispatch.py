@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _LEVEL_VARIABLE = "OCTAVO_CPU_LEVEL"  # amx, avx512, avx512_vnni, avx2_vnni, avx2, portable; torch: torch's ops
 _GPU_VARIABLE = "OCTAVO_GPU_KERNELS"  # triton, or torch: use torch's ops
-_TRITON_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
+_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})  # of kernels in C++ and Triton
 
 DENSE_ONLY: frozenset[WeightFormat | None] = frozenset({None})
 
@@ -41,7 +41,7 @@ def select_kernels(
         from octavo.kernels.triton.kernels import TritonKernels
 
         return TritonKernels(forms, deterministic=deterministic)
-    if device.type == "cpu" and (native := native_kernels(dtype)) is not None:
+    if device.type == "cpu" and dtype in _DTYPES and (native := native_kernels(dtype)) is not None:
         return native
     if device.type == "cpu" and has_onednn(dtype):
         return Float32CpuKernels() if dtype == torch.float32 else HalfCpuKernels()
@@ -101,7 +101,7 @@ def uses_triton(device: torch.device, dtype: torch.dtype) -> bool:
     wanted = os.environ.get(_GPU_VARIABLE)
     if wanted not in (None, "triton", "torch"):
         raise UnknownOptionError(_GPU_VARIABLE, wanted, ["triton", "torch"])
-    if dtype not in _TRITON_DTYPES or device.type not in ("cuda", "cpu"):
+    if dtype not in _DTYPES or device.type not in ("cuda", "cpu"):
         return False
     if device.type == "cpu":
         return wanted == "triton" and _prepare_interpreter()
