@@ -20,7 +20,7 @@ from octavo.errors import UnsupportedModelError
 from octavo.kernels.reference import Kernels
 
 LENGTH = 301  # two spans of the C++ kernels, and two of Triton's
-TOLERANCES = {torch.float32: 4e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+TOLERANCES = {torch.float32: 4e-6, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 
 @dataclass(frozen=True, kw_only=True)
