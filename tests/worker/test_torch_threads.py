@@ -47,15 +47,16 @@ def threads_of_steps(monkeypatch: pytest.MonkeyPatch, **options: Any) -> set[int
 
 
 @pytest.mark.skipif(native_kernels() is None, reason="only the C++ kernels are recorded")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_recorded_steps_take_one(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_of_steps(monkeypatch, dtype=dtype) == {1}
     assert torch.get_num_threads() == 3
 
 
-@pytest.mark.parametrize("options", [{"dtype": "float16"}, {"dtype": "bfloat16", "enforce_eager": True}])
-def test_steps_on_torch_operations_take_all(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    assert threads_of_steps(monkeypatch, **options) == {3}
+def test_steps_on_torch_operations_take_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert threads_of_steps(monkeypatch, dtype="bfloat16", enforce_eager=True) == {3}
+    monkeypatch.setenv("OCTAVO_CPU_LEVEL", "torch")
+    assert threads_of_steps(monkeypatch, dtype="float32") == {3}
 
 
 def test_the_number_comes_back_after_a_failure() -> None:
