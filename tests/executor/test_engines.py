@@ -43,7 +43,7 @@ def test_an_engine_in_this_process_names_the_dead_rank() -> None:
         llm.exit()
 
 
-def test_an_engine_in_a_child_process_leaves_nothing_when_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_core_that_is_killed_are_gone_and_those_of_the_next_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProcessClient, "command", CORE)
     with nothing_left():
         llm = LLM("demo", engine_process=True, **TWO_RANKS)
@@ -52,8 +52,8 @@ def test_an_engine_in_a_child_process_leaves_nothing_when_that_is_killed(monkeyp
         pids = ranks_below(client.pids[0])
         assert len(pids) == 2
         os.kill(client.pids[0], signal.SIGKILL)
-        with pytest.raises(EngineDeadError, match="killed by signal 9"):
-            llm.generate("Hello", LONG, use_tqdm=False)
+        [output] = llm.generate("Hello", LONG, use_tqdm=False)
+        assert output.outputs[0].finish_reason == "length"
         wait_until(lambda: are_gone(pids))
         llm.exit()
 

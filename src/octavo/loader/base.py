@@ -2,6 +2,7 @@
 
 import logging
 import math
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from tqdm import tqdm
 
 from octavo.config.engine import LoadConfig
 from octavo.config.model import ModelConfig
@@ -72,12 +72,13 @@ class ModelLoader(ABC):
 
 def _shown(tensors: Iterator[tuple[str, torch.Tensor]], model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the same, with a bar of progress on a terminal, one for all ranks, when it takes a while."""
-    is_shown = model.stage.is_first and model.context.groups.tensor.rank == 0
+    if not (sys.stderr.isatty() and model.stage.is_first and model.context.groups.tensor.rank == 0):
+        yield from tensors
+        return
+    from tqdm import tqdm  # a machine without a terminal can do without
+
     total = sum(math.prod(slot.spec.shape) for slot in weight_slots(model).values())
-    disable = None if is_shown else True  # None: where there is no terminal
-    with tqdm(
-        total=total, desc="Weights", unit="", unit_scale=True, delay=_BAR_AFTER_S, leave=False, disable=disable
-    ) as bar:
+    with tqdm(total=total, desc="Weights", unit="", unit_scale=True, delay=_BAR_AFTER_S, leave=False) as bar:
         for name, tensor in tensors:
             yield name, tensor
             bar.update(tensor.numel())
