@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx2 as httpx
-from prometheus_client.parser import text_string_to_metric_families
 from tests.fakes import OCTAVO
 
 START_S = 60.0
@@ -100,6 +99,8 @@ def parse_events(text: str) -> list[dict[str, Any]]:
 
 def numbers(server: HttpServer) -> dict[str, float]:
     """Return the samples of /metrics; of those with labels, the sum."""
+    from prometheus_client.parser import text_string_to_metric_families  # other projects' clients have no need of it
+
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(server.client.get("/metrics").text):
         for sample in family.samples:
