@@ -157,10 +157,12 @@ async def stream_all(url: str, bodies: list[dict[str, Any]], concurrency: int) -
         return await asyncio.gather(*[one(body) for body in bodies])
 
 
-async def kill_some(server: psutil.Process, every: tuple[float, float], seed: int, killed: Counter[str]) -> None:
+async def kill_some(
+    server: psutil.Process, every: tuple[float, float], seed: int, killed: Counter[str], most: int
+) -> None:
     """Send a signal to a process below the server, again and again."""
     rng = random.Random(seed)
-    while True:
+    while killed.total() < most:
         await asyncio.sleep(rng.uniform(*every))
         if victims := server.children(recursive=True):
             number = rng.choice(SIGNALS)
@@ -187,14 +189,21 @@ class Report:
 
 
 def run(
-    flags: list[str], *, model: str, requests: int, every: tuple[float, float], concurrency: int = 64, seed: int = 1
+    flags: list[str],
+    *,
+    model: str,
+    requests: int,
+    every: tuple[float, float],
+    concurrency: int = 64,
+    seed: int = 1,
+    most: int = sys.maxsize,
 ) -> Report:
-    """Run all requests on a server that nobody disturbs, then on one whose processes are killed."""
+    """Run all requests on a server that nobody disturbs, then on one of which processes are killed, `most` at most."""
     kinds, bodies = zip(*make_bodies(requests, sees=model == "demo-vl"), strict=True)
     killed: Counter[str] = Counter()
 
     async def disturbed(server: HttpServer) -> list[Answer]:
-        killer = asyncio.create_task(kill_some(psutil.Process(server.process.pid), every, seed, killed))
+        killer = asyncio.create_task(kill_some(psutil.Process(server.process.pid), every, seed, killed, most))
         try:
             return await stream_all(server.url, list(bodies), concurrency)
         finally:

@@ -5,7 +5,7 @@ from tests.chaos.storm import KINDS, run
 
 
 def test_streams_of_every_kind_outlive_kills() -> None:
-    report = run([], model="demo", requests=2 * len(KINDS), every=(4.0, 6.0))
+    report = run([], model="demo", requests=4 * len(KINDS), every=(0.7, 1.2), most=2)
     assert report.differing == {}
     assert sum(report.kills.values()) > 0
     assert report.num_left == 0
@@ -23,7 +23,7 @@ def test_streams_of_every_kind_outlive_kills() -> None:
     ids=["ranks", "replicas", "drafts", "images and a standby"],
 )
 def test_streams_outlive_kills_of_any_process(model: str, flags: list[str]) -> None:
-    report = run(flags, model=model, requests=60, every=(5.0, 8.0))
+    report = run(flags, model=model, requests=80, every=(1.0, 2.5), most=4)
     assert report.differing == {}
     assert sum(report.kills.values()) > 0
     assert report.num_left == 0

@@ -1,5 +1,8 @@
 """The process in which forms are tried: it dies of a bomb and comes back, tries good forms once, is never left over."""
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -97,3 +100,16 @@ def test_it_may_be_closed_at_any_time(checker: StructuredOutputChecker) -> None:
     checker.close()
     checker.close()
     checker.check(StructuredOutput(regex="b"))
+
+
+def test_one_that_is_killed_from_outside_is_asked_again() -> None:
+    checker = StructuredOutputChecker()
+    checker.check(StructuredOutput(choice=["a"]))
+    assert checker._process is not None
+    pid = checker._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    killer = threading.Timer(0.2, os.kill, (pid, signal.SIGKILL))
+    killer.start()
+    checker.check(StructuredOutput(choice=["b"]))
+    killer.join()
+    checker.close()

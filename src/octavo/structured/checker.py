@@ -64,6 +64,21 @@ class StructuredOutputChecker:
                 self._end(self._process)
 
     def _try(self, constraint: StructuredOutput) -> None:
+        """Ask again if the process dies and its time was not over: it may have been killed from outside."""
+        line, code = self._ask(constraint)
+        if not line and code != -signal.SIGPROF:
+            line, code = self._ask(constraint)
+        if not line and code in _KILLED_BY_A_CONSTRAINT:
+            limit = "compilation takes too much time or memory"
+            raise GrammarTooComplexError(f"structured_output.{constraint.kind}: {limit}")
+        if not line:
+            raise RequestError(f"structured_output could not be checked: the checker process exited with {code}")
+        verdict: Verdict = msgspec.json.decode(line, type=Verdict)
+        if verdict is not None:
+            raise InvalidParameterError(*verdict)
+
+    def _ask(self, constraint: StructuredOutput) -> tuple[bytes, int]:
+        """Return what the process answers; nothing, and its exit code, if it has died."""
         if self._process is not None and self._process.poll() is not None:  # it was killed from outside
             self._end(self._process)
         if self._process is None:
@@ -78,14 +93,7 @@ class StructuredOutputChecker:
             line = process.stdout.readline()
         except BrokenPipeError:
             line = b""
-        if not line and (code := self._end(process)) in _KILLED_BY_A_CONSTRAINT:
-            limit = "compilation takes too much time or memory"
-            raise GrammarTooComplexError(f"structured_output.{constraint.kind}: {limit}")
-        if not line:
-            raise RequestError(f"structured_output could not be checked: the checker process exited with {code}")
-        verdict: Verdict = msgspec.json.decode(line, type=Verdict)
-        if verdict is not None:
-            raise InvalidParameterError(*verdict)
+        return line, 0 if line else self._end(process)
 
     def _end(self, process: "subprocess.Popen[bytes]") -> int:
         """Wait for the process to exit; return its exit code."""

@@ -96,6 +96,12 @@ class DecodeRecord:
             column[len(values) :] = self._padding[name]
         self._words.copy_(host, non_blocking=True)
 
+    def send_padding(self, queue: DeviceQueue) -> None:
+        """Make all of it harmless for a capture: biases of an earlier step may lie beyond the rows of this one."""
+        self.send(queue, {})
+        self.processors.biased.zero_()
+        self.processors.biases.zero_()
+
     @staticmethod
     def fits(arrays: Arrays) -> bool:
         """Return whether a step's logits processors, if any, fit."""
@@ -179,7 +185,7 @@ class GraphedDecoding:
     ) -> None:
         self._model, self._kv_caches, self._rows, self._loads = model, kv_caches, rows, loads
         self._record, self._queue = record, queue
-        self.captured = DecodeGraphs(queue, self._run, partial(record.send, queue, {}), uses)
+        self.captured = DecodeGraphs(queue, self._run, partial(record.send_padding, queue), uses)
         size, device = record.capacity, rows.transfers.device
         self._results = torch.zeros(size, 3, dtype=torch.int64, device=device)  # [C, 3] see `Sampled.packed`
         self._ratings = torch.zeros(size, RATING_SIZE, dtype=torch.int64, device=device)  # [C, .]
