@@ -42,11 +42,8 @@ REQUESTS = [
     ),
 ]
 OUTPUTS = [
+    EngineCoreOutputs(req_ids=[], num_new_tokens=[], first_indices=[], new_token_ids=[], num_scheduled_tokens=0),
     EngineCoreOutputs(
-        epoch=0, req_ids=[], num_new_tokens=[], first_indices=[], new_token_ids=[], num_scheduled_tokens=0
-    ),
-    EngineCoreOutputs(
-        epoch=3,
         req_ids=["a", "b"],
         num_new_tokens=[1, 1],
         first_indices=[0, 41],

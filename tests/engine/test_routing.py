@@ -25,7 +25,6 @@ def send(to: Router, request_id: str, prompt: list[int], salt: str | None = None
 
 def outputs(*, admitted: str | None = None, stats: SchedulerStats | None = None) -> EngineCoreOutputs:
     return EngineCoreOutputs(
-        epoch=0,
         admitted={} if admitted is None else {admitted: AdmittedRequest(scheduled_time_s=0.0, num_cached_tokens=0)},
         stats=stats,
     )

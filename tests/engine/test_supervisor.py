@@ -52,7 +52,6 @@ class Fleet:
             finished = {name: FinishedRequest(finish_reason="length") for name in done}
             self.supervisor.record(
                 EngineCoreOutputs(
-                    epoch=0,
                     req_ids=now,
                     num_new_tokens=[1] * len(now),
                     first_indices=[core[name] - 1 for name in now],

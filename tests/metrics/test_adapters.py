@@ -24,7 +24,7 @@ def test_requests_wait_run_and_end() -> None:
     assert not adapters.waiting
     assert not adapters.running
     events = AdapterEvents(loads={"a": 2}, evictions={"a": 1})
-    metrics.record_step(EngineCoreOutputs(epoch=0, adapter_events=events), {}, 0.0)
+    metrics.record_step(EngineCoreOutputs(adapter_events=events), {}, 0.0)
     shown = {
         (sample.name, sample.labels["adapter"]): sample.value
         for family in about_adapters(adapters, {"model_name": "m"})

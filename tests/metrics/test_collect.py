@@ -16,7 +16,7 @@ def step(num_tokens: int = 1, num_running: int = 1) -> EngineCoreOutputs:
         num_preemptions_total=5, num_prefix_queries_total=10, num_prefix_hits_total=5,
     )  # fmt: skip
     return EngineCoreOutputs(
-        epoch=0, req_ids=["a"], num_new_tokens=[num_tokens], first_indices=[0], new_token_ids=[7] * num_tokens,
+        req_ids=["a"], num_new_tokens=[num_tokens], first_indices=[0], new_token_ids=[7] * num_tokens,
         num_scheduled_tokens=num_tokens, stats=stats,
     )  # fmt: skip
 

@@ -23,7 +23,6 @@ def engine_of(steps: Sequence[Mapping[str, Any]]) -> EngineMetrics:
     engine = EngineMetrics()
     for replica, fields in enumerate(steps):
         outputs = EngineCoreOutputs(
-            epoch=0,
             req_ids=[],
             num_new_tokens=[],
             first_indices=[],

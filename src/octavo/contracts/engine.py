@@ -231,7 +231,6 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     token number `first_indices[i]` of that request, so a replay can never duplicate a token.
     """
 
-    epoch: int  # of the engine core that computed this
     req_ids: list[str] = []  # [R]
     num_new_tokens: list[int] = []  # [R]
     first_indices: list[int] = []  # [R]

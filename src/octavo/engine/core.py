@@ -50,7 +50,6 @@ class EngineCore:
         config: EngineConfig,
         executor: Executor,
         *,
-        epoch: int = 0,
         drafter: Drafter | None = None,
         on_begin: Callable[[list[str], Iterable[str]], None] | None = None,
     ) -> None:
@@ -78,7 +77,6 @@ class EngineCore:
             running,
             gates=gates,
             speculation=speculation,
-            epoch=epoch,
             num_batches=config.parallel.pipeline_parallel_size,
         )
         self.ready = CoreReady(profile=executor.profile, kv_tokens=kv_tokens, stats=self.scheduler.stats())

@@ -48,7 +48,7 @@ class CoreProc:
         """Serve until told to stop; return the exit code."""
         try:
             with without_garbage_collection():
-                core = EngineCore(config, make_executor(config), epoch=os.getpid(), on_begin=self._begun.add)
+                core = EngineCore(config, make_executor(config), on_begin=self._begun.add)
             with contextlib.closing(core):
                 self._serve(core)
             return 0

@@ -168,7 +168,7 @@ class ProcessClient:
             by_replica, ended = self._supervisor.abort(request_ids)
             if ended:
                 end = FinishedRequest(finish_reason="abort")
-                self._arrived.append(EngineCoreOutputs(epoch=0, finished=dict.fromkeys(ended, end)))
+                self._arrived.append(EngineCoreOutputs(finished=dict.fromkeys(ended, end)))
         for number, ids in by_replica.items():
             # A dead one's requests end when its death is noticed.
             self._replicas[number].core.try_send(CallMethod(call_id=None, method="abort", arguments=[ids]))
@@ -283,7 +283,7 @@ class ProcessClient:
                     self._place()
             elif message is not None:
                 if replica.ended:
-                    self._arrived.append(replica.add_totals(EngineCoreOutputs(epoch=0, stats=message.stats)))
+                    self._arrived.append(replica.add_totals(EngineCoreOutputs(stats=message.stats)))
                 self._place()
             else:
                 self._lose_core(replica)
@@ -295,9 +295,7 @@ class ProcessClient:
         ended = self._supervisor.lose(replica.number, begun, str(core.death))
         self._router.empty(replica.number)
         stats = replica.end_core()
-        self._arrived.append(
-            EngineCoreOutputs(epoch=0, finished=ended, stats=stats, replica=replica.number, num_deaths=1)
-        )
+        self._arrived.append(EngineCoreOutputs(finished=ended, stats=stats, replica=replica.number, num_deaths=1))
         replica.num_failures += 1
         if not self._restarts or replica.num_failures > supervision.max_restarts:
             replica.start_s = math.inf

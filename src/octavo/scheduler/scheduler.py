@@ -40,7 +40,6 @@ class Scheduler:
         *,
         gates: Sequence[Gate] = (),
         speculation: Speculation | None = None,
-        epoch: int = 0,
         num_batches: int = 1,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -61,7 +60,6 @@ class Scheduler:
         self._num_held: Counter[str] = Counter()  # of the waiting ones, those that a gate holds, by its reason
         self._forgotten_req_ids: list[str] = []  # rows that the worker must drop before the next step
         self._in_flight: deque[StepInFlight] = deque()
-        self._epoch = epoch
         self._clock = clock
         self._busy_time = BusyTime()
         self._num_arrived = self._num_steps = self._num_preemptions = 0
@@ -286,7 +284,7 @@ class Scheduler:
     def take_finished(self) -> EngineCoreOutputs:
         """Report ends that no step's output carries: aborts and failed steps."""
         reports, self.finished = self.finished, {}
-        return EngineCoreOutputs(epoch=self._epoch, finished=reports, stats=self.stats())
+        return EngineCoreOutputs(finished=reports, stats=self.stats())
 
     def _fail(self, request: Request, error: str, error_type: str | None = None) -> None:
         """End one request as failed. Its blocks become unfindable, because their contents are not reliable."""
@@ -314,7 +312,6 @@ class Scheduler:
         reports, self.finished = self.finished, {}
         counts = update.counts
         return EngineCoreOutputs(
-            epoch=self._epoch,
             req_ids=list(update.req_ids),
             num_new_tokens=[1] * len(update.req_ids) if counts is None else counts.tolist(),
             first_indices=(update.positions - self.running.num_prompt[update.rows]).tolist(),
