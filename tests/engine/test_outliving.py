@@ -72,7 +72,7 @@ async def engine(**options: Any) -> AsyncIterator[Disturbed]:
         assert isinstance(client, ProcessClient)
         yield Disturbed(llm, client)
         await (await llm.engine()).call("check_integrity")
-        assert client._supervisor.num_held == len(client._supervisor._by_id) == 0
+        assert not client._supervisor._by_id
     left = {child.pid for child in psutil.Process().children(recursive=True)} - before
     assert not left
     assert psutil.Process().num_fds() <= num_files + 8  # of the event loop, and of what imports keep

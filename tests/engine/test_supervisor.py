@@ -88,7 +88,7 @@ def test_what_kills_fails_alone(num_replicas: int, position: int, num_requests: 
     assert reasons == {name: "error" if name == poison else "length" for name in fleet.tokens}
     assert "in a row while it ran this request, at last alone: killed" in (fleet.ended[poison].error or "")
     assert fleet.num_deaths <= 2 + 3 + 3  # both free ones, halves of eight rows, alone
-    assert fleet.supervisor.num_held == 0
+    assert not fleet.supervisor._by_id
 
 
 def test_two_that_kill() -> None:
@@ -141,7 +141,22 @@ def test_aborts_of_who_waits_who_runs_and_who_is_lost() -> None:
     assert list(fleet.cores[0]) == ["b"]
     assert supervisor.abort(["b"]) == ({0: ["b"]}, [])
     assert supervisor.lose(0, {"b"}, "killed") == {"b": FinishedRequest(finish_reason="abort")}
-    assert supervisor.num_held == 0
+    assert not supervisor._by_id
+
+
+def test_a_trial_that_is_aborted_before_it_began_lets_the_others_go_on() -> None:
+    fleet = Fleet(1, 8, lambda now: "poison" in now)
+    fleet.add("poison")
+    fleet.place()
+    fleet.step(0)
+    assert list(fleet.cores[0]) == ["poison"]
+    fleet.add("other")
+    fleet.begun[0].add("poison")
+    fleet.supervisor.lose(0, fleet.begun[0], "killed")  # the second: it is to be tried, and "other" waits
+    fleet.cores[0] = {}
+    assert fleet.supervisor.abort(["poison"]) == ({}, ["poison"])
+    fleet.place()
+    assert list(fleet.cores[0]) == ["other"]
 
 
 def test_what_could_not_be_sent_is_kept_in_order() -> None:

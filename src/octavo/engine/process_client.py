@@ -169,6 +169,7 @@ class ProcessClient:
             if ended:
                 end = FinishedRequest(finish_reason="abort")
                 self._arrived.append(EngineCoreOutputs(finished=dict.fromkeys(ended, end)))
+                self._place()  # a trial may have ended with them
         for number, ids in by_replica.items():
             # A dead one's requests end when its death is noticed.
             self._replicas[number].core.try_send(CallMethod(call_id=None, method="abort", arguments=[ids]))

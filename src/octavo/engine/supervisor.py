@@ -50,11 +50,6 @@ class Supervisor:
         self._trial: list[InFlight] = []  # those of the group on trial that have no new token yet
         self._court: int | None = None  # the replica that runs only the group on trial, while there are suspects
 
-    @property
-    def num_held(self) -> int:
-        """Requests that no core has."""
-        return sum(entry.replica is None for entry in self._by_id.values())
-
     def add(self, samples: Sequence[EngineCoreRequest]) -> None:
         """Register the samples of a new request; `take_placeable` hands them out."""
         entries = [InFlight(sample) for sample in samples]
