@@ -19,7 +19,8 @@ ELSEWHERE = {"served-model-name", "tool-call-parser", "reasoning-parser", "port"
 def test_flags_are_those_of_the_server() -> None:
     spelt = {name: name.replace("_", "-") for name in (s.name for s in (*fields(ServerArgs), *fields(EngineArgs)))}
     named = {flag.removeprefix("no-") for flag in re.findall(r"--([a-z][a-z-]+)", GUIDE)}
-    assert named <= {*spelt.values(), "config", "show-settings", "help"}
+    of_curl = {"retry", "retry-delay", "retry-all-errors"}
+    assert named <= {*spelt.values(), *of_curl, "config", "show-settings", "help"}
     assert {spelt[s.name] for s in fields(ServerArgs)} <= named | ELSEWHERE
 
 

@@ -80,6 +80,11 @@ class ServerArgs:
     keep_alive_s: int = option(65, "seconds before an idle connection is closed", POSITIVE_FINITE)
     drain_timeout_s: float = option(30.0, "seconds for running requests to finish after SIGTERM", AMOUNT)
 
+    # what outlives the server
+    state_dir: str | None = option(
+        None, "folder for what must outlive the server; one server at a time; created if missing, for its user only"
+    )
+
     # logs and metrics
     log_level: LogLevel = option("info", "minimum level of log messages")
     log_format: LogFormat = option("text", "text, or one JSON object per line")
@@ -107,6 +112,8 @@ class ServerArgs:
             raise InvalidParameterError(missing, None, "certificate and key go together")
         if any(not key.isascii() or not key.isprintable() or key != key.strip() or not key for key in self.api_key):
             raise InvalidParameterError("api_key", "(hidden)", "printable ASCII without surrounding whitespace")
+        if self.state_dir is not None and not self.state_dir:
+            raise InvalidParameterError("state_dir", self.state_dir, "must not be empty")
         if any(not name for name in self.served_model_name):
             raise InvalidParameterError("served_model_name", self.served_model_name, "names must not be empty")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):

@@ -18,6 +18,7 @@ from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import LogFormat, LogLevel, ServerArgs
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.settings import Settings
+from octavo.server.state_dir import holding_state_dir
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def serve(settings: Settings, announce: Callable[[str], None] = logger.info) -> 
     args = settings.server
     keys = load_api_keys(args)
     check_certificate(args)
-    with listening(args) as listener:
+    with holding_state_dir(args.state_dir), listening(args) as listener:
         lifecycle = EngineLifecycle(settings.engine, args)
         lifecycle.start_loading()
         # Importing FastAPI takes half a second: do it while the engine process imports torch.
