@@ -102,6 +102,10 @@ class EngineDeadError(EngineError):
     """The engine process has died; the message says how."""
 
 
+class StateError(EngineError):
+    """The state folder cannot be read or written: its disk is full, say. What was asked has not happened."""
+
+
 class OutOfBlocksError(EngineError):
     """More KV blocks were requested than are free."""
 

@@ -52,7 +52,7 @@ def test_an_open_folder_is_used_with_a_warning(tmp_path: Path, caplog: pytest.Lo
 def test_what_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("file", "file/below"):
-        with pytest.raises(InvalidParameterError, match="state_dir=.*: cannot be used: "):
+        with pytest.raises(InvalidParameterError, match=r"state_dir=.*: cannot be used: "):
             holding_state_dir(str(tmp_path / name)).__enter__()
     with pytest.raises(InvalidParameterError, match="state_dir='': must not be empty"):
         ServerArgs(state_dir="")

@@ -20,6 +20,7 @@ from octavo._version import __version__
 from octavo.metrics.collect import HttpMetrics
 from octavo.metrics.prometheus import Exposition
 from octavo.server.args import ServerArgs
+from octavo.server.batch_service import BatchService
 from octavo.server.errors import ApiError, as_api_error, bad_request
 from octavo.server.exchange import ExchangeMiddleware, route_path
 from octavo.server.http_protocol import limited_protocol
@@ -27,22 +28,32 @@ from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.policy import Admission, RequestPolicy
 from octavo.server.routes import Routes, add_pages
 from octavo.server.settings import Settings
+from octavo.server.stored_routes import StoredRoutes
 
 logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 2  # for connections to flush pending data, once all requests have ended
 # Routes of known APIs that clients may try.
-_NOT_OFFERED_YET = ("responses", "messages", "embeddings", "rerank", "score", "audio", "images", "batches", "files")
+_NOT_OFFERED_YET = ("responses", "messages", "embeddings", "rerank", "score", "audio", "images")
+_STORED = ("batches", "files")
 
 
 def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpMetrics) -> FastAPI:
     """Return the ASGI application around an engine that may still be loading."""
 
+    batches = None if args.state_dir is None else BatchService(args.state_dir, args)
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        task = asyncio.create_task(lifecycle.run())
+        tasks = [asyncio.create_task(lifecycle.run())]
+        if batches is not None:
+            tasks.append(asyncio.create_task(batches.run()))
         yield
-        task.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        if batches is not None:
+            batches.close()
         await lifecycle.close()
 
     app = FastAPI(
@@ -61,6 +72,8 @@ def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpM
         with_each_expert=args.expert_metrics,
     )
     Routes(lifecycle, args, exposition).add_to(app)
+    if batches is not None:
+        StoredRoutes(batches.files, args).add_to(app)
     add_pages(app, args.root_path)
 
     async def answer_error(request: Request, error: Exception) -> Response:
@@ -95,7 +108,10 @@ def _not_found(asked: str, path: str, routes: Sequence[Route]) -> str:
     meant = [route.path for route in routes if len(route.path) > 1 and path.endswith(route.path.removeprefix("/v1"))]
     if meant:
         return f"Unknown request URL: {asked}. Is {max(meant, key=len)} meant? Check the base URL of the client."
-    if path.rpartition("/v1/")[2].partition("/")[0] not in _NOT_OFFERED_YET:
+    kind = path.rpartition("/v1/")[2].partition("/")[0]
+    if kind in _STORED and not any(route.path == f"/v1/{kind}" for route in routes):
+        return f"{asked} is offered by servers with a folder to keep files in: octavo serve --state-dir DIR."
+    if kind not in _NOT_OFFERED_YET:
         return f"Unknown request URL: {asked}. /docs lists every route."
     known = [route.path for route in routes if "POST" in (route.methods or ()) and route.path.startswith("/v1/")]
     return f"{asked} is not offered yet. {' and '.join(known)} are; /docs lists every route."
@@ -110,7 +126,7 @@ def with_middleware(
         app = CORSMiddleware(
             app,
             allow_origins=args.cors_allow_origins,
-            allow_methods=("GET", "HEAD", "POST"),
+            allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=("X-Request-Id", "X-Octavo-Warnings", "Retry-After"),
         )

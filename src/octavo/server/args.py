@@ -85,6 +85,11 @@ class ServerArgs:
         None, "folder for what must outlive the server; one server at a time; created if missing, for its user only"
     )
 
+    max_file_bytes: int = option(200 * 2**20, "maximum size of an uploaded file; larger ones get 413", COUNT)
+    max_files: int = option(10_000, "maximum number of files, those that batches write included", COUNT)
+    max_stored_bytes: int = option(16 * 2**30, "total size of files above which no other is taken", COUNT)
+    max_file_days: float = option(30.0, "days after which files and batches that have ended go", POSITIVE_FINITE)
+
     # logs and metrics
     log_level: LogLevel = option("info", "minimum level of log messages")
     log_format: LogFormat = option("text", "text, or one JSON object per line")

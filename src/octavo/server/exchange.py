@@ -29,6 +29,7 @@ _MAX_REMEMBERED = 1000  # warnings, each of which is logged once
 _SLASHES = re.compile("//+")
 _MODELS = "/models/"  # what follows is a model's name, which may be a path with slashes of its own
 # OpenAI's routes, served without /v1 as well, as llama.cpp's server does. A model's name follows the last one.
+STREAMED_PATHS = frozenset({"/v1/files"})  # whose routes read the body themselves
 _UNVERSIONED = ("/chat/completions", "/completions", "/models")
 
 
@@ -41,6 +42,7 @@ class Exchange:
     direct_send: Send  # the server's own, past all middleware; see `send_body`
     request_id: str
     started_s: float = field(default_factory=time.monotonic)
+    owner: str = ""  # of what the request stores: the digest of its API key; empty: the server has no keys
     body: bytes = b""  # of the request, complete
     status: int | None = None  # None until the response has begun
     is_event_stream: bool = False

@@ -20,12 +20,13 @@ from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, as_api_error, unavailable
-from octavo.server.exchange import OPEN_PATHS, Exchange, route_path, send_error, send_json
+from octavo.server.exchange import OPEN_PATHS, STREAMED_PATHS, Exchange, route_path, send_error, send_json
 from octavo.server.routes import PUBLIC_PATHS
 from octavo.server.sse import DONE, frame
 
 _RATE_WINDOW = 32  # finished requests that the estimated waiting time is based on
 _MAX_RETRY_AFTER_S = 30
+_STORED = ("/v1/files", "/v1/batches")
 
 
 class Admission:
@@ -104,8 +105,12 @@ class RequestPolicy:
         exchange, path = Exchange.in_scope(scope), route_path(scope)
         try:
             if self._digests and path not in OPEN_PATHS and path not in PUBLIC_PATHS:
-                self._check_key(scope)
-            if scope["method"] == "POST" and path.startswith("/v1/"):  # makes the engine compute
+                exchange.owner = self._check_key(scope)
+            if scope["method"] == "POST" and path.startswith(_STORED):  # later, if at all
+                if self._admission.is_draining:
+                    raise draining()
+                await self._call(exchange, receive, send)
+            elif scope["method"] == "POST" and path.startswith("/v1/"):  # makes the engine compute
                 with self._admission.admit(exchange):
                     await self._call_in_time(exchange, receive, send)
             elif self._admission.is_draining and path in OPEN_PATHS:
@@ -116,7 +121,8 @@ class RequestPolicy:
         except ApiError as error:
             await self._refuse(exchange, send, error)
 
-    def _check_key(self, scope: Scope) -> None:
+    def _check_key(self, scope: Scope) -> str:
+        """Return the digest of the request's key. Raises ApiError, 401."""
         key = key_of(scope["headers"])
         if key is None:
             message = "No API key was sent. Send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`."
@@ -125,6 +131,7 @@ class RequestPolicy:
         # Compare with every key in constant time, so that timing does not leak them.
         if not sum(hmac.compare_digest(digest, known) for known in self._digests):
             raise _unauthorized("The API key is not valid.", "invalid_api_key")
+        return digest.hex()
 
     async def _call_in_time(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         try:
@@ -140,7 +147,8 @@ class RequestPolicy:
             await self._refuse(exchange, send, exchange.end_error or late)
 
     async def _call(self, exchange: Exchange, receive: Receive, send: Send) -> None:
-        if exchange.scope["method"] in ("POST", "PUT", "PATCH"):
+        is_streamed = route_path(exchange.scope) in STREAMED_PATHS
+        if exchange.scope["method"] in ("POST", "PUT", "PATCH") and not is_streamed:
             check_headers(dict(exchange.scope["headers"]), self._args.max_body_bytes)
             body = await self._read(receive)
             if body is None:

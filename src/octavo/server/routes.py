@@ -33,6 +33,7 @@ from octavo.server.openai.protocol import (
     read_request,
 )
 from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
+from octavo.server.openai.stored import STORED_TYPES, UPLOAD_FORM
 from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
 
 T = TypeVar("T")
@@ -302,26 +303,29 @@ def add_pages(app: FastAPI, root_path: str) -> None:
 def make_page(app: FastAPI) -> Page:
     """Return FastAPI's page of its routes, with the bodies and replies: routes take raw requests, so it knows none."""
     page: Page = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-    bodies = {path: body for path, (body, _) in _TYPES.items() if body is not None}
-    types = [*bodies.values(), *(reply for _, reply in _TYPES.values()), ErrorReply]
+    pairs = [*_TYPES.values(), *STORED_TYPES.values()]
+    types = list(dict.fromkeys((ErrorReply, *(kind for pair in pairs for kind in pair if kind is not None))))
     links, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     content = {kind: {"application/json": {"schema": link}} for kind, link in zip(types, links, strict=True)}
     for path, operations in page["paths"].items():
-        for operation in operations.values():
+        for method, operation in operations.items():
+            body_type, reply_type = _TYPES.get(path) or STORED_TYPES.get((method.upper(), path), (None, None))
             is_of_tokens = path in ("/tokenize", "/detokenize", "/tokenizer_info")
             operation["tags"] = ["tokens" if is_of_tokens else "OpenAI" if path.startswith("/v1/") else "operations"]
             success = dict(operation["responses"]["200"])
-            if path in _TYPES:
-                success["content"] = dict(content[_TYPES[path][1]])
+            if reply_type is not None:
+                success["content"] = dict(content[reply_type])
             if path.endswith("/completions"):
                 success["content"] |= {"text/event-stream": {"schema": {"type": "string"}}}
             # All errors have one shape; FastAPI's own validation errors never occur.
             error = {"description": "Why not.", "content": content[ErrorReply]}
             operation["responses"] = {"200": success, "default": error}
-            if path in bodies:
+            if body_type is not None:
                 examples = {name: {"value": value} for name, value in _EXAMPLES[path].items()}
-                body = {"application/json": content[bodies[path]]["application/json"] | {"examples": examples}}
+                body = {"application/json": content[body_type]["application/json"] | {"examples": examples}}
                 operation["requestBody"] = {"required": True, "content": body}
+            elif (method, path) == ("post", "/v1/files"):
+                operation["requestBody"] = {"required": True, "content": UPLOAD_FORM}
     page["tags"] = [{"name": name, "description": text} for name, text in _TAGS.items()]
     page["components"] = {"schemas": schemas, "securitySchemes": _SECURITY_SCHEMES}
     page["security"] = [{name: []} for name in _SECURITY_SCHEMES] + [{}]  # or none, if the server has no key
