@@ -101,7 +101,7 @@ def test_limits_and_mistakes_have_typed_errors(server: HttpServer, state_dir: Pa
     assert error_of(upload(server, bytes(3 * 2**20))) == (413, "file_too_large", "file")
     assert error_of(upload(server, b"")) == (400, "empty_file", "file")
     assert error_of(upload(server, purpose="fine-tune")) == (400, "invalid_value", "purpose")
-    seconds = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "60"}
+    seconds: dict[str, Any] = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "60"}
     assert error_of(upload(server, **seconds)) == (400, "invalid_value", "expires_after[seconds]")
     assert error_of(server.client.post("/v1/files", json={})) == (415, "unsupported_media_type", None)
     without = server.client.post("/v1/files", files={"other": (None, b"x")})

@@ -3,8 +3,8 @@
 import pytest
 
 from octavo.server.args import ServerArgs
+from octavo.server.openai.params import num_samples
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage, CompletionRequest
-from octavo.server.routes import num_samples
 
 ARGS = ServerArgs(max_n=8, max_prompts=4)
 

@@ -41,7 +41,7 @@ _STORED = ("batches", "files")
 def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpMetrics) -> FastAPI:
     """Return the ASGI application around an engine that may still be loading."""
 
-    batches = None if args.state_dir is None else BatchService(args.state_dir, args)
+    batches = None if args.state_dir is None else BatchService(args.state_dir, lifecycle, args, http_metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -73,7 +73,7 @@ def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpM
     )
     Routes(lifecycle, args, exposition).add_to(app)
     if batches is not None:
-        StoredRoutes(batches.files, args).add_to(app)
+        StoredRoutes(batches, args).add_to(app)
     add_pages(app, args.root_path)
 
     async def answer_error(request: Request, error: Exception) -> Response:

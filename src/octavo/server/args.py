@@ -85,6 +85,10 @@ class ServerArgs:
         None, "folder for what must outlive the server; one server at a time; created if missing, for its user only"
     )
 
+    max_batch_running: int | None = option(
+        None, "maximum samples of batches that run at once; default: half of max_num_seqs", COUNT
+    )
+    max_batch_lines: int = option(50_000, "maximum lines of a batch", COUNT)
     max_file_bytes: int = option(200 * 2**20, "maximum size of an uploaded file; larger ones get 413", COUNT)
     max_files: int = option(10_000, "maximum number of files, those that batches write included", COUNT)
     max_stored_bytes: int = option(16 * 2**30, "total size of files above which no other is taken", COUNT)

@@ -2,35 +2,90 @@
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 
 from octavo.errors import StateError
+from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
+from octavo.server.batch_lines import LineAnswerer
+from octavo.server.batch_output import finalize
+from octavo.server.batch_runner import BatchRunner
+from octavo.server.batch_slots import BatchSlots
+from octavo.server.batch_store import BatchStore
 from octavo.server.file_store import FileStore
+from octavo.server.lifecycle import EngineLifecycle
+from octavo.server.openai.stored import Batch, BatchRequest
 from octavo.server.state_db import StateDatabase
 
 logger = logging.getLogger(__name__)
 
 _SWEEP_S = 60.0
+_POLL_S = 0.1  # how often to see whether the model is loaded
 
 
 class BatchService:
     """Opened with the folder locked (`server/state_dir.py`). Owned by one event loop while it runs."""
 
-    def __init__(self, state_dir: str, args: ServerArgs) -> None:
+    def __init__(self, state_dir: str, lifecycle: EngineLifecycle, args: ServerArgs, metrics: HttpMetrics) -> None:
         """Raises InvalidParameterError: the database cannot be used."""
         folder = Path(state_dir)
+        self._lifecycle, self._args, self._metrics = lifecycle, args, metrics
         self._database = StateDatabase(folder / "batches.sqlite3")
         self.files = FileStore(self._database, folder / "files", args)
+        self.batches = BatchStore(self._database, args)
+        self._runner: BatchRunner | None = None  # once the model is loaded
+
+    async def create(self, owner: str, request: BatchRequest) -> Batch:
+        """Accept a batch. Raises ApiError."""
+        batch = await self.batches.create(owner, request)
+        if self._runner is not None:
+            self._runner.begin(batch.id)
+        return batch
+
+    async def cancel(self, owner: str, batch_id: str) -> Batch:
+        """Begin to cancel a batch. Raises ApiError."""
+        batch = await self.batches.cancel(owner, batch_id)
+        if self._runner is not None:
+            self._runner.stop_answering(batch_id)
+        return batch
 
     async def run(self) -> None:
         """Work until cancelled."""
-        while True:
-            try:
-                await self.files.sweep()
-            except StateError as error:
-                logger.error("expired files stay for now: %s", error)
-            await asyncio.sleep(_SWEEP_S)
+        await self._wait_for_engine()
+        runner = self._runner = self._make_runner()
+        try:
+            has_resumed = False
+            while True:
+                try:
+                    if not has_resumed:
+                        await runner.resume()
+                        has_resumed = True
+                    await self.files.sweep()
+                    await self.batches.sweep()
+                except StateError as error:
+                    logger.error("files and batches are not looked after for now: %s", error)
+                await asyncio.sleep(_SWEEP_S)
+        finally:
+            await runner.close()
 
     def close(self) -> None:
         self._database.close()
+
+    def _make_runner(self) -> BatchRunner:
+        config = self._lifecycle.service.front.config
+        max_running = config.scheduler.max_num_seqs * config.parallel.data_parallel_size
+        limit = self._args.max_batch_running or max(1, max_running // 2)
+        return BatchRunner(
+            self.batches,
+            self.files,
+            self._args,
+            answerer=LineAnswerer(lambda: self._lifecycle.service, self._args),
+            slots=BatchSlots(limit, max_running, lambda: self._metrics.num_in_flight),
+            finalize=partial(finalize, database=self._database, store=self.batches, files=self.files),
+            wait_for_engine=self._wait_for_engine,
+        )
+
+    async def _wait_for_engine(self) -> None:
+        while self._lifecycle.refusal() is not None:
+            await asyncio.sleep(_POLL_S)

@@ -102,8 +102,7 @@ class Exchange:
         """End the request `seconds` after it arrived, unless another limit is earlier."""
         if seconds is None:
             return
-        if not 0.0 < seconds < float("inf"):
-            raise InvalidParameterError("timeout", seconds, "a finite number of seconds greater than 0")
+        check_timeout(seconds)
         assert self.timeout is not None
         end_s = asyncio.get_running_loop().time() + seconds - self.elapsed_s
         current_s = self.timeout.when()
@@ -115,6 +114,12 @@ class Exchange:
         if not self.timeout.expired():  # else it is ending already
             self.end_error = error
             self.timeout.reschedule(asyncio.get_running_loop().time())
+
+
+def check_timeout(seconds: float) -> None:
+    """Raise InvalidParameterError unless a request can have this limit."""
+    if not 0.0 < seconds < float("inf"):
+        raise InvalidParameterError("timeout", seconds, "a finite number of seconds greater than 0")
 
 
 class ExchangeMiddleware:

@@ -104,7 +104,7 @@ class FileStore:
         """Raises ApiError, 404."""
         return await self._database.run(lambda db: find_file(db, owner, file_id))
 
-    async def list(
+    async def page(
         self, owner: str, *, after: str | None, limit: int, ascending: bool, purpose: str | None
     ) -> Page[StoredFile]:
         """Return files in the order of their creation, of one purpose or all. Raises ApiError: `after` is unknown."""

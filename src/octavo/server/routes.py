@@ -24,6 +24,7 @@ from octavo.server.errors import ErrorReply, as_api_error
 from octavo.server.exchange import CLIENT_LEFT, Exchange
 from octavo.server.lifecycle import EngineLifecycle, ServerInfo, TokenizerInfo
 from octavo.server.openai.models import AdapterReply, LoadAdapterRequest, ModelCard, ModelList, UnloadAdapterRequest
+from octavo.server.openai.params import LARGE_BODY, num_samples
 from octavo.server.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -39,7 +40,6 @@ from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconn
 T = TypeVar("T")
 Reply = msgspec.Struct | FrameSource
 
-LARGE_BODY = 8 * 1024  # bytes, tokenized in a few milliseconds; from here on, processed outside the event loop
 Page = dict[str, Any]
 
 # Of the routes that have either: the body and the reply.
@@ -81,6 +81,9 @@ _EXAMPLES: dict[str, Page] = {
         "chat": {"messages": [{"role": "user", "content": "Hello!"}]},
     },
     "/detokenize": {"tokens": {"tokens": [72, 105]}},
+    "/v1/batches": {
+        "chats": {"input_file_id": "file-...", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    },
     "/v1/load_lora_adapter": {"below --lora-root": {"lora_name": "support", "lora_path": "support-v2"}},
     "/v1/unload_lora_adapter": {"by name": {"lora_name": "support"}},
 }
@@ -257,14 +260,6 @@ async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
-
-
-def num_samples(wire: GenerationRequest, args: ServerArgs) -> int:
-    """Return how many samples a request asks for, capped where it would be rejected."""
-    prompt = wire.prompt if isinstance(wire, CompletionRequest) else ""
-    is_batch = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
-    num_prompts = min(len(prompt), args.max_prompts) if is_batch else 1
-    return num_prompts * min(max(wire.n or 1, 1), args.max_n)
 
 
 def add_pages(app: FastAPI, root_path: str) -> None:

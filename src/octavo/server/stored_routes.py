@@ -7,22 +7,24 @@ from fastapi import FastAPI, Request, Response
 from starlette.responses import FileResponse
 
 from octavo.server.args import ServerArgs
+from octavo.server.batch_service import BatchService
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.exchange import CLIENT_LEFT, Exchange
-from octavo.server.file_store import FileStore
-from octavo.server.openai.stored import Deleted
+from octavo.server.openai.protocol import read_request
+from octavo.server.openai.stored import BatchRequest, Deleted
 from octavo.server.routes import json_response
 from octavo.server.upload import receive_upload
 
 _MAX_LISTED_FILES = 10_000
+_MAX_LISTED_BATCHES = 100
 _LONGEST_FORM = 2**20  # bytes of a form around its file
 
 
 class StoredRoutes:
     """Handlers of raw requests."""
 
-    def __init__(self, files: FileStore, args: ServerArgs) -> None:
-        self._files, self._args = files, args
+    def __init__(self, service: BatchService, args: ServerArgs) -> None:
+        self._service, self._files, self._args = service, service.files, args
 
     def add_to(self, app: FastAPI) -> None:
         routes: list[tuple[str, str, Callable[..., Awaitable[Response]]]] = [
@@ -31,6 +33,10 @@ class StoredRoutes:
             ("GET", "/v1/files/{file_id}", self.get_file),
             ("GET", "/v1/files/{file_id}/content", self.file_content),
             ("DELETE", "/v1/files/{file_id}", self.delete_file),
+            ("POST", "/v1/batches", self.create_batch),
+            ("GET", "/v1/batches", self.list_batches),
+            ("GET", "/v1/batches/{batch_id}", self.get_batch),
+            ("POST", "/v1/batches/{batch_id}/cancel", self.cancel_batch),
         ]
         for method, path, handler in routes:
             app.add_api_route(path, handler, methods=[method], response_model=None)
@@ -59,7 +65,7 @@ class StoredRoutes:
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise bad_request(f"order={order[:100]!r}: 'asc' or 'desc'.", "order")
-        page = await self._files.list(
+        page = await self._files.page(
             owner_of(request),
             after=query.get("after"),
             limit=limit_of(request, _MAX_LISTED_FILES, _MAX_LISTED_FILES),
@@ -81,6 +87,26 @@ class StoredRoutes:
         """Delete a file, unless a batch that has not ended reads it."""
         await self._files.delete(owner_of(request), file_id)
         return json_response(Deleted(id=file_id))
+
+    async def create_batch(self, request: Request) -> Response:
+        """Accept a batch: an uploaded file whose lines become requests to one endpoint, of the lowest priority."""
+        exchange = Exchange.in_scope(request.scope)
+        wire, warnings = read_request(exchange.body, BatchRequest)
+        exchange.warnings += warnings
+        return json_response(await self._service.create(exchange.owner, wire))
+
+    async def list_batches(self, request: Request) -> Response:
+        """List batches, the newest first. Parameters: `after`, `limit`."""
+        limit, after = limit_of(request, 20, _MAX_LISTED_BATCHES), request.query_params.get("after")
+        return json_response(await self._service.batches.page(owner_of(request), after=after, limit=limit))
+
+    async def get_batch(self, request: Request, batch_id: str) -> Response:
+        """How far a batch is."""
+        return json_response(await self._service.batches.get(owner_of(request), batch_id))
+
+    async def cancel_batch(self, request: Request, batch_id: str) -> Response:
+        """Cancel a batch. Answers that are there go into its output; lines in flight are aborted."""
+        return json_response(await self._service.cancel(owner_of(request), batch_id))
 
 
 def owner_of(request: Request) -> str:

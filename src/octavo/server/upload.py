@@ -146,8 +146,7 @@ class _FormParser:
             raise bad_request("One file at a time: 'file' was given twice.", "file")
         self._field_name = None
         self._upload.filename = filename.decode("utf-8", "replace")[-_MAX_NAME_CHARACTERS:]
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._file = os.fdopen(descriptor, "wb", buffering=0)
+        self._file = create_private(self._path)
 
     def _add_data(self, data: bytes, start: int, end: int) -> None:
         if self._field_name is not None:
@@ -168,6 +167,12 @@ class _FormParser:
 
     def _end(self) -> None:
         self._has_ended = True
+
+
+def create_private(path: Path) -> BinaryIO:
+    """Open a new file that only its owner may read, unbuffered. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    return os.fdopen(descriptor, "wb", buffering=0)
 
 
 def write_all(file: BinaryIO, data: bytes | memoryview) -> None:

@@ -15,12 +15,14 @@ from octavo.errors import InvalidParameterError
 from octavo.inputs import Prompt, TokensPrompt
 from octavo.multimodal.placeholders import MultiModalPrompt
 from octavo.sampling_params import SEED_BITS, RequestPriority, SamplingParams
+from octavo.server.args import ServerArgs
 from octavo.server.errors import as_api_error, bad_request
 from octavo.server.openai.models import ServedModel
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest, ResponseFormat
 from octavo.server.openai.tools import closed, tool_wire_names
 from octavo.structured_output import StructuredOutput
 
+LARGE_BODY = 8 * 1024  # bytes, tokenized in a few milliseconds; from here on, processed outside the event loop
 NO_LIMIT = -1  # of tokens, as clients of llama.cpp write it
 _GUIDED = tuple(name for name in GenerationRequest.__struct_fields__ if name.startswith("guided_"))
 # Fields with the same name and meaning on the wire and in `SamplingParams`.
@@ -47,6 +49,14 @@ def completion_params(request: CompletionRequest, defaults: SamplingParams) -> S
         given["prompt_logprobs"] = request.logprobs
     limit = {0: 1, NO_LIMIT: None}.get(cap, cap)
     return defaults.replace(**given, max_tokens=limit, logprobs=request.logprobs)
+
+
+def num_samples(wire: GenerationRequest, args: ServerArgs) -> int:
+    """Return how many samples a request asks for, capped where it would be rejected."""
+    prompt = wire.prompt if isinstance(wire, CompletionRequest) else ""
+    is_batch = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    num_prompts = min(len(prompt), args.max_prompts) if is_batch else 1
+    return num_prompts * min(max(wire.n or 1, 1), args.max_n)
 
 
 def wire_names(request: GenerationRequest) -> dict[str, str]:

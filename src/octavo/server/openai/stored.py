@@ -149,6 +149,10 @@ STORED_TYPES: dict[tuple[str, str], tuple[Any, Any]] = {
     ("GET", "/v1/files"): (None, Page[StoredFile]),
     ("GET", "/v1/files/{file_id}"): (None, StoredFile),
     ("DELETE", "/v1/files/{file_id}"): (None, Deleted),
+    ("POST", "/v1/batches"): (BatchRequest, Batch),
+    ("GET", "/v1/batches"): (None, Page[Batch]),
+    ("GET", "/v1/batches/{batch_id}"): (None, Batch),
+    ("POST", "/v1/batches/{batch_id}/cancel"): (None, Batch),
 }
 UPLOAD_FORM = {
     "multipart/form-data": {
