@@ -15,6 +15,7 @@ from octavo.demo import demo_model_path
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError
 from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
+from octavo.server.openai.birth import Birth
 from octavo.server.openai.chat_prompt import BegunAnswer, template_messages, unread_parts
 from octavo.server.openai.parsers.json_calls import HermesParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
@@ -258,6 +259,24 @@ def test_a_format_that_cannot_tell_a_schema_stays_free_with_auto(parser: str, ca
     assert plan(parser=parser, tools=tools(odd | {"strict": True})).params.structured_output is None
     assert "cannot constrain calls" in caplog.text
     assert plan(parser=parser, tools=tools(WEATHER | {"strict": True})).params.structured_output is not None
+
+
+@pytest.mark.parametrize(("parser", "length"), [("hermes", 29), ("mistral", 9)])
+def test_a_request_computed_again_gives_its_calls_the_same_ids(parser: str, length: int) -> None:
+    made, birth = plan(parser=parser, tools=tools(PLAIN)), Birth()
+    text = {
+        "hermes": '<tool_call>{"name": "now"}</tool_call>' * 2,
+        "mistral": '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]',
+    }[parser]
+
+    def ids(birth: Birth, choice: int) -> list[str]:
+        return [call.id for call in parse_all(made.readers(birth.call_ids(choice))[0], text).tool_calls]
+
+    assert ids(birth, 0) == ids(birth, 0)
+    every = ids(birth, 0) + ids(birth, 1) + ids(Birth(), 0)
+    assert len(set(every)) == 6
+    assert {len(each) for each in every} == {length}
+    assert all(each.removeprefix("call_").isalnum() for each in every)
 
 
 def test_marks_that_are_special_tokens_are_seen_and_other_special_tokens_are_not(tmp_path: Path) -> None:

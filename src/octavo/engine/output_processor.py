@@ -151,6 +151,25 @@ class CompletionState:
             self.error_type,
         )
 
+    def take_each(self, index: int) -> list[CompletionDelta]:
+        """Return what `take` does, token by token: so the deltas do not depend on how many tokens a step gave."""
+        texts = list(self._text)  # one per token that is shown, then what the end has released
+        whole = self.take(index)
+        if whole is None or len(whole.token_ids) < 2:
+            return [] if whole is None else [whole]
+        last = len(whole.token_ids) - 1
+        deltas = [
+            CompletionDelta(index, text, [token_id], None if whole.logprobs is None else [whole.logprobs[number]])
+            for number, (text, token_id) in enumerate(zip(texts[:last], whole.token_ids[:last], strict=True))
+        ]
+        rest = msgspec.structs.replace(
+            whole,
+            text="".join(texts[last:]),
+            token_ids=whole.token_ids[last:],
+            logprobs=None if whole.logprobs is None else whole.logprobs[last:],
+        )
+        return [*deltas, rest]
+
     def _show(self, delta: str) -> None:
         """Add text that cannot be part of a stop string; end at a complete one."""
         may_stop, stop = len(self.token_ids) >= self.params.min_tokens, None
@@ -160,8 +179,7 @@ class CompletionState:
             delta, stop = self.matcher.push(delta)
         if stop is not None:
             self.finish_reason, self.stop_reason = "stop", stop
-        if delta:
-            self._text.append(delta)
+        self._text.append(delta)
 
 
 @dataclass(slots=True, eq=False)

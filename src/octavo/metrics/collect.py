@@ -98,6 +98,9 @@ class HttpMetrics:
     rejections: Counter[str] = field(default_factory=Counter)  # by cause: the `code` of the error
     num_client_aborts: int = 0  # clients that disconnected before the end of their response
     num_bytes_sent: int = 0  # bodies only
+    num_resumed: int = 0  # clients that came back for the rest of a stream
+    num_replayed: int = 0  # clients that came back with the key of an answer
+    num_kept_bytes: int = 0  # of answers whose clients may come back
 
 
 @dataclass

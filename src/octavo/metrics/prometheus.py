@@ -153,6 +153,12 @@ def _about_http(http: HttpMetrics) -> Iterator[Metric]:
     yield _family(CounterMetricFamily, "octavo_client_aborts", "Early client disconnects.", {}, http.num_client_aborts)
     sent = "Bytes of response bodies sent."
     yield _family(CounterMetricFamily, "octavo_http_sent_bytes", sent, {}, http.num_bytes_sent)
+    resumed = "Clients that came back for the rest of a stream."
+    yield _family(CounterMetricFamily, "octavo_streams_resumed", resumed, {}, http.num_resumed)
+    replayed = "Clients that came back with the key of an answer."
+    yield _family(CounterMetricFamily, "octavo_answers_replayed", replayed, {}, http.num_replayed)
+    kept = "Memory of answers whose clients may come back."
+    yield _family(GaugeMetricFamily, "octavo_kept_answers_bytes", kept, {}, http.num_kept_bytes)
 
 
 def _about_engine(engine: EngineMetrics, prefix: str, column: int, labels: Mapping[str, str]) -> Iterator[Metric]:

@@ -26,6 +26,7 @@ from octavo.server.exchange import ExchangeMiddleware, route_path
 from octavo.server.http_protocol import limited_protocol
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.policy import Admission, RequestPolicy
+from octavo.server.returning import Returning
 from octavo.server.routes import Routes, add_pages
 from octavo.server.settings import Settings
 from octavo.server.stored_routes import StoredRoutes
@@ -71,7 +72,7 @@ def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpM
         with_vllm_names=args.vllm_metrics,
         with_each_expert=args.expert_metrics,
     )
-    Routes(lifecycle, args, exposition).add_to(app)
+    Routes(lifecycle, args, exposition, Returning(args, http_metrics)).add_to(app)
     if batches is not None:
         StoredRoutes(batches, args).add_to(app)
     add_pages(app, args.root_path)

@@ -94,6 +94,19 @@ class ServerArgs:
     max_stored_bytes: int = option(16 * 2**30, "total size of files above which no other is taken", COUNT)
     max_file_days: float = option(30.0, "days after which files and batches that have ended go", POSITIVE_FINITE)
 
+    # clients that come back
+    resume_s: float = option(
+        0.0,
+        "seconds that a stream goes on without its client, which returns with Last-Event-ID; 0: it is aborted",
+        AMOUNT,
+    )
+    idempotency_s: float = option(
+        600.0,
+        "seconds that an answer is kept for its Idempotency-Key when nobody reads it; 0: keys have no effect",
+        AMOUNT,
+    )
+    keep_mib: int = option(64, "maximum MiB of memory for the answers of clients that may come back", COUNT)
+
     # logs and metrics
     log_level: LogLevel = option("info", "minimum level of log messages")
     log_format: LogFormat = option("text", "text, or one JSON object per line")

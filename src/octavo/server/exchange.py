@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("octavo.access")
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})  # load balancer probes, which have no key
+STREAMS = "/v1/streams/"  # what follows is the id of a reply
 CLIENT_LEFT = 499  # status in log and metrics if the client disconnected before a response
 # Ids go into logs and headers, so their length and characters are bounded.
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -42,7 +43,7 @@ class Exchange:
     direct_send: Send  # the server's own, past all middleware; see `send_body`
     request_id: str
     started_s: float = field(default_factory=time.monotonic)
-    owner: str = ""  # of what the request stores: the digest of its API key; empty: the server has no keys
+    owner: str = ""  # of what the request stores or keeps: the digest of its API key; empty: the server has no keys
     body: bytes = b""  # of the request, complete
     status: int | None = None  # None until the response has begun
     is_event_stream: bool = False
@@ -107,6 +108,16 @@ class Exchange:
         end_s = asyncio.get_running_loop().time() + seconds - self.elapsed_s
         current_s = self.timeout.when()
         self.timeout.reschedule(end_s if current_s is None else min(end_s, current_s))
+
+    def why_ended(self) -> ApiError:
+        """Return the error of a request that is cancelled: that of `end_now`, or its deadline's."""
+        if self.end_error is not None:
+            return self.end_error
+        if self.timeout is None or not self.timeout.expired():
+            return ApiError(503, "The request was aborted.", code="aborted", headers={"Retry-After": "1"})
+        message = f"The request reached its time limit after {self.elapsed_s:.1f} s."
+        hint = {"x-should-retry": "false"}  # the same request would time out again
+        return ApiError(408, message, kind="timeout_error", code="request_timeout", headers=hint)
 
     def end_now(self, error: ApiError) -> None:
         """Cancel the request with this error."""

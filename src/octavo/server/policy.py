@@ -20,7 +20,7 @@ from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, as_api_error, unavailable
-from octavo.server.exchange import OPEN_PATHS, STREAMED_PATHS, Exchange, route_path, send_error, send_json
+from octavo.server.exchange import OPEN_PATHS, STREAMED_PATHS, STREAMS, Exchange, route_path, send_error, send_json
 from octavo.server.routes import PUBLIC_PATHS
 from octavo.server.sse import DONE, frame
 
@@ -48,14 +48,18 @@ class Admission:
         return sum(exchange.num_samples for exchange in self._exchanges)
 
     @contextmanager
-    def admit(self, exchange: Exchange) -> Generator[None, None, None]:
+    def admit(self, exchange: Exchange, *, is_return: bool = False) -> Generator[None, None, None]:
         """Admit a request. The last one admitted may exceed the limit with its samples, as a request is not split.
+
+        One of a client that returns to an answer is always admitted: it computes nothing.
 
         Raises ApiError: 503 while draining, 429 when the queue is full; with Retry-After.
         """
-        if self.is_draining:
+        if is_return:
+            exchange.num_samples = 0
+        elif self.is_draining:
             raise draining()
-        if self.num_samples >= self._max_running + self._max_waiting:
+        elif self.num_samples >= self._max_running + self._max_waiting:
             message = f"The queue is full: {self._max_waiting} samples are waiting. Please try again later."
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": str(self._retry_after_s())})
         self._exchanges.add(exchange)
@@ -72,7 +76,7 @@ class Admission:
         """Cancel all admitted requests; return how many."""
         for exchange in self._exchanges:
             exchange.end_now(draining())
-        return len(self._exchanges)
+        return sum(exchange.num_samples > 0 for exchange in self._exchanges)
 
     def _retry_after_s(self) -> int:
         """Estimate when half of the queue will be done, from the rate at which requests finished recently."""
@@ -106,12 +110,13 @@ class RequestPolicy:
         try:
             if self._digests and path not in OPEN_PATHS and path not in PUBLIC_PATHS:
                 exchange.owner = self._check_key(scope)
+            is_return = self._args.resume_s > 0.0 and is_return_to_stream(scope)
             if scope["method"] == "POST" and path.startswith(_STORED):  # later, if at all
                 if self._admission.is_draining:
                     raise draining()
                 await self._call(exchange, receive, send)
-            elif scope["method"] == "POST" and path.startswith("/v1/"):  # makes the engine compute
-                with self._admission.admit(exchange):
+            elif is_return or (scope["method"] == "POST" and path.startswith("/v1/")):  # makes the engine compute
+                with self._admission.admit(exchange, is_return=is_return):
                     await self._call_in_time(exchange, receive, send)
             elif self._admission.is_draining and path in OPEN_PATHS:
                 error = draining()
@@ -141,10 +146,7 @@ class RequestPolicy:
         except TimeoutError:
             if exchange.timeout is None or not exchange.timeout.expired():
                 raise
-            message = f"The request reached its time limit after {exchange.elapsed_s:.1f} s."
-            hint = {"x-should-retry": "false"}  # the same request would time out again
-            late = ApiError(408, message, kind="timeout_error", code="request_timeout", headers=hint)
-            await self._refuse(exchange, send, exchange.end_error or late)
+            await self._refuse(exchange, send, exchange.why_ended())
 
     async def _call(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         is_streamed = route_path(exchange.scope) in STREAMED_PATHS
@@ -199,6 +201,11 @@ def key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
         elif name == b"x-api-key" and value.strip():
             return value.strip()
     return None
+
+
+def is_return_to_stream(scope: Scope) -> bool:
+    """Whether a request asks for a stream that has begun; it computes nothing, whether there is one or not."""
+    return route_path(scope).startswith(STREAMS) or any(name == b"last-event-id" for name, _ in scope["headers"])
 
 
 def _unauthorized(message: str, code: str) -> ApiError:

@@ -7,6 +7,7 @@ model or the settings, so all are open to browsers, which send no key.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from octavo.errors import InvalidParameterError
 from octavo.metrics.prometheus import Exposition
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ErrorReply, as_api_error
-from octavo.server.exchange import CLIENT_LEFT, Exchange
+from octavo.server.exchange import CLIENT_LEFT, STREAMS, Exchange
 from octavo.server.lifecycle import EngineLifecycle, ServerInfo, TokenizerInfo
 from octavo.server.openai.models import AdapterReply, LoadAdapterRequest, ModelCard, ModelList, UnloadAdapterRequest
 from octavo.server.openai.params import LARGE_BODY, num_samples
@@ -35,6 +36,8 @@ from octavo.server.openai.protocol import (
 )
 from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
 from octavo.server.openai.stored import STORED_TYPES, UPLOAD_FORM
+from octavo.server.returning import Reply as Preparation
+from octavo.server.returning import Returning
 from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
 
 T = TypeVar("T")
@@ -122,8 +125,11 @@ _HOME = """<!doctype html>
 class Routes:
     """Handlers of raw requests; `server/openai` interprets the bodies."""
 
-    def __init__(self, lifecycle: EngineLifecycle, args: ServerArgs, exposition: Exposition) -> None:
+    def __init__(
+        self, lifecycle: EngineLifecycle, args: ServerArgs, exposition: Exposition, returning: Returning
+    ) -> None:
         self._lifecycle, self._args, self._exposition = lifecycle, args, exposition
+        self._returning = returning
 
     def add_to(self, app: FastAPI) -> None:
         get, post = ["GET"], ["POST"]
@@ -143,6 +149,9 @@ class Routes:
             ("/tokenize", self.tokenize, post),
             ("/detokenize", self.detokenize, post),
         ]
+        if self._args.resume_s:
+            routes.append((STREAMS + "{name}", self.stream, ["GET"]))
+            routes.append((STREAMS + "{name}", self.end_stream, ["DELETE"]))
         if self._args.allow_runtime_lora:
             routes.append(("/v1/load_lora_adapter", self.load_lora_adapter, post))
             routes.append(("/v1/unload_lora_adapter", self.unload_lora_adapter, post))
@@ -197,11 +206,24 @@ class Routes:
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation, with tools, JSON schemas and reasoning; at once or as a stream of events."""
-        return await self._answer(request, ChatCompletionRequest, self._lifecycle.service.chat_completions)
+        service = self._lifecycle.service
+        return await self._answer(request, ChatCompletionRequest, service.chat_completions, service.begin_chat)
 
     async def completions(self, request: Request) -> Response:
         """Continue one prompt or many, as text or token ids; at once or as a stream of events."""
-        return await self._answer(request, CompletionRequest, self._lifecycle.service.completions)
+        service = self._lifecycle.service
+        return await self._answer(request, CompletionRequest, service.completions, service.begin_completion)
+
+    async def stream(self, request: Request, name: str) -> Response:
+        """The events of a stream that has begun: those after `Last-Event-ID`, or all of them."""
+        exchange, event_id = Exchange.in_scope(request.scope), request.headers.get("last-event-id")
+        if event_id is None:
+            return self._returning.replay(exchange, name)
+        return self._returning.resume(exchange, event_id, name)
+
+    async def end_stream(self, request: Request, name: str) -> Response:
+        """End a stream that goes on without its client."""
+        return self._returning.stop(Exchange.in_scope(request.scope), name)
 
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text, or of a conversation as the model's chat template writes it."""
@@ -221,8 +243,17 @@ class Routes:
         wire, _ = read_request(Exchange.in_scope(request.scope).body, UnloadAdapterRequest)
         return json_response(await self._lifecycle.service.models.unload(wire))
 
-    async def _answer(self, request: Request, kind: type[T], answer: Callable[..., Awaitable[Reply]]) -> Response:
-        """Decode the body, call `answer`, encode the reply. Cancelled when the client disconnects."""
+    async def _answer(
+        self,
+        request: Request,
+        kind: type[T],
+        answer: Callable[..., Awaitable[Reply]],
+        begin: Callable[..., Awaitable[Preparation]] | None = None,
+    ) -> Response:
+        """Decode the body, call `answer`, encode the reply. Cancelled when the client disconnects.
+
+        With `begin`, which prepares an answer, it may be one that is kept, and goes on.
+        """
         exchange = Exchange.in_scope(request.scope)
         body, is_large = exchange.body, len(exchange.body) > LARGE_BODY
         wire, warnings = await asyncio.to_thread(read_request, body, kind) if is_large else read_request(body, kind)
@@ -233,6 +264,10 @@ class Routes:
             except InvalidParameterError as error:
                 raise as_api_error(error) from None
             exchange.num_samples = num_samples(wire, self._args)
+            if begin is not None:
+                prepare = partial(begin, wire, exchange.warnings.append, is_large)
+                if (kept := self._returning.respond(exchange, bool(wire.stream), prepare)) is not None:
+                    return kept
         reply = await unless_client_leaves(request, answer(wire, exchange.warnings.append, is_large))
         if reply is None:
             return Response(status_code=CLIENT_LEFT)

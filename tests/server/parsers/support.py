@@ -57,9 +57,9 @@ cut_places = st.lists(st.integers(0, 300), max_size=30)
 
 
 def make(kind: type[ToolCallParser]) -> ToolCallParser:
-    """A parser whose ids are 0, 1, ..."""
+    """A parser whose ids are counted."""
     numbers = count()
-    return kind(SCHEMAS, lambda: str(next(numbers)))
+    return kind(SCHEMAS, lambda: next(numbers).to_bytes(12))
 
 
 def cut(text: str, places: Iterable[int]) -> list[str]:
@@ -87,5 +87,6 @@ def parsed(kind: type[ToolCallParser], text: str) -> tuple[str, list[tuple[str, 
     """Content, and name and arguments of each call; the same whole and character by character."""
     message = parse_all(make(kind), text)
     assert parse_pieces(make(kind), list(text)) == message
-    assert [call.id for call in message.tool_calls] == [str(number) for number in range(len(message.tool_calls))]
+    ids = [kind.call_id(number.to_bytes(12)) for number in range(len(message.tool_calls))]
+    assert [call.id for call in message.tool_calls] == ids
     return message.content, [(call.name, call.arguments) for call in message.tool_calls]

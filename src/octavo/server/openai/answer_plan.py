@@ -169,13 +169,16 @@ class AnswerPlan:
             return plan
         return replace(plan, starts_inside=None)  # constrained from the first token: no room for reasoning
 
-    def readers(self) -> tuple[OutputParser, ReasoningParser | None]:
-        """Return the parser of one sample, and the part of it that reads reasoning, if there may be any."""
+    def readers(self, draw: Callable[[], bytes] | None = None) -> tuple[OutputParser, ReasoningParser | None]:
+        """Return the parser of one sample, and the part of it that reads reasoning, if there may be any.
+
+        `draw` returns random bytes for the ids of calls.
+        """
         parser = OutputParser()
         reasoning, tags = None, self.formats.reasoning
         if self.tools is not None:
             kind = self.tools.parser(self.params)
-            parser = kind(self.tools.schemas, max_calls=None if self.tools.is_parallel else 1)
+            parser = kind(self.tools.schemas, draw, max_calls=None if self.tools.is_parallel else 1)
         if self.starts_inside is not None and tags is not None:
             reasoning = ReasoningParser(
                 tags.begin, tags.end, starts_inside=self.starts_inside, is_continued=self.is_continued

@@ -1,7 +1,7 @@
 """Chats and text completions: from a request to a stream that is ready to run, and from its deltas to the reply."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from octavo.inputs import Prompt
 from octavo.server.errors import bad_request
 from octavo.server.openai import replies
 from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
+from octavo.server.openai.birth import Birth
 from octavo.server.openai.chat_prompt import BegunAnswer, render_chat, token_ids_of, unread_parts
 from octavo.server.openai.media import MediaReader
 from octavo.server.openai.models import ServedModel
@@ -31,6 +32,7 @@ def prepare_chat(
     model: ServedModel,
     formats: AnswerFormats,
     media: MediaReader | None,
+    birth: Birth,
     warn: Warn,
 ) -> "ChatStream":
     """Render, tokenize and validate. May take a while for long conversations, and for images."""
@@ -40,7 +42,8 @@ def prepare_chat(
     if request.chat_template is not None:  # a template is a program, and a request is untrusted
         raise bad_request("Chat templates in requests are not supported.", "chat_template", "unsupported_parameter")
     front = model.engine.front
-    answers = AnswerPlan.of(request, chat_params(request, front.inputs.default_params), formats)
+    params = chat_params(request, front.inputs.default_params)
+    answers = AnswerPlan.of(request, params.replace(seed=birth.seeds[0]) if birth.seeds else params, formats)
     if (template := front.tokenizer.chat_template) is not None:
         for text in unread_parts(request, template, has_tools=answers.tools is not None):
             warn(text)
@@ -48,7 +51,7 @@ def prepare_chat(
     token_ids = token_ids_of(prompt)
     answers = answers.after(token_ids, BegunAnswer.of(request, token_ids, front.tokenizer))
     processed = process_prompt(model, request, prompt, answers.params, warn)
-    return ChatStream(model, request, head, replace(processed, new_stop_finder=answers.new_stop_finder), answers)
+    return ChatStream(model, request, head, replace(processed, new_stop_finder=answers.new_stop_finder), answers, birth)
 
 
 class ChatStream(ReplyStream[replies.ChatCompletion]):
@@ -61,10 +64,13 @@ class ChatStream(ReplyStream[replies.ChatCompletion]):
         head: ReplyHead,
         prompt: ProcessedRequest,
         answers: AnswerPlan,
+        birth: Birth,
     ) -> None:
         super().__init__(model.engine, request, head, [prompt], is_chat=True)
         as_ids = bool(request.return_tokens_as_token_ids)
-        self._answers = [ChatAnswer(answers, tokens_as_ids=as_ids) for _ in range(self._num_choices)]
+        self._answers = [
+            ChatAnswer(answers, birth.call_ids(choice), tokens_as_ids=as_ids) for choice in range(self._num_choices)
+        ]
         self._reasoning = [answer.reasoning for answer in self._answers if answer.reasoning is not None]
         self._has_begun = False
 
@@ -124,8 +130,8 @@ class ChatStream(ReplyStream[replies.ChatCompletion]):
 class ChatAnswer:
     """Parses the deltas of one sample."""
 
-    def __init__(self, plan: AnswerPlan, *, tokens_as_ids: bool) -> None:
-        self._parser, self.reasoning = plan.readers()
+    def __init__(self, plan: AnswerPlan, draw: Callable[[], bytes], *, tokens_as_ids: bool) -> None:
+        self._parser, self.reasoning = plan.readers(draw)
         self._tokenizer = plan.formats.tokenizer
         self._shows_reasoning = plan.shows_reasoning
         self._rows: replies.ChatRows | None = None
@@ -194,7 +200,7 @@ def wire_message(deltas: Sequence[Delta]) -> replies.AnswerMessage:
 
 
 def prepare_completion(
-    request: CompletionRequest, head: ReplyHead, model: ServedModel, max_prompts: int, warn: Warn
+    request: CompletionRequest, head: ReplyHead, model: ServedModel, max_prompts: int, birth: Birth, warn: Warn
 ) -> "CompletionStream":
     """Tokenize and validate all prompts. May take a while for long ones."""
     if request.suffix:
@@ -204,9 +210,11 @@ def prepare_completion(
         raise bad_request("'best_of' is not supported unless it equals 'n'.", "best_of", "unsupported_parameter")
     front = model.engine.front
     params = completion_params(request, front.inputs.default_params)
+    texts = split_prompts(request.prompt, max_prompts)
+    all_params = [params.replace(seed=seed) for seed in birth.seeds] or [params] * len(texts)
     prompts = [
-        process_prompt(model, request, _with_ids(prompt, front, request), params, warn)
-        for prompt in split_prompts(request.prompt, max_prompts)
+        process_prompt(model, request, _with_ids(text, front, request), each, warn)
+        for text, each in zip(texts, all_params, strict=True)
     ]
     return CompletionStream(model, request, head, prompts)
 

@@ -110,6 +110,28 @@ class ReplyStream(ABC, Generic[WholeReply]):
         self._reasoning: list[ReasoningParser] = []  # of all choices
         self._has_output = True  # else only the prompt is returned, and the one token that was computed does not count
         self.is_over = False
+        self.is_by_token = False  # whether frames depend on nothing but the request: not on how steps are merged
+
+    @property
+    def name(self) -> str:
+        """The id of the reply."""
+        return self._head.id
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seed of each prompt, given or drawn."""
+        return [seed for prompt in self._prompts if (seed := prompt.params.seed) is not None]
+
+    @property
+    def num_choices(self) -> int:
+        return self._num_choices
+
+    @property
+    def model_key(self) -> str:
+        """What computes this reply: the same key, the same bytes."""
+        adapter = self._prompts[0].samples[0].adapter
+        name = "" if adapter is None else f" {adapter.content_hash}"
+        return f"{self._head.model} {self._head.system_fingerprint}{name}"
 
     def start(self, notify: Callable[[], None]) -> None:
         """Run the requests; `notify` is called in the event loop whenever there may be something to take."""
@@ -203,7 +225,11 @@ class ReplyStream(ABC, Generic[WholeReply]):
 
     def _new_deltas(self) -> list[CompletionDelta]:
         """Return new output by choice index: prompt by prompt, sample by sample. Raises as `take`."""
-        deltas = [delta for index, sample in self._unfinished.items() if (delta := sample.take(index)) is not None]
+        samples = self._unfinished.items()
+        if self.is_by_token:
+            deltas = [delta for index, sample in samples for delta in sample.take_each(index)]
+        else:
+            deltas = [delta for index, sample in samples if (delta := sample.take(index)) is not None]
         for delta in deltas:
             if delta.finish_reason == "error":
                 kind, text = delta.error_type or RequestError.__name__, delta.error or "The request failed."

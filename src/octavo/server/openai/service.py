@@ -1,8 +1,6 @@
 """`OpenAICompatibleService`: converts wire requests to engine requests and back."""
 
 import asyncio
-import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +14,7 @@ from octavo.server.args import ServerArgs
 from octavo.server.errors import as_api_error, bad_request
 from octavo.server.openai.answer_plan import AnswerFormats
 from octavo.server.openai.answers import ChatStream, CompletionStream, prepare_chat, prepare_completion
+from octavo.server.openai.birth import Birth
 from octavo.server.openai.chat_prompt import has_media, prompt_options, render_chat, token_ids_of
 from octavo.server.openai.media import MediaReader
 from octavo.server.openai.models import ServedModel, ServedModels
@@ -64,21 +63,31 @@ class OpenAICompatibleService:
         self, request: ChatCompletionRequest, warn: Warn, is_large: bool
     ) -> ChatCompletion | ChatStream:
         """Complete a conversation: a complete reply, or a stream that has not started."""
-        head, model = self._begin(request, "chatcmpl")
-        media = await self._media(request)
-        prepare = partial(prepare_chat, request, head, model, self._formats, media, warn)
-        stream = await _prepared(prepare, request, is_large)
+        stream = await self.begin_chat(request, warn, is_large, Birth())
         return stream if request.stream else await stream.whole()
 
     async def completions(
         self, request: CompletionRequest, warn: Warn, is_large: bool
     ) -> Completion | CompletionStream:
         """Complete one prompt or many: a complete reply, or a stream that has not started."""
-        head, model = self._begin(request, "cmpl")
-        is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > _MANY_PROMPTS)
-        prepare = partial(prepare_completion, request, head, model, self._args.max_prompts, warn)
-        stream = await _prepared(prepare, request, is_large)
+        stream = await self.begin_completion(request, warn, is_large, Birth())
         return stream if request.stream else await stream.whole()
+
+    async def begin_chat(self, request: ChatCompletionRequest, warn: Warn, is_large: bool, birth: Birth) -> ChatStream:
+        """Prepare the answer to a conversation, which has not started."""
+        head, model = self._begin(request, "chatcmpl", birth)
+        media = await self._media(request)
+        prepare = partial(prepare_chat, request, head, model, self._formats, media, birth, warn)
+        return await _prepared(prepare, request, is_large)
+
+    async def begin_completion(
+        self, request: CompletionRequest, warn: Warn, is_large: bool, birth: Birth
+    ) -> CompletionStream:
+        """Prepare the completion of one prompt or many, which has not started."""
+        head, model = self._begin(request, "cmpl", birth)
+        is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > _MANY_PROMPTS)
+        prepare = partial(prepare_completion, request, head, model, self._args.max_prompts, birth, warn)
+        return await _prepared(prepare, request, is_large)
 
     async def tokenize(self, request: TokenizeRequest, warn: Warn, is_large: bool) -> TokenizeReply:
         self.models.find(request.model)
@@ -116,7 +125,7 @@ class OpenAICompatibleService:
                 raise bad_request(text, f"tokens[{index}]")
         return DetokenizeReply(prompt=self.front.tokenizer.decode(token_ids, skip_special_tokens=False))
 
-    def _begin(self, request: GenerationRequest, prefix: str) -> tuple[ReplyHead, ServedModel]:
+    def _begin(self, request: GenerationRequest, prefix: str, birth: Birth) -> tuple[ReplyHead, ServedModel]:
         """Check what all requests have; return the leading fields of the reply, and the model."""
         if request.n is not None and request.n > self._args.max_n:
             raise bad_request(f"n={request.n}: at most {self._args.max_n}", "n")
@@ -130,9 +139,9 @@ class OpenAICompatibleService:
             raise bad_request("'stream_options' needs 'stream': true.", "stream_options")
         model = self.models.find(request.model)
         head = ReplyHead(
-            id=f"{prefix}-{request.request_id or uuid.uuid4().hex}",
+            id=f"{prefix}-{request.request_id or birth.name}",
             model=model.card.id,
-            created=int(time.time()),
+            created=birth.created,
             system_fingerprint=self._fingerprint,
         )
         return head, model

@@ -6,7 +6,6 @@ error must not swallow what follows: brackets match, and outside strings only ch
 
 import json
 import re
-import secrets
 import string
 from collections.abc import Mapping
 
@@ -204,8 +203,11 @@ class MistralParser(JsonCallParser):
     markers = (_TOOL_CALLS, _CALL_ID, _ARGS)
 
     @staticmethod
-    def new_call_id() -> str:
-        return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))  # 53 bits
+    def call_id(drawn: bytes) -> str:
+        number, characters = int.from_bytes(drawn), string.ascii_letters + string.digits
+        return "".join(
+            characters[number // len(characters) ** place % len(characters)] for place in range(9)
+        )  # 53 bits
 
     @classmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:

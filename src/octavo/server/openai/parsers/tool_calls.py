@@ -10,6 +10,7 @@ import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, TypeAlias
 
 from octavo.server.openai.parsers.base import (
@@ -53,16 +54,18 @@ class ToolCallParser(StreamParser):
     writes_json: ClassVar[bool] = True  # whether the arguments of a call are one JSON object
     marks_names: ClassVar[bool] = True  # whether a marker announces a call before its name
 
-    def __init__(self, schemas: Schemas, new_id: Callable[[], str] | None = None, max_calls: int | None = None) -> None:
+    def __init__(self, schemas: Schemas, draw: Callable[[], bytes] | None = None, max_calls: int | None = None) -> None:
+        """`draw` returns at least 12 new random bytes for the id of a call."""
         super().__init__()
         self._schemas = schemas
-        self._new_id = new_id or self.new_call_id
+        self._draw = draw or partial(secrets.token_bytes, 12)
         self._max_calls = max_calls  # later ones are read, but not emitted
         self._num_calls = 0
 
     @staticmethod
-    def new_call_id() -> str:
-        return f"call_{secrets.token_hex(12)}"
+    def call_id(drawn: bytes) -> str:
+        """Return the id that these random bytes stand for."""
+        return f"call_{drawn[:12].hex()}"
 
     @classmethod
     @abstractmethod
@@ -85,7 +88,7 @@ class ToolCallParser(StreamParser):
         self._marked = None
         self._num_calls += 1
         if self._is_within_limit:
-            self._deltas.append(ToolCallStart(self._num_calls - 1, call_id or self._new_id(), name))
+            self._deltas.append(ToolCallStart(self._num_calls - 1, call_id or self.call_id(self._draw()), name))
 
     def _arguments(self, text: str) -> None:
         if text and self._is_within_limit:
