@@ -90,6 +90,12 @@ class EngineArgs:
         None, "maximum tokens of images whose embeddings are kept, at least the largest image's; default: 16384", COUNT
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of common prompt prefixes")
+    prefix_cache_disk: float | None = option(
+        None,
+        "maximum GiB of prompt prefixes to keep in ~/.cache/octavo (or $OCTAVO_CACHE), to be found after a restart; "
+        "0: none; default: 0",
+        AMOUNT,
+    )
     generation_config: Literal["auto", "none"] = option("auto", "auto: take sampling defaults from the checkpoint")
     load_format: LoadFormat = option("auto", "format of the weights; auto: detect it; dummy: random weights")
     tensorizer_uri: str | None = option(
@@ -203,7 +209,7 @@ class EngineArgs:
         return self._same_named(
             EngineConfig,
             model=model,
-            cache=self._same_named(CacheConfig),
+            cache=self._same_named(CacheConfig, prefix_disk_bytes=self._prefix_disk_bytes()),
             scheduler=scheduler,
             load=load,
             quantization=quantization,
@@ -237,6 +243,10 @@ class EngineArgs:
             largest_whole_span=whole_span,
             step_target_s=self.step_target_s or 0.0,
         )
+
+    def _prefix_disk_bytes(self) -> int:
+        """Return each replica's share."""
+        return int((self.prefix_cache_disk or 0.0) * 2**30) // self.data_parallel_size
 
     def _lora(self) -> LoraConfig | None:
         sizes = {name: value for name in _LORA_SIZES if (value := getattr(self, name)) is not None}

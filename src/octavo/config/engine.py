@@ -21,6 +21,7 @@ class CacheConfig:
     gpu_memory_utilization: float | None  # fraction of the device's memory; None: the device's default
     enable_prefix_caching: bool
     kv_cache_dtype: KVCacheDType = "auto"  # auto: the model's
+    prefix_disk_bytes: int = 0  # maximum size of KV blocks that one engine keeps on disk; 0: none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

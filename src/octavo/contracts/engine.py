@@ -156,6 +156,10 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions_total: int = 0
     num_prefix_queries_total: int = 0  # prompt tokens looked up in the prefix cache
     num_prefix_hits_total: int = 0  # prompt tokens found in the prefix cache
+    num_prefix_disk_hits_total: int = 0  # of these, prompt tokens that were read from disk for a request
+    num_prefix_disk_saved_total: int = 0  # KV blocks written to disk
+    prefix_disk_bytes: int = 0  # of KV blocks on disk
+    prefix_disk_failures: dict[str, int] = {}  # blocks or files that were not used, by what was wrong
     step_s_total: float = 0.0  # of steps whose native calls are timed: while there is work, from output to output
     compute_s_total: float = 0.0  # of these, in native calls; the rest is the host's, not hidden behind them
 
@@ -172,10 +176,12 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     def sum(cls, parts: Iterable["SchedulerStats"]) -> "SchedulerStats":
         """Return the combined statistics of several cores."""
         of_parts = [msgspec.structs.asdict(part) for part in parts]
-        deferred: Counter[str] = Counter()
+        deferred, failures = Counter[str](), Counter[str]()
         for each in of_parts:
             deferred.update(each.pop("deferred"))
-        return cls(deferred=dict(deferred), **{name: sum(each[name] for each in of_parts) for name in of_parts[0]})
+            failures.update(each.pop("prefix_disk_failures"))
+        dicts: dict[str, Any] = {"deferred": dict(deferred), "prefix_disk_failures": dict(failures)}
+        return cls(**dicts, **{name: sum(each[name] for each in of_parts) for name in of_parts[0]})
 
 
 class SpecDecodeStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ Several steps are in flight with pipeline parallelism, one per stage, and on dev
 wait for the host: the core submits steps while there is something to compute, and waits for the oldest.
 """
 
+import contextlib
 import logging
 import re
 from collections import deque
@@ -26,6 +27,8 @@ from octavo.scheduler.adapter_gate import AdapterGate
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.gate import Gate
 from octavo.scheduler.grammar_gate import GrammarGate
+from octavo.scheduler.prefix_gate import PrefixGate
+from octavo.scheduler.prefix_store import PrefixStore
 from octavo.scheduler.running import RunningRows
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.speculation import Speculation
@@ -68,6 +71,11 @@ class EngineCore:
         gates: list[Gate] = [grammar_gate := GrammarGate(self._grammars, running)]
         if self._adapters is not None and config.lora is not None:
             gates.append(AdapterGate(self._adapters, config.lora.max_loras, config.scheduler.ageing_s))
+        self._prefixes = None
+        if config.cache.enable_prefix_caching and config.cache.prefix_disk_bytes:
+            self._prefixes = PrefixStore(executor.call, blocks, config.cache.prefix_disk_bytes)
+            self._prefix_gate = PrefixGate(self._prefixes, running)
+            gates.append(self._prefix_gate)
         speculation = None
         if (drafter := drafter or make_drafter(config)) is not None:
             is_adaptive = config.speculative is not None and config.speculative.adaptive
@@ -79,6 +87,10 @@ class EngineCore:
             speculation=speculation,
             num_batches=config.parallel.pipeline_parallel_size,
         )
+        if self._prefixes is not None:
+            self._prefixes.is_unsure = self.scheduler.is_in_flight
+            if not config.supervision.hot_standby:  # else when the first request comes: the other one has the files
+                self._prefixes.open()
         self.ready = CoreReady(profile=executor.profile, kv_tokens=kv_tokens, stats=self.scheduler.stats())
         self._max_steps_in_flight = executor.max_steps_in_flight
         self._pending_steps: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()  # oldest first
@@ -108,6 +120,8 @@ class EngineCore:
             output = self.scheduler.schedule_ahead() if self._pending_steps else self.scheduler.schedule()
             if output is None:  # nothing is left that can be computed now
                 break
+            if self._prefixes is not None:
+                self._prefixes.save_evicted()
             if self._on_begin is not None and (new := output.scheduled_new_reqs):
                 self._on_begin([each.request_id for each in new], self.scheduler.request_ids)
             try:
@@ -135,6 +149,8 @@ class EngineCore:
             return self.scheduler.take_finished()
         self._pending_steps.popleft()
         outputs = self.scheduler.update_from_output(scheduler_output, model_output)
+        if self._prefixes is not None and not self._pending_steps:
+            self._prefixes.after_step(scheduler_output.total_num_scheduled_tokens)
         events = None if self._adapters is None else self._adapters.take_events()
         return outputs if events is None else msgspec.structs.replace(outputs, adapter_events=events)
 
@@ -146,15 +162,23 @@ class EngineCore:
     def reset_prefix_cache(self) -> None:
         """Drop all cached prefixes; running requests are not affected."""
         self._finish_all()
+        if self._prefixes is not None:
+            self._prefixes.discard_all()
         self.scheduler.blocks.reset_prefix_cache()
 
     def check_integrity(self) -> None:
         """Assert that no block is lost or owned twice. For tests and when idle."""
+        if self._prefixes is not None:
+            self._prefix_gate.settle()
         self.scheduler.check_integrity()
 
     def prepare(self) -> bool:
         """When idle, check the ranks, and do some work that makes later steps faster; False when there is none left."""
         self._executor.check_health()
+        if self._prefixes is not None:
+            self._prefix_gate.poll()
+            if self._prefixes.work_idle():
+                return True
         num_reached = self.scheduler.blocks.num_reached
         if num_reached == self._prepared_blocks:  # let the ranks of an idle engine sleep
             return False
@@ -170,6 +194,10 @@ class EngineCore:
 
     def close(self) -> None:
         self._grammars.close()
+        if self._prefixes is not None:
+            with contextlib.suppress(EngineDeadError):  # then nothing can be written any more
+                self._finish_all()
+                self._prefixes.close()
         self._executor.exit()
 
 

@@ -7,7 +7,7 @@ SHA-256, because a collision would show one tenant another's text.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -15,6 +15,7 @@ from octavo.config.engine import CacheConfig
 from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import Int32Array
 from octavo.scheduler.block_pool import BlockPool
+from octavo.scheduler.stored_blocks import DiskCounts
 
 FULL_ATTENTION = (KVGroup(),)
 BlockKeys = Mapping[int, bytes]  # by a block's number in its context: what its hash covers besides tokens
@@ -53,6 +54,7 @@ class BlockManager:
         self.recurrent = [index for index, group in enumerate(groups) if group.kind == "recurrent"]
         self._full = [index for index, group in enumerate(groups) if group.sliding_window is None]
         self.num_prefix_queries_total = self.num_prefix_hits_total = 0  # prompt tokens
+        self.disk = DiskCounts()
         assert len(self.pools) == len(groups), f"{len(self.pools)} pools for {len(groups)} KV groups"
 
     @property
@@ -98,32 +100,48 @@ class BlockManager:
         """Look up the longest run of full blocks that every group can serve, at most `len(token_ids) - 1` tokens.
 
         At least one token is left to compute: its logits are needed for sampling. Blocks in `unwritten`, given as
-        (group, block), do not count.
+        (group, block), do not count: those of recurrent groups.
+        """
+
+        def find(group: int, block_hash: bytes) -> int | None:
+            block_id = self.pools[group].find(block_hash)
+            return None if (group, block_id) in unwritten else block_id
+
+        num_tokens, hashes, columns = self.longest_prefix(token_ids, root, keys, find)
+        return CachedPrefix(
+            num_tokens=num_tokens,
+            block_ids=[[block_id for block_id in blocks if block_id is not None] for blocks in columns],
+            first_columns=[self._first_column(group, num_tokens) for group in range(len(self.groups))],
+            last_hash=hashes[num_tokens // self.block_size],
+        )
+
+    def longest_prefix(
+        self, token_ids: Int32Array, root: bytes, keys: BlockKeys, find: Callable[[int, bytes], int | None]
+    ) -> tuple[int, list[bytes], list[list[int | None]]]:
+        """Return how many tokens every group can serve: `find` says where a group has the block with a hash, if it has.
+
+        Also returns the hashes [1 + blocks], beginning with `root`; and what was found in the columns that each group
+        needs: from its first one to the end of the prefix.
         """
         hashes = [root]
         found: list[list[int | None]] = [[] for _ in self.pools]
         if self.enable_prefix_caching:
             for block_hash in chain_hashes(root, token_ids[:-1], self.block_size, keys):
-                blocks = [pool.find(block_hash) for pool in self.pools]
+                blocks = [find(group, block_hash) for group in range(len(self.pools))]
                 if None in blocks and (not self.windowed or any(blocks[group] is None for group in self._full)):
                     break
                 end = len(hashes) * self.block_size
                 hashes.append(block_hash)
                 for group, block_id in enumerate(blocks):
                     if not end % self.block_sizes[group]:
-                        found[group].append(None if (group, block_id) in unwritten else block_id)
+                        found[group].append(block_id)
         num_blocks = self._longest_served(found, len(hashes) - 1) if self.windowed else len(hashes) - 1
         num_tokens = num_blocks * self.block_size
-        firsts = [self._first_column(group, num_tokens) for group in range(len(self.groups))]
-        return CachedPrefix(
-            num_tokens=num_tokens,
-            block_ids=[
-                [block_id for block_id in blocks[first : num_tokens // size] if block_id is not None]
-                for blocks, first, size in zip(found, firsts, self.block_sizes, strict=True)
-            ],
-            first_columns=firsts,
-            last_hash=hashes[num_blocks],
-        )
+        columns = [
+            blocks[self._first_column(group, num_tokens) : num_tokens // self.block_sizes[group]]
+            for group, blocks in enumerate(found)
+        ]
+        return num_tokens, hashes, columns
 
     def _longest_served(self, found: list[list[int | None]], max_blocks: int) -> int:
         """Return the longest prefix, in blocks, for which every windowed group has all that the next token may see."""

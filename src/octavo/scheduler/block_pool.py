@@ -20,11 +20,14 @@ from octavo.errors import OutOfBlocksError
 class BlockPool:
     """Constant-time allocation, release and look-up over `num_blocks` blocks, ids 0 to num_blocks - 1.
 
-    `on_evicted` is called with a hashed block and its hash just before the block is reused for something else.
+    `on_evicted` is called with a hashed block and its hash just before the block is reused for something else;
+    `on_hashed` when a block has become findable, and `on_forgotten` with the hash of one whose content is not reliable.
     """
 
     def __init__(self, num_blocks: int, on_evicted: Callable[[int, bytes], None] | None = None) -> None:
-        self._on_evicted = on_evicted
+        self.on_evicted = on_evicted
+        self.on_hashed: Callable[[int, bytes], None] | None = None
+        self.on_forgotten: Callable[[bytes], None] | None = None
         self.num_blocks = num_blocks
         self.num_free = 0
         self.num_reached = 0  # blocks from this one on have never been allocated
@@ -80,7 +83,13 @@ class BlockPool:
         assert self._hash[block_id] is None, f"block {block_id} has a hash already"
         self._hash[block_id] = block_hash
         self._block_by_hash[block_hash] = block_id
+        if self.on_hashed is not None:
+            self.on_hashed(block_id, block_hash)
         return True
+
+    def is_hashed(self, block_id: int, block_hash: bytes) -> bool:
+        """Return whether the block can be found by this hash."""
+        return self._hash[block_id] == block_hash
 
     def forget_hashes(self, block_ids: Iterable[int]) -> None:
         """Make blocks unfindable because their contents are not reliable."""
@@ -89,6 +98,8 @@ class BlockPool:
             if block_hash is not None:
                 del self._block_by_hash[block_hash]
                 self._hash[block_id] = None
+                if self.on_forgotten is not None:
+                    self.on_forgotten(block_hash)
 
     def check_integrity(self) -> None:
         """Assert that every block is either owned or in one free list, and that hashes point both ways."""
@@ -118,9 +129,10 @@ class BlockPool:
                 block_id = self._next[self._hashed]
         self._unlink(block_id)
         if (block_hash := self._hash[block_id]) is not None:
-            if self._on_evicted is not None:
-                self._on_evicted(block_id, block_hash)
-            self.forget_hashes((block_id,))
+            if self.on_evicted is not None:
+                self.on_evicted(block_id, block_hash)
+            del self._block_by_hash[block_hash]
+            self._hash[block_id] = None
         self.ref_counts[block_id] = 1
         if block_id >= self.num_reached:
             self.num_reached = block_id + 1

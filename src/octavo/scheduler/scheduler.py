@@ -126,6 +126,10 @@ class Scheduler:
         """True if no request waits or runs and no step is in flight."""
         return not (self._requests or self._in_flight)
 
+    def is_in_flight(self, group: int, block_id: int) -> bool:
+        """True if a step that has not ended fills this block of a group, and has made it findable."""
+        return any((group, block_id) in step.hashed_blocks for step in self._in_flight)
+
     @property
     def only_waits(self) -> bool:
         """True if a step would do nothing until a gate lets a request go."""
@@ -341,6 +345,10 @@ class Scheduler:
             num_preemptions_total=self._num_preemptions,
             num_prefix_queries_total=self.blocks.num_prefix_queries_total,
             num_prefix_hits_total=self.blocks.num_prefix_hits_total,
+            num_prefix_disk_hits_total=self.blocks.disk.num_hit_tokens,
+            num_prefix_disk_saved_total=self.blocks.disk.num_saved_blocks,
+            prefix_disk_bytes=self.blocks.disk.num_bytes,
+            prefix_disk_failures=dict(self.blocks.disk.failures),
             step_s_total=self._busy_time.step_s,
             compute_s_total=self._busy_time.compute_s,
         )

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -17,13 +18,16 @@ from octavo.config.parallel import ALONE, RankPlace, Rendezvous
 from octavo.contracts.engine import AdapterRef
 from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
+from octavo.contracts.stored import BlocksWritten, StoreOpened
 from octavo.device.manager import DeviceManager
 from octavo.device.process import give_back_freed_memory, keep_freed_memory
 from octavo.distributed.connect import make_groups
 from octavo.errors import InvalidParameterError
+from octavo.loader.packed_cache import cache_folder, checkpoint_digest
 from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
+from octavo.worker.block_store import BlockStore
 from octavo.worker.decode_graphs import GraphUses, graph_bytes, row_bucket
 from octavo.worker.decode_step import DecodeRecord, ExpertLoads, GraphedDecoding
 from octavo.worker.draft_builder import DraftBuilder
@@ -86,6 +90,7 @@ class Worker:
         self._states: ModelStates | None = None
         self._runner: RankModelRunner | None = None
         self._adapter_loads: ThreadPoolExecutor | None = None  # one thread, with the first adapter
+        self._block_store: BlockStore | None = None
         self._kv_prefaults: list[tuple[int, KVPrefault]] = []  # with their KV group
 
     @property
@@ -214,6 +219,64 @@ class Worker:
         if self._adapter_loads is None:
             self._adapter_loads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo-adapters")
         return self._adapter_loads.submit(self._states.adapters.load, adapter, evicted)
+
+    def open_block_store(self, number: int, max_bytes: int) -> StoreOpened:
+        """Open the files for KV blocks with this number, or say why not; see `BlockStore.open`."""
+        if (reason := self._why_no_block_store()) is not None:
+            return StoreOpened(state="unsupported", reason=reason)
+        self._block_store = BlockStore(
+            cache_folder("prefix"), self.kv_cache_spec, self.runner.kv_caches, self._facts_of_kv()
+        )
+        return self._block_store.open(number, max_bytes)
+
+    def limit_block_store(self, counts: list[int]) -> None:
+        """Keep at most so many blocks of each group on disk."""
+        self.block_store.limit(counts)
+
+    def save_blocks(
+        self, groups: list[int], block_ids: list[int], slots: list[int], hashes: list[bytes]
+    ) -> Future[BlocksWritten]:
+        """Copy KV blocks and write them to disk, in a thread; see `BlockStore.save`."""
+        return self.block_store.save(groups, block_ids, slots, hashes)
+
+    def read_blocks(
+        self, groups: list[int], block_ids: list[int], slots: list[int], hashes: list[bytes]
+    ) -> Future[list[tuple[int, str]]]:
+        """Read KV blocks from disk, in a thread, into memory that no step uses; see `BlockStore.read`."""
+        return self.block_store.read(groups, block_ids, slots, hashes)
+
+    def drop_blocks(self, groups: list[int], slots: list[int]) -> Future[None]:
+        """Forget KV blocks on disk."""
+        return self.block_store.drop(groups, slots)
+
+    def close_block_store(self) -> None:
+        """Close the files for KV blocks, if they are open."""
+        if self._block_store is not None:
+            self._block_store.close()
+            self._block_store = None
+
+    @property
+    def block_store(self) -> BlockStore:
+        assert self._block_store is not None, "call open_block_store first"
+        return self._block_store
+
+    def _why_no_block_store(self) -> str | None:
+        """Say why KV blocks cannot be kept on disk; None: they can."""
+        if self.devices.device.type != "cpu":
+            return f"blocks are kept on disk on CPUs only in this version, not on {self.devices.device.type}"
+        if self._draft is not None:
+            return "keys and values of a draft model are not kept on disk in this version"
+        if self.config.load.tensorizer_uri is not None:
+            return "weights from tensorizer_uri may change without a trace"
+        return None
+
+    def _facts_of_kv(self) -> list[object]:
+        """Return what the contents of KV blocks depend on, besides their geometry and the request."""
+        config, place = self.config, self.place
+        weights = checkpoint_digest(Path(config.model.path), config.load.load_format, config.load.seed)
+        layout = self._kernels.layout  # has the digest of the kernels' library
+        ranks = [place.tp_rank, place.tp_size, place.pp_rank, place.pp_size, config.parallel.enable_expert_parallel]
+        return [__version__, torch.__version__, self.profile, layout, weights, config.model, config.quantization, ranks]
 
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         """Prefault some KV memory after the blocks in use, for a few ms; False if enough of it is present."""
