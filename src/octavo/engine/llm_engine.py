@@ -10,6 +10,7 @@ from octavo.engine.front import EngineFront, ModelName, engine_args, one_per_pro
 from octavo.errors import InvalidParameterError
 from octavo.inputs import as_prompt_list
 from octavo.lora_request import LoRARequest
+from octavo.metrics.collect import EngineMetrics
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import PoolingParams, RequestPriority, SamplingParams
 
@@ -142,6 +143,11 @@ class LLMEngine:
     def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: Any) -> object:
         """Return a conversation as a prompt, by the model's chat template."""
         return self._owner.run(lambda: self._front.inputs.chat_prompt(messages, **template_options))
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """The engine's metrics; still available after `exit`."""
+        return self._front.outputs.metrics
 
     def warmup_model(self) -> None:
         """Run a prefill and a decode step without side effects, timed and logged. The constructor does so once."""

@@ -40,6 +40,7 @@ class PrefixGate(Gate):
         self._full_group = next((i for i, of in enumerate(self._blocks.groups) if of.sliding_window is None), 0)
         self._reads: list[_Read] = []
         self._parked: list[Request] = []  # until there is room, or others have read what they need
+        self._ready: list[Request] = []  # what they need has been read
         self._ahead: dict[Request, float] = {}  # requests with blocks that wait for admission: the share of memory
         self._num_free: list[int] = []  # when parked requests were last looked at
 
@@ -52,16 +53,18 @@ class PrefixGate(Gate):
         self.poll()
         return self._begin(request)
 
-    def poll(self) -> list[Request]:
-        """Take over what has been read; return the requests that waited for it."""
+    def poll(self) -> None:
+        """Take over what has been read."""
         done = [read for read in self._reads if read.future.done()]
         self._reads = [read for read in self._reads if not read.future.done()]
         for read in done:
             self._finish(read)
-        return [read.request for read in done if read.request is not None]
+            if read.request is not None:
+                self._ready.append(read.request)
 
     def take_ready(self, now_s: float) -> list[Request]:
-        ready = self.poll()
+        self.poll()
+        ready, self._ready = self._ready, []
         if self._parked and (ready or self._blocks.num_free != self._num_free):
             self._num_free = self._blocks.num_free
             parked = sorted(self._parked, key=lambda request: request.order)
@@ -91,8 +94,9 @@ class PrefixGate(Gate):
 
     def forget(self, request: Request) -> None:
         self._ahead.pop(request, None)
-        if request in self._parked:
-            self._parked.remove(request)
+        for those in (self._parked, self._ready):
+            if request in those:
+                those.remove(request)
         for read in self._reads:
             if read.request is request:
                 read.request = None
