@@ -196,6 +196,8 @@ class EngineMetrics:
             "prefix_hit_rate": round(stats.num_prefix_hits_total / max(1, stats.num_prefix_queries_total), 3),
             "preemptions": stats.num_preemptions_total,
         }
+        if stats.prefix_disk_bytes:
+            facts["prefix_tokens_from_disk"] = stats.num_prefix_disk_hits_total
         logger.info("load: %s", " ".join(f"{name}={value}" for name, value in facts.items()), extra={"facts": facts})
         self._logged_s, self._logged_tokens = now_s, totals
 

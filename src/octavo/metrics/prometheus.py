@@ -112,6 +112,7 @@ class Exposition(Collector):
         if engine.stats is not None and engine.stats.deferred:
             text, held = "Of the samples waiting in the engine, those that a gate holds.", engine.stats.deferred.items()
             yield _family(GaugeMetricFamily, "octavo_requests_held", text, labels, sorted(held), ["reason"])
+        yield from about_prefixes_on_disk(engine.stats or SchedulerStats(), labels)
         yield from _about_replicas(engine, labels)
         yield from _about_drafts(drafts, "octavo_", labels)
         yield from _about_experts(engine.expert_load_by_replica.values(), labels, self._with_each_expert)
@@ -176,6 +177,17 @@ def _about_engine(engine: EngineMetrics, prefix: str, column: int, labels: Mappi
             bounds = [("+Inf" if end == float("inf") else str(end), n) for end, n in histogram.cumulative(column)]
             family.add_metric(list(labels.values()), bounds, histogram.sum)
             yield family
+
+
+def about_prefixes_on_disk(stats: SchedulerStats, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """Yield what is counted about the part of the prefix cache that survives a restart."""
+    prefix = "octavo_prefix_cache_disk_"
+    hits, written = stats.num_prefix_disk_hits_total, stats.num_prefix_disk_saved_total
+    yield _family(CounterMetricFamily, f"{prefix}hits", "Of the tokens found, those read from disk.", labels, hits)
+    yield _family(CounterMetricFamily, f"{prefix}blocks_written", "KV blocks written to disk.", labels, written)
+    text = "Blocks or files that were not used, by what was wrong."
+    yield _counters(f"{prefix}failures", text, "reason", stats.prefix_disk_failures, labels)
+    yield _family(GaugeMetricFamily, f"{prefix}bytes", "KV blocks on disk.", labels, stats.prefix_disk_bytes)
 
 
 def _about_replicas(engine: EngineMetrics, labels: Mapping[str, str]) -> Iterator[Metric]:

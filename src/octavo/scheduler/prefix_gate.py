@@ -28,6 +28,7 @@ class _Read:
     places: Sequence[tuple[int, int, bytes]]  # group, block, hash
     columns: Sequence[Sequence[int]]  # of each group
     future: Future[list[Any]]
+    num_in_memory: int  # tokens of the prefix that were there before
 
 
 class PrefixGate(Gate):
@@ -37,7 +38,6 @@ class PrefixGate(Gate):
 
     def __init__(self, store: PrefixStore, running: RunningRows) -> None:
         self._store, self._running, self._blocks = store, running, running.blocks
-        self._full_group = next((i for i, of in enumerate(self._blocks.groups) if of.sliding_window is None), 0)
         self._reads: list[_Read] = []
         self._parked: list[Request] = []  # until there is room, or others have read what they need
         self._ready: list[Request] = []  # what they need has been read
@@ -167,7 +167,7 @@ class PrefixGate(Gate):
         columns: Sequence[Sequence[int | None]],
     ) -> None:
         """Read into new blocks, and keep those that have been found."""
-        owned: list[list[int]] = []
+        owned, num_in_memory = list[list[int]](), self._num_in_memory(request)
         for pool, count, found in zip(self._blocks.pools, counts, columns, strict=True):
             here = [block_id for block_id in found if block_id is not None and block_id != _ON_DISK]
             for block_id in here:
@@ -177,7 +177,8 @@ class PrefixGate(Gate):
                 [next(new) if block_id == _ON_DISK else block_id for block_id in found if block_id is not None]
             )
         places = [(group, owned[group][index], block_hash) for group, index, block_hash in missing]
-        self._reads.append(_Read(request, places, owned, self._store.read(places)))
+        future = self._store.read(places)
+        self._reads.append(_Read(request, places, owned, future, num_in_memory))
 
     def _finish(self, read: _Read) -> None:
         """Make what has been read findable, and give up its blocks."""
@@ -189,7 +190,6 @@ class PrefixGate(Gate):
             raise error
         else:
             failed = dict.fromkeys(range(len(read.places)), f"{type(error).__name__}: {error}")
-        num_hits = 0
         for index, (group, block_id, block_hash) in enumerate(read.places):
             stored[group].end_read(block_hash)
             if index in failed:
@@ -197,7 +197,11 @@ class PrefixGate(Gate):
                 self._store.count_failures(failed[index], f"a block on disk is {failed[index]}")
             elif stored[group].has(block_hash):  # not dropped meanwhile
                 self._blocks.pools[group].set_hash(block_id, block_hash)
-                num_hits += group == self._full_group
-        self._blocks.disk.num_hit_tokens += num_hits * self._blocks.block_sizes[self._full_group]
+        if read.request is not None:
+            num_more = self._num_in_memory(read.request) - read.num_in_memory
+            self._blocks.disk.num_hit_tokens += max(0, num_more)  # others may have been evicted
         for pool, block_ids in zip(self._blocks.pools, read.columns, strict=True):
             pool.release(block_ids)
+
+    def _num_in_memory(self, request: Request) -> int:
+        return self._blocks.find_prefix(request.token_ids, request.block_root, keys=request.block_keys).num_tokens
