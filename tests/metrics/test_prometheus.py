@@ -125,3 +125,17 @@ def test_openmetrics_for_those_who_ask() -> None:
 def test_the_registry_of_other_programs_is_left_alone() -> None:
     Exposition(HttpMetrics(), lambda: None, "m", with_vllm_names=True)
     assert not any(family.name.startswith(("octavo", "vllm")) for family in REGISTRY.collect())
+
+
+def test_prefixes_on_disk_are_counted_over_replicas() -> None:
+    http, engine = busy()
+    parts = [
+        SchedulerStats(num_prefix_disk_hits_total=96, num_prefix_disk_saved_total=3, prefix_disk_bytes=4096),
+        SchedulerStats(num_prefix_disk_hits_total=4, prefix_disk_bytes=1, prefix_disk_failures={"damaged": 2}),
+    ]
+    engine.stats = SchedulerStats.sum(parts)
+    shown = samples(Exposition(http, lambda: engine, "m", with_vllm_names=False))
+    model, prefix = ("model_name", "m"), "octavo_prefix_cache_disk_"
+    counts = [shown[f"{prefix}{name}", (model,)] for name in ("hits_total", "blocks_written_total", "bytes")]
+    assert counts == [100, 3, 4097]
+    assert shown[f"{prefix}failures_total", (model, ("reason", "damaged"))] == 2
