@@ -19,8 +19,9 @@ SERVER_PYTHON = str(Path(__file__).parents[2] / ".venv/bin/python")
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[HttpServer]:
-    with HttpServer("--max-temperature", "5", python=SERVER_PYTHON) as running:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    state_dir = str(tmp_path_factory.mktemp("state"))
+    with HttpServer("--max-temperature", "5", "--state-dir", state_dir, python=SERVER_PYTHON) as running:
         yield running
         assert "Traceback" not in running.log
 

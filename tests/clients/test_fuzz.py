@@ -21,7 +21,7 @@ KNOWN: dict[str, Any] = {
 }  # fmt: skip
 ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/tokenize"), ("POST", "/detokenize"),
-    ("GET", "/v1/models/{name}"),
+    ("GET", "/v1/models/{name}"), ("POST", "/v1/batches"), ("GET", "/v1/files/{file_id}"),
 ]  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def mended(body: dict[str, Any], path: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_no_request_is_our_fault(api: Any, method: str, path: str, mode: Any) -> None:
     operation = api[path][method]
-    if mode == schemathesis.GenerationMode.NEGATIVE and path.endswith("{name}"):
+    if mode == schemathesis.GenerationMode.NEGATIVE and method == "GET":
         pytest.skip("any text is a name")
 
     @settings(
