@@ -2,7 +2,8 @@
 
 A command requests them with parameters annotated `EngineOptions`, `ServerOptions` and `SamplingOptions` (or
 `AnswerOptions`, without options that a conversation cannot show), and receives dicts of what was given on the command
-line and nothing else, so defaults are defined in one place. Of a dataclass of `option`s it receives an instance.
+line and nothing else, so defaults are defined in one place; `RequestOptions` are a part of the server's. Of a dataclass
+of `option`s it receives an instance.
 """
 
 import inspect
@@ -28,6 +29,7 @@ TYPER_SETTINGS: dict[str, Any] = {
 
 EngineOptions = NewType("EngineOptions", dict[str, Any])
 ServerOptions = NewType("ServerOptions", dict[str, Any])
+RequestOptions = NewType("RequestOptions", dict[str, Any])  # of the server's: what requests may ask for
 SamplingOptions = NewType("SamplingOptions", dict[str, Any])
 AnswerOptions = NewType("AnswerOptions", dict[str, Any])
 
@@ -48,7 +50,16 @@ SAMPLING_HELP = {
     "logprobs": "number of top logprobs to report in JSON",
     "seed": "seed for sampling; prompts that share one share their random numbers",
 }
-_DEFINITIONS: dict[Any, Any] = {EngineOptions: EngineArgs, ServerOptions: ServerArgs}
+_DEFINITIONS: dict[Any, Any] = {EngineOptions: EngineArgs, ServerOptions: ServerArgs, RequestOptions: ServerArgs}
+_ONLY: dict[Any, frozenset[str]] = {
+    RequestOptions: frozenset(
+        {
+            *("served_model_name", "tool_call_parser", "reasoning_parser", "lora_modules"),
+            *("max_n", "max_temperature", "max_prompts", "max_images", "max_image_bytes", "max_image_pixels"),
+            *("max_videos", "max_video_bytes", "allow_remote_media", "media_timeout_s"),
+        }
+    )
+}
 _SAMPLING_FIELDS = {
     SamplingOptions: frozenset(SAMPLING_HELP),
     AnswerOptions: frozenset(SAMPLING_HELP) - {"n", "logprobs"},
@@ -70,7 +81,7 @@ def with_derived_flags(command: Callable[..., None]) -> Callable[..., None]:
     groups = {
         name: _sampling_flags(_SAMPLING_FIELDS[kind])
         if kind in _SAMPLING_FIELDS
-        else _defined_flags(name, _DEFINITIONS.get(kind, kind), taken)
+        else _defined_flags(name, _DEFINITIONS.get(kind, kind), taken, _ONLY.get(kind))
         for name, kind in kinds.items()
     }
 
@@ -93,10 +104,14 @@ def with_derived_flags(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _defined_flags(group: str, definition: Any, taken: set[str]) -> dict[str, inspect.Parameter]:
-    """Return a parameter for every field of a dataclass of options, by field name."""
+def _defined_flags(
+    group: str, definition: Any, taken: set[str], only: frozenset[str] | None
+) -> dict[str, inspect.Parameter]:
+    """Return a parameter for every field of a dataclass of options, or for some, by field name."""
     flags = {}
     for spec in fields(definition):
+        if only is not None and spec.name not in only:
+            continue
         name = "model" if spec.name == "model_name" else f"{group}_{spec.name}" if spec.name in taken else spec.name
         is_list = get_origin(spec.type) is tuple
         help_text = f"{spec.metadata['help']} (repeatable)" if is_list else spec.metadata["help"]
