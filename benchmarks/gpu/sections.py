@@ -12,6 +12,7 @@ from benchmarks.gpu.kernels import measure_kernels
 from benchmarks.gpu.limits import Limits, measure_machine
 from benchmarks.gpu.low_bit import measure_low_bit
 from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.profile import measure_profile
 from benchmarks.gpu.report import Report
 from octavo.errors import UserError
 
@@ -64,9 +65,9 @@ def measure_prefill(plan: Plan, report: Report, limits: Limits) -> None:
         with BenchEngine(plan, geometry, enable_prefix_caching=False) as engine:
             took_s = 0.0
             for _ in range(2):
+                engine.add(plan.prefill_tokens, 1)
                 synchronize(engine.device)
                 start_s = time.perf_counter()
-                engine.add(plan.prefill_tokens, 1)
                 engine.finish()
                 took_s = time.perf_counter() - start_s
         layers, _ = parameter_counts(geometry)
@@ -109,7 +110,7 @@ def measure_equality(plan: Plan, report: Report, limits: Limits) -> None:
     ]
 
     def answers(*, together: bool, **options: Any) -> list[list[int]]:
-        with BenchEngine(plan, geometry, **options) as engine:
+        with BenchEngine(plan, geometry, **{"num_kv_blocks": 1024, **options}) as engine:
             for index, prompt in enumerate(asked):
                 engine.add_prompt(prompt, num_tokens, temperature=float(index % 2))
                 if not together:
@@ -162,6 +163,7 @@ SECTIONS: dict[str, Callable[[Plan, Report, Limits], None]] = {
     "kernels": measure_kernels,
     "equality": measure_equality,
     "decode": measure_decode,
+    "profile": measure_profile,
     "prefill": measure_prefill,
     "workload": measure_workload,
     "deterministic": measure_deterministic,

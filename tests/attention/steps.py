@@ -192,6 +192,7 @@ def exact_attention(sequence: Sequence, sliding_window: int | None = None, *, st
     query = sequence.query[start:].double()
     key, value = (kv.double().repeat_interleave(repeats, dim=1) for kv in (sequence.key, sequence.value))
     scores = torch.einsum("qhd,khd->hqk", query, key) * query.shape[-1] ** -0.5
-    ahead = torch.arange(start, len(key)).unsqueeze(1) - torch.arange(len(key))  # [., C], how far back a key lies
+    places = torch.arange(len(key), device=key.device)
+    ahead = places[start:].unsqueeze(1) - places  # [., C], how far back a key lies
     hidden = ahead < 0 if sliding_window is None else (ahead < 0) | (ahead >= sliding_window)
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.models.tiny import TINY_MODELS
 
 from octavo import LLM
@@ -93,5 +94,6 @@ def open_llm(checkpoint: GetCheckpoint, name: str, **options: Any) -> LLM:
         "max_model_len": MAX_LEN,
         "block_size": BLOCK_SIZE,
         "num_kv_blocks": 512,
+        "deterministic": torch.cuda.is_available(),  # CPUs always are
     }
     return LLM(model, **{**defaults, **options})

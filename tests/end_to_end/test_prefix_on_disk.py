@@ -114,7 +114,7 @@ def cut(path: Path, size: int) -> None:
 
 
 HEADER, ENTRY = 4096, 48
-DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a bit of a block": (lambda folder: flip(folder / "0.blocks", 5000), "damaged"),
     "a bit of an entry's hash": (lambda folder: flip(folder / "0.index", HEADER + 7), "damaged"),
     "a bit of an entry's checksum": (lambda folder: flip(folder / "0.index", HEADER + ENTRY + 41), "damaged"),

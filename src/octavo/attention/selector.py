@@ -17,9 +17,14 @@ _FIRST_WITH_FP8 = (8, 9)  # compute capability
 
 
 def select_attention(
-    device: torch.device, dtype: torch.dtype, name: str = "auto", kv_cache_dtype: KVCacheDType = "auto"
+    device: torch.device,
+    dtype: torch.dtype,
+    name: str = "auto",
+    kv_cache_dtype: KVCacheDType = "auto",
+    *,
+    is_exact: bool = True,
 ) -> AttentionBackend[Any]:
-    """Return the backend called `name`. "auto": batch-invariant if the rest of the model is, otherwise the fastest.
+    """Return the backend called `name`. "auto": batch-invariant if `is_exact`, as the rest is; else the fastest.
 
     Keys and values are stored in the model's dtype ("auto") or in `kv_cache_dtype`.
     """
@@ -34,7 +39,7 @@ def select_attention(
     if name == "triton":
         from octavo.attention.triton_paged import TritonAttention
 
-        return TritonAttention(dtype, kv_dtype)
+        return TritonAttention(dtype, kv_dtype, is_exact=is_exact)
     if name == "native" and native is not None:
         return NativeAttention(native, dtype, kv_dtype)
     return (TiledAttention if name == "tiled" else SdpaAttention)(select_kernels(device, dtype), dtype)

@@ -87,10 +87,15 @@ class DeviceManager:
         return self._kind.supports(torch.bfloat16) and has(torch.bfloat16) and not has(_DTYPES[dtype])
 
     def attention(
-        self, dtype: torch.dtype, name: str = "auto", kv_cache_dtype: KVCacheDType = "auto"
+        self,
+        dtype: torch.dtype,
+        name: str = "auto",
+        kv_cache_dtype: KVCacheDType = "auto",
+        *,
+        is_exact: bool = True,
     ) -> AttentionBackend[Any]:
-        """Return the attention backend for this dtype."""
-        return select_attention(self.device, dtype, name, kv_cache_dtype)
+        """Return the attention backend for this dtype, batch-invariant if `is_exact`."""
+        return select_attention(self.device, dtype, name, kv_cache_dtype, is_exact=is_exact)
 
     def build_context(self, model: ModelConfig, quantization: str | None, config: EngineConfig) -> BuildContext:
         """Return what a model's layers are built with: kernels for its weights, or their `quantization`.
@@ -100,7 +105,9 @@ class DeviceManager:
         dtype: torch.dtype = getattr(torch, config.model.dtype)
         kernels_for = partial(self.kernels, dtype, deterministic=config.deterministic)
         schemes, kernels = resolve_schemes(model.quantization, quantization, kernels_for, self.where(dtype))
-        attention = self.attention(dtype, kv_cache_dtype=config.cache.kv_cache_dtype)
+        attention = self.attention(
+            dtype, kv_cache_dtype=config.cache.kv_cache_dtype, is_exact=kernels.is_batch_invariant
+        )
         return BuildContext(kernels=kernels, attention=attention, dtype=dtype, device=self.device, schemes=schemes)
 
     def where(self, dtype: torch.dtype) -> str:

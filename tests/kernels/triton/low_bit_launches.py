@@ -34,7 +34,9 @@ def launch_all(capability: int) -> None:
         ]
         for kind, has_offsets in with_offsets:
             weight_only_linear(x, _packed(kind, has_offsets=has_offsets), torch.bfloat16, one_tiling=False)
-        weight_only_linear(x.float(), _packed(Float8Format()), torch.float32, one_tiling=False)
+        for kind, has_offsets in with_offsets:
+            packed = _packed(kind, has_offsets=has_offsets)
+            weight_only_linear(x.float(), packed, torch.float32, one_tiling=False)
     for size in (1024, 12288):
         rows, weight = torch.zeros(2, size, dtype=torch.bfloat16), torch.zeros(size, dtype=torch.bfloat16)
         integer_rows(rows, size, "row", fused=Fused(residual=rows, norm_weight=weight, eps=1e-6))

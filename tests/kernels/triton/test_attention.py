@@ -14,9 +14,8 @@ from tests.kernels.triton.device import DEVICE
 
 from octavo.attention.base import AttentionLayer, HeadNorms, split_heads
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
-from octavo.attention.triton_paged import TILE, TritonAttention, assign_programs
+from octavo.attention.triton_paged import SPLIT_SIZE, TritonAttention, assign_programs
 from octavo.kernels.reference import Kernels
-from octavo.kernels.triton.attention import SPLIT_SIZE
 
 # Means of values of size 1: bfloat16 rounds weights and result to 1 in 256; of e4m3, keys and values to 1 in 16.
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float8_e4m3fn: 0.12}
@@ -237,12 +236,18 @@ def test_every_row_is_in_one_program(group_size: int) -> None:
     sequence = Sequence(query=nothing, key=nothing, value=nothing, block_ids=list(range(40)))
     parts: list[Part] = [(sequence, start, stop) for start, stop in ((0, 200), (30, 31), (5, 9), (0, 1), (7, 500))]
     batch = make_batch(16, parts)
-    work = assign_programs(batch, group_size, TILE)
+    work = assign_programs(batch, group_size, 64)
     assert work.few is not None
     assert work.few.items is not None
     assert work.few.tokens is not None
-    items = torch.cat([some for some in (work.few.items, work.many) if some is not None]).tolist()
-    rows = [(request, first + at) for request, first, _ in items for at in range(TILE)]
+    sized = [(work.few.items, work.few.rows), (work.many, 64)]
+    rows = [
+        (request, first + at)
+        for items, size in sized
+        if items is not None
+        for request, first, _ in items.tolist()
+        for at in range(size)
+    ]
     assert len(rows) == len(set(rows))
     for request, (_, start, stop) in enumerate(parts):
         assert {(request, row) for row in range((stop - start) * group_size)} <= set(rows)

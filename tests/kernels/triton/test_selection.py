@@ -15,7 +15,8 @@ CPU = torch.device("cpu")
 def test_a_switch_names_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", "triton")
     assert select_kernels(DEVICE, torch.bfloat16).name == "triton"
-    assert select_attention(DEVICE, torch.bfloat16).name == "triton"
+    assert select_attention(DEVICE, torch.bfloat16, is_exact=False).name == "triton"
+    assert select_attention(DEVICE, torch.bfloat16).name == "triton-deterministic"
     assert select_kernels(DEVICE, torch.float64).name == "torch-reference"
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", "torch")
     assert select_kernels(torch.device("cuda"), torch.bfloat16).name == "torch-reference"
@@ -46,5 +47,5 @@ def test_8_bit_floats_are_kept_by_triton_alone(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(InvalidParameterError, match="kv_cache_dtype='fp8'"):
         select_attention(CPU, torch.bfloat16, kv_cache_dtype="fp8")
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", "triton")
-    backend = select_attention(DEVICE, torch.bfloat16, kv_cache_dtype="fp8")
+    backend = select_attention(DEVICE, torch.bfloat16, kv_cache_dtype="fp8", is_exact=False)
     assert (backend.name, backend.kv_layout(64).dtype) == ("triton-fp8-kv", torch.float8_e4m3fn)

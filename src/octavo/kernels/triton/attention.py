@@ -3,12 +3,12 @@
 First, from a layer's QKV projection to rotated queries and the KV cache: head norms, rotation, write. Then attention:
 one way of computing a row, and two ways of assigning rows to programs.
 
-A row is one query head of one token. The context is divided at absolute positions into splits of `SPLIT_SIZE`
-positions, and splits into tiles. A split's part is a weighted sum of values, the largest exponent, to which weights are
-relative, and the sum of the weights, computed over its tiles in order (online softmax: Milakov and Gimelshein 2018,
-arXiv:1805.02867); parts are joined in order (Flash-Decoding, Dao et al. 2023). Few rows get a program for each split
-and a second launch that joins; many rows get one program that does everything. Masked positions add an exact zero, and
-tiles have one height, so both ways are the same operations on the same numbers.
+A row is one query head of one token. The context is divided at absolute positions into splits, and splits into tiles. A
+split's part is a weighted sum of values, the largest exponent, to which weights are relative, and the sum of the
+weights, computed over its tiles in order (online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867); parts are
+joined in order (Flash-Decoding, Dao et al. 2023). Few rows get a program for each split and a second launch that joins;
+many rows get one program that does everything. Masked positions add an exact zero, and if IS_EXACT, a tile's height
+does not change the order of any sum: both ways are then the same operations on the same numbers.
 
 Legend: T = tokens, R = requests, H = query heads, G = kv heads, E = head size, B = slots in a block, N = items of
 work, S = splits, M = tokens whose splits are joined by the second launch, HALF = pairs of rotated elements of a head.
@@ -17,7 +17,8 @@ work, S = splits, M = tokens whose splits are joined by the second launch, HALF 
 import triton
 from triton import language as tl
 
-SPLIT_SIZE = 256  # positions; a row's partial result is at most 1 % of the bytes read for a split
+from octavo.kernels.triton.overlap import await_previous
+
 _LARGEST_E4M3 = tl.constexpr(448.0)
 
 
@@ -51,7 +52,7 @@ def _normed(
 
 
 @triton.jit
-def heads_kernel(
+def heads_kernel(  # noqa: PLR0915 - a kernel is one function
     qkv: tl.tensor,  # [T, H + 2 * G, E]
     cos: tl.tensor | None,  # [T, HALF] float32; None: nothing is rotated
     sin: tl.tensor | None,  # [T, HALF] float32
@@ -71,11 +72,13 @@ def heads_kernel(
     HALF: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """A row is one head of a token: query, key or value.
 
     A program loads the two rotated parts of its rows separately, HALF elements each, and the rest.
     """
+    await_previous(OVERLAPS)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
     token, heads = rows.to(tl.int64) // (H + 2 * G), rows % (H + 2 * G)
     columns = tl.arange(0, HALF_BLOCK)[None, :]
@@ -172,6 +175,77 @@ def join_sink(
 
 
 @triton.jit
+def _attend_tile(
+    query: tl.tensor,  # [ROWS, E_BLOCK]
+    positions: tl.tensor,
+    lasts: tl.tensor,
+    key_pool: tl.tensor,
+    value_pool: tl.tensor,
+    blocks: tl.tensor,
+    kv_head: tl.tensor,
+    first: tl.tensor,
+    stop: tl.tensor,
+    scale: tl.tensor,
+    score_scale: tl.tensor | None,
+    mixed: tl.tensor,
+    largest: tl.tensor,
+    total: tl.tensor,
+    IS_MASKED: tl.constexpr,
+    IS_EXACT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+    B: tl.constexpr,
+    E_BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Add positions first ... first + TILE - 1 to the sums; see `attend_span`."""
+    columns = tl.arange(0, E_BLOCK)[None, :]
+    at = first + tl.arange(0, TILE)
+    if IS_MASKED:
+        block = tl.load(blocks + at // B, mask=at < stop, other=0).to(tl.int64)
+    else:
+        block = tl.load(blocks + at // B).to(tl.int64)
+    places = kv_place(block * B + at % B, kv_head, G, E, B)[:, None] + columns
+    if not IS_MASKED and E == E_BLOCK:
+        keys = tl.load(key_pool + places).to(query.dtype)
+    else:
+        is_read = (at < stop)[:, None] & (columns < E)
+        keys = tl.load(key_pool + places, mask=is_read, other=0.0).to(query.dtype)
+    scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")  # [ROWS, TILE]
+    if score_scale is not None:
+        capped = scores * score_scale
+        power = tl.exp2(tl.abs(capped) * -2.8853900817779268)  # e^-2|x|
+        size = (1.0 - power) / (1.0 + power)  # tanh, to some 1e-7
+        scores = tl.where(capped < 0.0, -size, size)
+    if IS_MASKED:
+        is_seen = at[None, :] <= lasts[:, None]
+        if WINDOW > 0:
+            is_seen &= at[None, :] > positions[:, None] - WINDOW
+        scores = tl.where(is_seen, scores, float("-inf"))
+    new_largest = tl.maximum(largest, tl.max(scores, axis=1) * scale)
+    shift = _shift(new_largest)
+    # Explicit FMA: the compiler must not choose where to fuse (launches set `enable_fp_fusion=False`), as it could
+    # choose differently in the other kind of program.
+    weights = tl.exp2(tl.fma(scores, scale, -shift[:, None]))
+    fading = tl.exp2(largest - shift)
+    rounded = weights.to(query.dtype)
+    if IS_EXACT:  # products are summed in the same order whatever ROWS is, elements of a row are not
+        ones = (tl.zeros((TILE, 16), tl.float32) + 1.0).to(query.dtype)
+        added = tl.max(tl.dot(rounded, ones, input_precision="tf32x3"), axis=1)
+    else:
+        added = tl.sum(weights, axis=1)
+    total = tl.fma(total, fading, added)
+    if not IS_MASKED and E == E_BLOCK:
+        values = tl.load(value_pool + places).to(query.dtype)
+    else:
+        is_read = (at < stop)[:, None] & (columns < E)
+        values = tl.load(value_pool + places, mask=is_read, other=0.0).to(query.dtype)
+    mixed = tl.dot(rounded, values, mixed * fading[:, None], input_precision="tf32x3")
+    return mixed, new_largest, total
+
+
+@triton.jit
 def attend_span(
     query: tl.tensor,  # [ROWS, E_BLOCK]
     positions: tl.tensor,  # [ROWS], of the rows' tokens; -1: no row
@@ -184,6 +258,7 @@ def attend_span(
     stop: tl.tensor,
     scale: tl.tensor,
     score_scale: tl.tensor | None,
+    IS_EXACT: tl.constexpr,
     WINDOW: tl.constexpr,
     G: tl.constexpr,
     E: tl.constexpr,
@@ -193,37 +268,24 @@ def attend_span(
     TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Attend to positions start ... stop - 1; return sums [ROWS, E_BLOCK], largest exponents, totals [ROWS]."""
-    columns = tl.arange(0, E_BLOCK)[None, :]
     mixed = tl.zeros([ROWS, E_BLOCK], dtype=tl.float32)
     largest = tl.full([ROWS], float("-inf"), dtype=tl.float32)
     total = tl.zeros([ROWS], dtype=tl.float32)
-    for first in range(start, stop, TILE):
-        at = first + tl.arange(0, TILE)
-        block = tl.load(blocks + at // B, mask=at < stop, other=0).to(tl.int64)
-        places = kv_place(block * B + at % B, kv_head, G, E, B)[:, None] + columns
-        is_read = (at < stop)[:, None] & (columns < E)
-        keys = tl.load(key_pool + places, mask=is_read, other=0.0).to(query.dtype)
-        scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")  # [ROWS, TILE]
-        if score_scale is not None:
-            capped = scores * score_scale
-            power = tl.exp2(tl.abs(capped) * -2.8853900817779268)  # e^-2|x|
-            size = (1.0 - power) / (1.0 + power)  # tanh, to some 1e-7
-            scores = tl.where(capped < 0.0, -size, size)
-        is_seen = at[None, :] <= lasts[:, None]
-        if WINDOW > 0:
-            is_seen &= at[None, :] > positions[:, None] - WINDOW
-        scores = tl.where(is_seen, scores, float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(scores, axis=1) * scale)
-        shift = _shift(new_largest)
-        # Explicit FMA: the compiler must not choose where to fuse (launches set `enable_fp_fusion=False`), as it could
-        # choose differently in the other kind of program.
-        weights = tl.fma(scores, scale, -shift[:, None])
-        weights = tl.exp2(weights)
-        fading = tl.exp2(largest - shift)
-        total = tl.fma(total, fading, tl.sum(weights, axis=1))
-        values = tl.load(value_pool + places, mask=is_read, other=0.0).to(query.dtype)
-        mixed = tl.dot(weights.to(query.dtype), values, mixed * fading[:, None], input_precision="tf32x3")
-        largest = new_largest
+    # Tiles that every row sees whole need no masks. A window's first tiles would, too.
+    free = start
+    if WINDOW == 0:
+        seen_by_all = tl.min(tl.where(positions < 0, stop, lasts + 1), axis=0)
+        free += tl.maximum(tl.minimum(seen_by_all, stop) - start, 0) // TILE * TILE
+    for first in range(start, free, TILE):
+        mixed, largest, total = _attend_tile(
+            query, positions, lasts, key_pool, value_pool, blocks, kv_head, first, stop, scale, score_scale,
+            mixed, largest, total, False, IS_EXACT, WINDOW, G, E, B, E_BLOCK, TILE,
+        )  # fmt: skip
+    for first in range(free, stop, TILE):
+        mixed, largest, total = _attend_tile(
+            query, positions, lasts, key_pool, value_pool, blocks, kv_head, first, stop, scale, score_scale,
+            mixed, largest, total, True, IS_EXACT, WINDOW, G, E, B, E_BLOCK, TILE,
+        )  # fmt: skip
     return mixed, largest, total
 
 
@@ -273,6 +335,7 @@ def attention_kernel(
     num_splits: tl.tensor,  # S
     scale: tl.tensor,  # of exponents of 2
     score_scale: tl.tensor | None,  # from scores to fractions of the soft cap; None: no cap
+    IS_EXACT: tl.constexpr,
     WINDOW: tl.constexpr,
     H: tl.constexpr,
     G: tl.constexpr,
@@ -282,11 +345,13 @@ def attention_kernel(
     E_BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """A program computes ROWS rows of one request and kv head, over one split of their context or all of it.
 
     Without items, every request has one token, and as many programs as its rows need.
     """
+    await_previous(OVERLAPS)
     GROUP: tl.constexpr = H // G
     kv_head = tl.program_id(1)
     if items is None:
@@ -323,7 +388,7 @@ def attention_kernel(
         if begin < stop:
             mixed, largest, total = attend_span(
                 rotated, positions, lasts, key_pool, value_pool, blocks, kv_head, begin, stop, scale, score_scale,
-                WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
+                IS_EXACT, WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
             )  # fmt: skip
             parts = ((part + tokens).to(tl.int64) * H + heads) * num_splits + split
             tl.store(part_largest + parts, largest, mask=is_row)
@@ -337,7 +402,7 @@ def attention_kernel(
             next_mixed, next_largest, next_total = attend_span(
                 rotated, positions, lasts, key_pool, value_pool, blocks, kv_head,
                 tl.maximum(begin, split_start), tl.minimum(stop, split_start + SPLIT), scale, score_scale,
-                WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
+                IS_EXACT, WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
             )  # fmt: skip
             mixed, largest, total = join(mixed, largest, total, next_mixed, next_largest, next_total)
         if sinks is not None:
@@ -362,8 +427,10 @@ def join_kernel(
     E: tl.constexpr,
     E_BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """A program joins the splits of one row, in order."""
+    await_previous(OVERLAPS)
     token, head = tl.program_id(0), tl.program_id(1)
     request = token
     part = (tl.program_id(0).to(tl.int64) * H + head) * num_splits

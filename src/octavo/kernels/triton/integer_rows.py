@@ -13,7 +13,7 @@ from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.quantization import ROTATION_BLOCK, Rotation, mixing_scale
-from octavo.kernels.triton.row_ops import aligned, gated, squared
+from octavo.kernels.triton.row_ops import aligned, gated, squared, warps_of_row
 from octavo.kernels.types import SILU, Activation, Fused
 
 
@@ -164,7 +164,7 @@ def integer_rows(
             PADDED=padded_size,
             BLOCK=block,
             NUM_STEPS=(block if sizes else num_rotated & -num_rotated).bit_length() - 1,
-            num_warps=min(32, max(1, block // 512)),
+            num_warps=warps_of_row(block),
             enable_fp_fusion=False,  # a fused multiply-add would not round in between
         )
     return IntegerRows(values, scales, x if total is None else total)

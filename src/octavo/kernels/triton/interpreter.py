@@ -25,6 +25,7 @@ _TORCH = {
     tl.float8e4nv: torch.float8_e4m3fn,
     tl.float8e5: torch.float8_e5m2,
 }
+_PRODUCTS_AT_A_TIME = 16
 _KEPT_AS_INTEGERS = (tl.bfloat16, tl.float8e4nv, tl.float8e5)
 
 
@@ -78,10 +79,22 @@ def _convert_float(values: Any, source: Any, target: Any, rounding_mode: Any) ->
 def _create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
     """Multiply in the accumulator's dtype, float32 or int32, which is exact for products of narrower numbers.
 
-    Without BLAS, which sums some rows of a matrix in another order than others.
+    Floats as tensor cores do: 16 products at a time are summed, nearly exactly, and added to the sum so far. So bits do
+    not depend on the size of the tile.
     """
     left, right = (_widened(operand, d.data.dtype) for operand in (a, b))
-    return interpreter.TensorHandle(np.einsum("...mk,...kn->...mn", left, right) + d.data, d.dtype.scalar)
+    if d.data.dtype != np.float32:
+        return interpreter.TensorHandle(np.einsum("...mk,...kn->...mn", left, right) + d.data, d.dtype.scalar)
+    num_products = min(_PRODUCTS_AT_A_TIME, left.shape[-1])
+    parts = np.einsum(
+        "...mck,...ckn->c...mn",
+        left.astype(np.float64).reshape(*left.shape[:-1], -1, num_products),
+        right.astype(np.float64).reshape(*right.shape[:-2], -1, num_products, right.shape[-1]),
+    )
+    total = d.data
+    for part in parts:
+        total = (total + part).astype(np.float32)
+    return interpreter.TensorHandle(total, d.dtype.scalar)
 
 
 def _widened(operand: Any, dtype: Any) -> Any:

@@ -13,12 +13,16 @@ from octavo.kernels.quantization import GROUP_SIZES, Float8Format, IntegerFormat
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference import Kernels
 from octavo.kernels.triton import experts, lora, row_ops
+from octavo.kernels.triton.dense import dense_linear
 from octavo.kernels.triton.experts import TritonExperts, pack_experts, route
 from octavo.kernels.triton.integer_rows import integer_rows
 from octavo.kernels.triton.low_bit_experts import pack_low_bit_experts
 from octavo.kernels.triton.low_bit_weight import LowBitLinear, pack_low_bit
-from octavo.kernels.triton.matmul import integer_product, low_bit_linear, matmul
+from octavo.kernels.triton.matmul import integer_product, low_bit_linear
+from octavo.kernels.triton.one_row import one_row_linear
 from octavo.kernels.types import Activation, Fused, LinearRole, PackedExperts, PackedLinear, Routes, Routing
+
+_FEW_ROWS = 16  # up to here ours are faster than cuBLAS with split-K, on an H200
 
 
 class TritonKernels(Kernels):
@@ -63,7 +67,16 @@ class TritonKernels(Kernels):
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         if isinstance(packed, LowBitLinear):
             return low_bit_linear(x, packed, x.dtype, one_tiling=self._deterministic)
-        return matmul(x, packed.weight, packed.bias) if self._deterministic else super().linear(x, packed)
+        if self._deterministic:
+            return dense_linear(x, packed.weight, packed.bias)
+        if self._is_one_row(x, packed):
+            return one_row_linear(x, packed)[0]
+        is_few = 0 < len(x) <= _FEW_ROWS and x.dtype != torch.float32
+        return dense_linear(x, packed.weight, packed.bias) if is_few else super().linear(x, packed)
+
+    def _is_one_row(self, x: Tensor, *of: PackedLinear) -> bool:
+        """Whether these linears of x are dense ones of a single row, with what stands before them fused."""
+        return len(x) == 1 and not self._deterministic and not any(isinstance(each, LowBitLinear) for each in of)
 
     def logits_linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         if isinstance(packed, LowBitLinear):  # not rounded to the dtype first
@@ -77,12 +90,17 @@ class TritonKernels(Kernels):
         return values.float(), ids
 
     def normed_linear(self, x: Tensor, fused: Fused, packed: PackedLinear) -> tuple[Tensor, Tensor]:
+        if self._is_one_row(x, packed):
+            return one_row_linear(x, packed, fused=fused)
         if not _is_of_integers(packed):
             return super().normed_linear(x, fused, packed)
         rows = integer_rows(x, packed.padded_size, packed.form.rotation, fused=fused)
         return integer_product(rows, packed, x.dtype), rows.total
 
     def mlp(self, x: Tensor, fused: Fused, up: PackedLinear, down: PackedLinear) -> tuple[Tensor, Tensor]:
+        if self._is_one_row(x, up, down):
+            middle, total = one_row_linear(x, up, fused=fused)
+            return one_row_linear(middle, down, activation=fused.activation)[0], total
         if not _is_of_integers(down):
             return super().mlp(x, fused, up, down)
         middle, total = self.normed_linear(x, fused, up)
@@ -90,7 +108,7 @@ class TritonKernels(Kernels):
         return integer_product(rows, down, x.dtype), total
 
     def router_logits(self, x: Tensor, router: PackedLinear) -> Tensor:
-        return super().router_logits(x, router) if self._is_dense else matmul(x.float(), router.weight, None)
+        return super().router_logits(x, router) if self._is_dense else dense_linear(x.float(), router.weight, None)
 
     def route(self, x: Tensor, router: PackedLinear, routing: Routing) -> Routes:
         return route(self.router_logits(x, router), routing)

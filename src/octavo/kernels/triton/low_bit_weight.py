@@ -159,7 +159,7 @@ def split_sum(
     SUM: tl.constexpr = tl.int32 if IS_EXACT else tl.float32
     x_places = x_rows[:, None] + tl.arange(0, 32)[None, :]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    result, of_row = tl.zeros((OUTPUTS, ROWS), SUM), tl.zeros((ROWS,), SUM)
+    result, of_rows = tl.zeros((OUTPUTS, ROWS), SUM), tl.zeros((ROWS, 32), SUM)
     for first in range(begin, end, 128):
         for part in tl.static_range(4):
             block = first // 64 + part // 2 + tl.zeros((1,), tl.int64)
@@ -169,16 +169,16 @@ def split_sum(
                 left = left.to(tl.float32).to(right.dtype)
             result = tl.dot(left, tl.trans(right), result, input_precision="tf32x3", out_dtype=SUM)
             if FORM.has_offsets:
-                of_row += tl.sum(right.to(SUM), axis=1)
+                of_rows += right.to(SUM)
             if (part + 1) * 32 % FORM.group_size == 0:
                 group = (first + part * 32) // FORM.group_size + tl.zeros((1,), tl.int64)
                 of_group = group * num_outputs + outputs
-                total += _scaled(result, of_row, scales + of_group, offsets + of_group, FORM)
-                result, of_row = tl.zeros((OUTPUTS, ROWS), SUM), tl.zeros((ROWS,), SUM)
+                total += _scaled(result, tl.sum(of_rows, axis=1), scales + of_group, offsets + of_group, FORM)
+                result, of_rows = tl.zeros((OUTPUTS, ROWS), SUM), tl.zeros((ROWS, 32), SUM)
     if FORM.group_size <= 128:
         found = total
     elif FORM.has_offsets:
-        found = _scaled(result, of_row, scales + outputs, offsets + outputs, FORM)
+        found = _scaled(result, tl.sum(of_rows, axis=1), scales + outputs, offsets + outputs, FORM)
     else:
         found = result
     return found

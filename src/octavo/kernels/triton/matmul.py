@@ -1,4 +1,4 @@
-"""Linear layers with low-bit weights, and batch-invariant ones with dense weights: tilings, launches, epilogue.
+"""Linear layers with low-bit weights: tilings, launches, epilogue.
 
 The input is split at fixed places that depend on the weight's shape alone. A split is summed tile by tile, and splits
 are added in order. With few rows, each split has a program of its own, and a second launch adds them up; with many, one
@@ -20,7 +20,7 @@ from octavo.kernels.triton.integer_rows import IntegerRows, integer_rows
 from octavo.kernels.triton.low_bit_weight import STEP, LowBitLinear, finished, form_of, split_sum
 from octavo.kernels.triton.row_ops import aligned
 
-_PROGRAMS, _DENSE_PROGRAMS = 256, 128  # about two and one per multiprocessor: with fewer, some idle
+_PROGRAMS = 256  # about two per multiprocessor: with fewer, some idle
 _JOINED = tl.constexpr(1024)  # elements per program that adds up splits
 
 
@@ -37,12 +37,6 @@ FEW, SOME, MANY = MatmulTiling(16, 64), MatmulTiling(64, 128), MatmulTiling(128,
 _FLOAT32 = MatmulTiling(32, 64)  # three products of TF32 take more registers
 _MAX_FEW = FEW.rows
 _MAX_SOME = 256  # rows: up to here they cost less than reading the weights
-# Of dense weights. 64 rows fill an instruction of Hopper's tensor cores. One row wastes 63 of them: 64 operations per
-# byte of weights, of the 184 that an H200 can do per byte it reads.
-_DENSE, _DENSE_INPUTS = MatmulTiling(64, 128), 64
-# For cases that take more registers: float32 (three products of TF32), and rows that are read element by element.
-_SMALLER, _SMALLER_INPUTS = MatmulTiling(64, 64), 32
-_VECTOR = 16  # elements: Triton vectorizes loads where rows begin at multiples of this
 
 
 @triton.jit
@@ -208,98 +202,3 @@ def split_size(num_outputs: int, in_size: int, outputs: int, num_programs: int) 
     """Return the inputs per split, such that one tile of rows, by `outputs`, yields this many programs."""
     num_splits = max(1, num_programs // -(-num_outputs // outputs))
     return -(-in_size // (num_splits * STEP)) * STEP
-
-
-@triton.jit
-def _dense_split_sum(
-    x: tl.tensor,  # [T, K]
-    weight: tl.tensor,  # [N, K]
-    rows: tl.tensor,
-    outputs: tl.tensor,
-    num_rows: tl.tensor,
-    num_outputs: tl.tensor,
-    in_size: tl.tensor,
-    start: tl.tensor,
-    SPLIT: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-) -> tl.tensor:
-    """Return x @ weight.T over inputs [start, start + SPLIT): [ROWS, OUTPUTS] float32."""
-    total = tl.zeros((ROWS, OUTPUTS), tl.float32)
-    for first in range(0, SPLIT, INPUTS):
-        inputs = start + first + tl.arange(0, INPUTS)
-        left_places = x + rows.to(tl.int64)[:, None] * in_size + inputs[None, :]
-        right_places = weight + outputs.to(tl.int64)[:, None] * in_size + inputs[None, :]
-        left = tl.load(left_places, mask=(rows < num_rows)[:, None] & (inputs < in_size)[None, :], other=0.0)
-        right = tl.load(right_places, mask=(outputs < num_outputs)[:, None] & (inputs < in_size)[None, :], other=0.0)
-        total = tl.dot(left, tl.trans(right), total, input_precision="tf32x3")
-    return total
-
-
-@triton.jit
-def _matmul_kernel(
-    x: tl.tensor,  # [T, K]
-    weight: tl.tensor,  # [N, K]
-    bias: tl.tensor,  # [N]
-    out: tl.tensor,  # [T, N]; with SPLIT_APART [S, T, N] float32
-    num_rows: tl.tensor,
-    num_outputs: tl.tensor,
-    in_size: tl.tensor,
-    SPLITS: tl.constexpr,  # S
-    SPLIT: tl.constexpr,
-    SPLIT_APART: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-) -> None:
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    is_inside = (rows < num_rows)[:, None] & (outputs < num_outputs)[None, :]
-    places = rows.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
-    if SPLIT_APART:
-        split = tl.program_id(2)
-        total = _dense_split_sum(
-            x, weight, rows, outputs, num_rows, num_outputs, in_size, split * SPLIT, SPLIT, ROWS, OUTPUTS, INPUTS
-        )
-        tl.store(out + split.to(tl.int64) * num_rows * num_outputs + places, total, mask=is_inside)
-    else:
-        total = tl.zeros((ROWS, OUTPUTS), tl.float32)
-        for split in range(SPLITS):
-            total += _dense_split_sum(
-                x, weight, rows, outputs, num_rows, num_outputs, in_size, split * SPLIT, SPLIT, ROWS, OUTPUTS, INPUTS
-            )
-        here = tl.minimum(outputs, num_outputs - 1)[None, :]
-        total = finished(total, weight, weight, bias + here, True, False, HAS_BIAS)
-        tl.store(out + places, total.to(out.dtype.element_ty), mask=is_inside)
-
-
-def matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply x [T, K] with weight [N, K] and add bias [N]: [T, N], accumulated in float32."""
-    x, weight = aligned(x), aligned(weight)
-    (num_rows, in_size), num_outputs = x.shape, len(weight)
-    out = x.new_empty(num_rows, num_outputs)
-    if num_rows == 0:
-        return out
-    split = split_size(num_outputs, in_size, _DENSE.outputs, _DENSE_PROGRAMS)
-    num_splits = triton.cdiv(in_size, split)
-    takes_more = x.dtype == torch.float32 or in_size % _VECTOR
-    tiling, inputs = (_SMALLER, _SMALLER_INPUTS) if takes_more else (_DENSE, _DENSE_INPUTS)
-    tiles = triton.cdiv(num_outputs, tiling.outputs), triton.cdiv(num_rows, tiling.rows)
-    is_apart = num_splits > 1 and tiles[0] * tiles[1] < _DENSE_PROGRAMS
-    sums = torch.empty(num_splits, num_rows, num_outputs, dtype=torch.float32, device=x.device) if is_apart else out
-    has_bias, given_bias = bias is not None, weight if bias is None else bias  # placeholder address, never read
-    _matmul_kernel[(*tiles, num_splits if is_apart else 1)](
-        *(x, weight, given_bias, sums, num_rows, num_outputs, in_size),
-        SPLITS=num_splits,
-        SPLIT=split,
-        SPLIT_APART=is_apart,
-        HAS_BIAS=has_bias,
-        ROWS=tiling.rows,
-        OUTPUTS=tiling.outputs,
-        INPUTS=inputs,
-    )
-    if is_apart:
-        _join(sums, sums, sums, given_bias, out, IS_SCALED=True, HAS_ROW_SCALES=False, HAS_BIAS=has_bias)
-    return out

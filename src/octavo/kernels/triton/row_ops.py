@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
+from octavo.kernels.triton.overlap import await_previous, overlap
 from octavo.kernels.types import Activation, Fused
 
 _ALIGNMENT = 16  # bytes: aligned addresses get a compiled variant of their own
@@ -22,6 +23,11 @@ def aligned(x: Tensor) -> Tensor:
     """
     x = x.contiguous()
     return x if x.data_ptr() % _ALIGNMENT == 0 else x.clone()
+
+
+def warps_of_row(block: int) -> int:
+    """Return the warps of a program that reduces a row. They decide the order of the sum."""
+    return min(16, max(1, block // 512))
 
 
 @triton.jit
@@ -59,7 +65,9 @@ def _activate_kernel(
     out: tl.tensor,  # [T, I]
     size: tl.tensor,  # I
     ACTIVATION: tl.constexpr,  # Activation
+    OVERLAPS: tl.constexpr,
 ) -> None:
+    await_previous(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * _BLOCK + tl.arange(0, _BLOCK)
     is_inside = columns < size
@@ -78,7 +86,7 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     x, size = aligned(x), x.shape[1] // (1 + activation.is_gated)
     out = x.new_empty(len(x), size)
     grid = len(x), triton.cdiv(size, _BLOCK.value)
-    _activate_kernel[grid](x, out, size, ACTIVATION=activation, enable_fp_fusion=False)
+    _activate_kernel[grid](x, out, size, ACTIVATION=activation, enable_fp_fusion=False, **overlap())
     return out
 
 
@@ -93,8 +101,10 @@ def _rms_norm_kernel(
     OFFSET: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program per row."""
+    await_previous(OVERLAPS)
     columns = tl.arange(0, BLOCK)
     is_inside = columns < SIZE
     places = tl.program_id(0).to(tl.int64) * SIZE + columns
@@ -123,7 +133,8 @@ def add_rms_norm(x: Tensor, fused: Fused) -> tuple[Tensor, Tensor]:
         OFFSET=fused.norm_offset,
         SIZE=size,
         BLOCK=block,
-        num_warps=min(8, max(1, block // 256)),
+        num_warps=warps_of_row(block),
         enable_fp_fusion=False,
+        **overlap(),
     )
     return out, x if total is None else total
