@@ -3,11 +3,12 @@
 import http.client
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.server.http_server import HttpServer
+from tests.server.http_server import HttpServer, numbers
 
 COMPLETIONS = "/v1/completions"
 ANN, BOB = ({"Authorization": f"Bearer {name}"} for name in ("ann", "bob"))  # ANN sends all that nobody else sends
@@ -90,3 +91,28 @@ def chunks(events: list[bytes]) -> Iterator[dict[str, Any]]:
         data = event.partition(b"data: ")[2].strip()
         if data != b"[DONE]":
             yield json.loads(data)
+
+
+def without_name(events: list[bytes]) -> list[bytes]:
+    """Return the events of a stream without what is new in each: its id and its time."""
+    name = event_id(events[0]).partition(":")[0].encode()
+    created = b'"created":%d' % next(chunks(events))["created"]
+    return [event.replace(name, b"NAME").replace(created, b"TIME") for event in events]
+
+
+def key(name: str) -> dict[str, str]:
+    return {"Idempotency-Key": name}
+
+
+def back(event: bytes) -> dict[str, str]:
+    return {"Last-Event-ID": event_id(event)}
+
+
+def wait_for_idle(server: HttpServer) -> None:
+    while numbers(server)["octavo_requests_running"]:
+        time.sleep(0.01)
+
+
+def wait_until_it_runs(server: HttpServer, num_samples: int = 1) -> None:
+    while numbers(server)["octavo_requests_running"] < num_samples:
+        time.sleep(0.01)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from starlette.types import Message, Scope
@@ -26,6 +26,8 @@ class Script:
 
     is_by_token = False
     name = "cmpl-1"
+    model_key = "m"
+    seeds: ClassVar = [1]
 
     def __init__(self, num_choices: int = 1) -> None:
         self.num_choices = num_choices

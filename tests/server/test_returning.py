@@ -1,23 +1,25 @@
 """Clients that come back, through a real server: what they missed of a stream, and the same answer for the same key."""
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.server.http_server import HttpServer, numbers
-from tests.server.returning_client import ANN, BOB, RawStream, chunks, event_id, texts
+from tests.server.returning_client import (
+    ANN,
+    BOB,
+    RawStream,
+    back,
+    event_id,
+    key,
+    texts,
+    wait_for_idle,
+    wait_until_it_runs,
+    without_name,
+)
 
 LONG = {"prompt": "Octavo is", "max_tokens": 60, "ignore_eos": True, "stream": True, "seed": 7, "temperature": 1}
 WHOLE = {"prompt": "Octavo is", "max_tokens": 60, "ignore_eos": True, "temperature": 1}  # without a seed
-
-
-def key(name: str) -> dict[str, str]:
-    return {"Idempotency-Key": name}
-
-
-def back(event: bytes) -> dict[str, str]:
-    return {"Last-Event-ID": event_id(event)}
 
 
 @pytest.fixture(scope="module")
@@ -25,23 +27,6 @@ def keeper() -> Iterator[HttpServer]:
     keys = ("--api-key", "ann", "--api-key", "bob")
     with HttpServer("--resume-s", "60", *keys, has_model=False, headers=ANN) as server:
         yield server
-
-
-def wait_for_idle(server: HttpServer) -> None:
-    while numbers(server)["octavo_requests_running"]:
-        time.sleep(0.01)
-
-
-def without_name(events: list[bytes]) -> list[bytes]:
-    """Return the events of a stream without what is new in each: its id and its time."""
-    name = event_id(events[0]).partition(":")[0].encode()
-    created = b'"created":%d' % next(iter(_created(events)))
-    return [event.replace(name, b"NAME").replace(created, b"TIME") for event in events]
-
-
-def _created(events: list[bytes]) -> Iterator[int]:
-    for chunk in chunks(events):
-        yield chunk["created"]
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -122,12 +107,8 @@ def test_a_request_that_fails_may_be_repeated_with_its_key(keeper: HttpServer) -
 
 
 def test_an_answer_outlives_the_client_that_asked_for_it(keeper: HttpServer) -> None:
-    def wait_until_it_runs() -> None:
-        while not numbers(keeper)["octavo_requests_running"]:
-            time.sleep(0.01)
-
     before = numbers(keeper)["octavo_generation_tokens_total"]
-    RawStream(keeper, WHOLE, headers=key("gone"), before_answer=wait_until_it_runs)
+    RawStream(keeper, WHOLE, headers=key("gone"), before_answer=lambda: wait_until_it_runs(keeper))
     wait_for_idle(keeper)
     late = RawStream(keeper, WHOLE, headers=key("gone")).json()
     assert late["usage"]["completion_tokens"] == WHOLE["max_tokens"]

@@ -39,13 +39,17 @@ _NOT_OFFERED_YET = ("responses", "messages", "embeddings", "rerank", "score", "a
 _STORED = ("batches", "files")
 
 
-def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpMetrics) -> FastAPI:
+def create_app(
+    lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpMetrics, returning: Returning | None = None
+) -> FastAPI:
     """Return the ASGI application around an engine that may still be loading."""
 
+    returning = returning or Returning(args, http_metrics)
     batches = None if args.state_dir is None else BatchService(args.state_dir, lifecycle, args, http_metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        returning.restore()
         tasks = [asyncio.create_task(lifecycle.run())]
         if batches is not None:
             tasks.append(asyncio.create_task(batches.run()))
@@ -55,6 +59,7 @@ def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpM
         await asyncio.wait(tasks)
         if batches is not None:
             batches.close()
+        await returning.close()
         await lifecycle.close()
 
     app = FastAPI(
@@ -72,7 +77,7 @@ def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpM
         with_vllm_names=args.vllm_metrics,
         with_each_expert=args.expert_metrics,
     )
-    Routes(lifecycle, args, exposition, Returning(args, http_metrics)).add_to(app)
+    Routes(lifecycle, args, exposition, returning).add_to(app)
     if batches is not None:
         StoredRoutes(batches, args).add_to(app)
     add_pages(app, args.root_path)

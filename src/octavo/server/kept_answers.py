@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
+from secrets import token_hex
 
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.errors import ApiError
+from octavo.server.journal import Answer, Entry
 from octavo.server.openai.birth import Birth
 from octavo.server.recording import Recording, not_kept
 
@@ -15,6 +17,7 @@ from octavo.server.recording import Recording, not_kept
 class Kept:
     """One answer, computed once, for the client that began it and those that come back to it."""
 
+    serial: str = field(default_factory=lambda: token_hex(8))  # in the journal
     owner: str  # digest of the client's API key; empty on a server without keys
     key: bytes | None  # digest of owner and Idempotency-Key; None: it came without one
     request: bytes  # digest of path and body
@@ -23,6 +26,7 @@ class Kept:
     birth: Birth = field(default_factory=Birth)
     warnings: list[str] = field(default_factory=list)  # of its request
     num_bytes: int = 0
+    is_left: bool = False  # to the server that comes after this one
     stop: Callable[[ApiError], None] | None = None  # ends its computing
     timer: asyncio.TimerHandle | None = None  # until it is dropped, when it is over
 
@@ -40,7 +44,7 @@ class KeptAnswers:
         self._by_key: dict[bytes, Kept] = {}
         self._running: dict[Kept, None] = {}
         self._over: dict[Kept, None] = {}  # the oldest first
-        self.on_drop: Callable[[Kept], None] = lambda kept: None  # called when one is no longer kept
+        self.on_drop: Callable[[Kept], None] = lambda kept: None  # called when one that was over is no longer kept
 
     def begin(self, owner: str, key: bytes | None, request: bytes, keep_s: float) -> Kept:
         """Keep a new answer, under its key if it has one, which must be free."""
@@ -52,10 +56,27 @@ class KeptAnswers:
             self._by_key[key] = kept
         return kept
 
+    def restore(self, entry: Entry, keep_s: float, answer: Answer | None = None) -> Kept:
+        """Keep an answer from before the server was killed, which is over, or will be computed again."""
+        kept = self.begin(entry.owner, entry.key, entry.request, keep_s)
+        kept.serial, kept.birth = entry.serial, entry.birth
+        if entry.name is not None:
+            self.name(kept, entry.name)
+        if answer is not None:
+            kept.warnings = answer.warnings
+            kept.recording.restore(answer.events, answer.num_choices)
+            self.end(kept, is_answered=True)
+            self._grow(kept, kept.recording.num_bytes)
+        return kept
+
     def name(self, kept: Kept, name: str) -> None:
         """Let clients find it by the ids of its events. A later reply of the same name takes it over."""
         kept.recording.name = name
         self._by_name[kept.owner, name] = kept
+
+    def has_key(self, key: bytes) -> bool:
+        """Whether a key has an answer, running or over."""
+        return key in self._by_key
 
     def of_key(self, key: bytes, request: bytes) -> Kept | None:
         """Return the answer to a key. Raises ApiError: it belongs to another request, 422; it is not kept, 409."""

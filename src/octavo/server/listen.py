@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -19,6 +20,9 @@ from octavo.server.args import LogFormat, LogLevel, ServerArgs
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.settings import Settings
 from octavo.server.state_dir import holding_state_dir
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +46,18 @@ def serve(settings: Settings, announce: Callable[[str], None] = logger.info) -> 
         lifecycle.start_loading()
         # Importing FastAPI takes half a second: do it while the engine process imports torch.
         from octavo.server.app import create_app, make_server
+        from octavo.server.returning import Returning
 
         metrics = HttpMetrics()
-        server = make_server(create_app(lifecycle, args, metrics), settings, keys, metrics)
-        lifecycle.on_end = server.stop
+        returning = Returning(args, metrics)
+        server = make_server(create_app(lifecycle, args, metrics, returning), settings, keys, metrics)
         url = url_of(listener, args)
-        lifecycle.on_ready = lambda summary: announce(f"{summary}; {url}")
+
+        def on_ready(summary: str) -> None:
+            announce(f"{summary}; {url}")
+            returning.recover(cast("ASGIApp", server.config.app))
+
+        lifecycle.on_ready, lifecycle.on_end = on_ready, server.stop
         announce(f"listening on {url}")
         server.run(sockets=[listener])
     if lifecycle.failure is not None:

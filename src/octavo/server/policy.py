@@ -21,6 +21,7 @@ from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, as_api_error, unavailable
 from octavo.server.exchange import OPEN_PATHS, STREAMED_PATHS, STREAMS, Exchange, route_path, send_error, send_json
+from octavo.server.kept_responses import again
 from octavo.server.routes import PUBLIC_PATHS
 from octavo.server.sse import DONE, frame
 
@@ -48,15 +49,15 @@ class Admission:
         return sum(exchange.num_samples for exchange in self._exchanges)
 
     @contextmanager
-    def admit(self, exchange: Exchange, *, is_return: bool = False) -> Generator[None, None, None]:
+    def admit(self, exchange: Exchange, *, has_place: bool = False) -> Generator[None, None, None]:
         """Admit a request. The last one admitted may exceed the limit with its samples, as a request is not split.
 
-        One of a client that returns to an answer is always admitted: it computes nothing.
+        One that `has_place` is always admitted: it computes nothing, or the server before has admitted it.
 
         Raises ApiError: 503 while draining, 429 when the queue is full; with Retry-After.
         """
-        if is_return:
-            exchange.num_samples = 0
+        if has_place:
+            exchange.num_samples = 0  # until it is known
         elif self.is_draining:
             raise draining()
         elif self.num_samples >= self._max_running + self._max_waiting:
@@ -108,15 +109,18 @@ class RequestPolicy:
             return
         exchange, path = Exchange.in_scope(scope), route_path(scope)
         try:
-            if self._digests and path not in OPEN_PATHS and path not in PUBLIC_PATHS:
+            known = again(scope)
+            if known is not None:
+                exchange.owner = known.owner
+            elif self._digests and path not in OPEN_PATHS and path not in PUBLIC_PATHS:
                 exchange.owner = self._check_key(scope)
-            is_return = self._args.resume_s > 0.0 and is_return_to_stream(scope)
+            has_place = known is not None or (self._args.resume_s > 0.0 and is_return_to_stream(scope))
             if scope["method"] == "POST" and path.startswith(_STORED):  # later, if at all
                 if self._admission.is_draining:
                     raise draining()
                 await self._call(exchange, receive, send)
-            elif is_return or (scope["method"] == "POST" and path.startswith("/v1/")):  # makes the engine compute
-                with self._admission.admit(exchange, is_return=is_return):
+            elif has_place or (scope["method"] == "POST" and path.startswith("/v1/")):  # makes the engine compute
+                with self._admission.admit(exchange, has_place=has_place):
                     await self._call_in_time(exchange, receive, send)
             elif self._admission.is_draining and path in OPEN_PATHS:
                 error = draining()

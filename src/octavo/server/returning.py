@@ -5,47 +5,31 @@ queue, its deadline holds, and shutdown ends it. Every client reads it as one of
 """
 
 import asyncio
+import logging
 import re
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+import time
+from pathlib import Path
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Scope
 
+from octavo.errors import EngineDeadError
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.exchange import Exchange, route_path
+from octavo.server.journal import Answer, Entry, Journal, Unfinished
 from octavo.server.kept_answers import Kept, KeptAnswers, digest
-from octavo.server.openai.birth import Birth
-from octavo.server.recording import Reader, parse_event_id
-from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
+from octavo.server.kept_responses import AGAIN, Begin, OwnerResponse, Reply, ReturnResponse, again
+from octavo.server.recording import parse_event_id
+
+logger = logging.getLogger(__name__)
 
 _MIB = 2**20
 MAX_CHOICES = 64  # of a stream whose events have ids: an id counts the events of each
 _KEY = re.compile(rb"[\x20-\x7e]{1,255}")
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,160}")  # a client's request id may be any text; an event's id is one line
-
-
-class Reply(FrameSource, Protocol):
-    """An answer that has been prepared and not started."""
-
-    is_by_token: bool
-
-    @property
-    def name(self) -> str:
-        """The id that clients see."""
-
-    @property
-    def num_choices(self) -> int:
-        """The number of its choices."""
-
-    async def whole(self) -> msgspec.Struct:
-        """Compute it as one object."""
-
-
-Begin = Callable[[Birth], Awaitable[Reply]]  # prepares the answer to a request
 
 
 class Returning:
@@ -55,6 +39,51 @@ class Returning:
         self._resume_s, self._idempotency_s = args.resume_s, args.idempotency_s
         self.metrics = metrics
         self.answers = KeptAnswers(args.keep_mib * _MIB, metrics)
+        self._unfinished: list[tuple[Kept, Unfinished]] = []
+        self._tasks: list[asyncio.Task[None]] = []  # each computes one of them again
+        self.journal: Journal | None = None
+        if args.state_dir is not None:
+            self.journal = Journal(Path(args.state_dir) / "answers.sqlite3", args.keep_mib * _MIB)
+            self.answers.on_drop = self._forget
+
+    def restore(self) -> None:
+        """Keep what the server before has kept; `recover` computes the rest."""
+        if self.journal is None:
+            return
+        found = self.journal.load()
+        for entry, answer in found.finished:
+            keep_s = self._keep_s(entry.is_stream, entry.key)
+            left_s = min(keep_s, keep_s - (time.time() - answer.ended_s))
+            if self._may_restore(entry, left_s):
+                self.answers.restore(entry, left_s, answer)
+        for unfinished in found.unfinished:
+            keep_s = self._keep_s(unfinished.entry.is_stream, unfinished.entry.key)
+            if self._may_restore(unfinished.entry, keep_s):
+                self._unfinished.append((self.answers.restore(unfinished.entry, keep_s), unfinished))
+
+    def _may_restore(self, entry: Entry, left_s: float) -> bool:
+        """Whether there is time left for an answer, and its key is free: a removal may not have reached the disk."""
+        if left_s > 0.0 and not (entry.key is not None and self.answers.has_key(entry.key)):
+            return True
+        assert self.journal is not None
+        self.journal.remove(entry.serial)
+        return False
+
+    def recover(self, app: ASGIApp) -> None:
+        """Compute again what the server before has not finished, now that there is an engine."""
+        if self._unfinished:
+            logger.info("%d requests of the server before are computed again", len(self._unfinished))
+        for kept, unfinished in self._unfinished:
+            self._tasks.append(asyncio.create_task(self._compute_again(app, kept, unfinished)))
+        self._unfinished.clear()
+
+    async def close(self) -> None:
+        """Stop, and let the next server find what is kept."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.journal is not None:
+            self.journal.close()
 
     def respond(self, exchange: Exchange, is_stream: bool, begin: Begin) -> Response | None:
         """Return what answers a request whose answer is kept, or that asks for one; None: an ordinary request.
@@ -62,18 +91,20 @@ class Returning:
         Does not wait, so of two requests with one key the second finds the first.
         Raises ApiError: 400, 404, 409, 422: what it asks for is not here.
         """
+        if (kept := again(exchange.scope)) is not None:
+            kept.warnings = exchange.warnings
+            return OwnerResponse(exchange, kept, self, begin, is_stream=is_stream, is_again=True)
         headers = dict(exchange.scope["headers"])
+        event_id, key = headers.get(b"last-event-id"), self._checked(headers.get(b"idempotency-key"), exchange)
+        keep_s = self._keep_s(is_stream, key)
+        if event_id is None and not keep_s:
+            return None
         request = digest(route_path(exchange.scope).encode(), exchange.body)
-        event_id, key = headers.get(b"last-event-id"), headers.get(b"idempotency-key")
         if event_id is not None:
             return self.resume(exchange, event_id.decode("latin-1"), request=request)
-        key = self._checked(key, exchange)
         if key is not None and (kept := self.answers.of_key(key, request)) is not None:
             self.metrics.num_replayed += 1
             return ReturnResponse(exchange, kept, is_stream=is_stream)
-        keep_s = max(self._resume_s if is_stream else 0.0, self._idempotency_s if key is not None else 0.0)
-        if not keep_s:
-            return None
         kept = self.answers.begin(exchange.owner, key, request, keep_s)
         kept.warnings = exchange.warnings
         return OwnerResponse(exchange, kept, self, begin, is_stream=is_stream)
@@ -117,6 +148,74 @@ class Returning:
         else:
             self.answers.name(kept, name if _NAME.fullmatch(name) else f"stream-{kept.birth.name}")
 
+    def write(self, kept: Kept, reply: Reply, path: str, body: bytes, is_stream: bool) -> "asyncio.Future[None] | None":
+        """Journal a request that was accepted. Returns what is done when a kill of the server no longer loses it."""
+        kept.birth = msgspec.structs.replace(kept.birth, seeds=reply.seeds, model_key=reply.model_key)
+        if self.journal is None:
+            return None
+        entry = Entry(
+            serial=kept.serial,
+            path=path,
+            owner=kept.owner,
+            key=kept.key,
+            request=kept.request,
+            is_stream=is_stream,
+            name=kept.recording.name,
+            birth=kept.birth,
+        )
+        return self.journal.add(entry, body)
+
+    def conclude(self, kept: Kept, *, is_wanted: bool = True) -> None:
+        """An answer is over, or nobody waits for it: keep it for its time, or forget it."""
+        recording = kept.recording
+        kept.is_left = is_wanted and recording.error is not None and is_end_of_server(recording.error)
+        self.answers.end(kept, is_answered=recording.error is None)
+        if not is_wanted:
+            self.answers.drop(kept)
+        if self.journal is None or kept.is_left or recording.is_evicted:
+            return
+        if recording.error is not None:
+            self.journal.remove(kept.serial)
+            return
+        answer = Answer(
+            ended_s=time.time(),
+            num_choices=recording.num_choices,
+            events=recording.events,
+            warnings=kept.warnings,
+        )
+        self.journal.finish(kept.serial, answer)
+
+    async def _compute_again(self, app: ASGIApp, kept: Kept, unfinished: Unfinished) -> None:
+        """Send a request of the server before through the application once more. Its client is not there."""
+        entry = unfinished.entry
+        messages: list[Message] = [{"type": "http.request", "body": unfinished.body, "more_body": False}]
+
+        async def receive() -> Message:
+            return messages.pop() if messages else {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            """Nobody reads it here: the recording has it."""
+
+        scope: Scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+            "path": entry.path, "raw_path": entry.path.encode(), "query_string": b"", "root_path": "",
+            "headers": [(b"content-type", b"application/json")], "client": None, "server": None, "state": {AGAIN: kept},
+        }  # fmt: skip
+        try:
+            await app(scope, receive, send)
+        finally:
+            if not kept.recording.is_over:  # it was refused before anything began
+                kept.recording.fail(ApiError(503, "The request could not be computed again.", code="aborted"))
+                self.conclude(kept)
+
+    def _forget(self, kept: Kept) -> None:
+        if self.journal is not None and not kept.is_left:
+            self.journal.remove(kept.serial)
+
+    def _keep_s(self, is_stream: bool, key: bytes | None) -> float:
+        """Return how long an answer is kept for its client; 0: it is not."""
+        return max(self._resume_s if is_stream else 0.0, self._idempotency_s if key is not None else 0.0)
+
     def _of_name(self, exchange: Exchange, name: str) -> Kept:
         if not self._resume_s:
             text = "This server keeps no streams for clients that come back: its --resume-s is 0."
@@ -135,97 +234,8 @@ class Returning:
         return digest(exchange.owner.encode(), key)
 
 
-class ReturnResponse(Response):
-    """A kept answer, for one client: its stream, or its body when it is complete."""
-
-    def __init__(self, exchange: Exchange, kept: Kept, *, is_stream: bool, counts: list[int] | None = None) -> None:
-        super().__init__()
-        self._kept, self._is_stream, self._counts = kept, is_stream, counts
-        exchange.num_samples = 0  # it computes nothing
-        exchange.warnings = kept.warnings
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_kept(self._kept, self._is_stream, self._counts, scope, receive, send)
-
-
-class OwnerResponse(Response):
-    """Computes an answer that is kept, and sends it to the client that began it while that one is there."""
-
-    def __init__(self, exchange: Exchange, kept: Kept, returning: Returning, begin: Begin, *, is_stream: bool) -> None:
-        super().__init__()
-        self._exchange, self._kept, self._returning, self._begin = exchange, kept, returning, begin
-        self._is_stream = is_stream
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kept, recording, work = self._kept, self._kept.recording, None
-        kept.stop, is_wanted = self._exchange.end_now, True
-        try:
-            reply = await self._begin(kept.birth)
-            self._exchange.count_tokens = reply.count_tokens
-            if self._is_stream:
-                reply.is_by_token = True
-                self._returning.name(kept, reply.name, reply.num_choices)
-                recording.start(reply, reply.num_choices)
-            else:
-                work = asyncio.ensure_future(self._record_whole(reply))
-            recording.show()
-            await send_kept(kept, self._is_stream, None, scope, receive, send)
-            is_wanted = await outlive(kept)
-        except BaseException as error:
-            recording.fail(error if isinstance(error, Exception) else self._exchange.why_ended())
-            raise
-        finally:
-            if work is not None:
-                work.cancel()
-                await asyncio.wait((work,))
-            recording.close()
-            recording.fail(self._exchange.why_ended())
-            self._returning.answers.end(kept, is_answered=recording.error is None)
-            if not is_wanted:
-                self._returning.answers.drop(kept)
-
-    async def _record_whole(self, reply: Reply) -> None:
-        try:
-            self._kept.recording.put(msgspec.json.encode(await reply.whole()))
-        except Exception as error:  # noqa: BLE001 - the readers raise it
-            self._kept.recording.fail(error)
-
-
-async def send_kept(
-    kept: Kept, is_stream: bool, counts: list[int] | None, scope: Scope, receive: Receive, send: Send
-) -> None:
-    """Send a kept answer until it is over or the client leaves. Raises what ended it before anything was sent."""
-    reader = Reader(kept.recording, counts)
-    if is_stream:
-        await EventStreamResponse(reader)(scope, receive, send)
-        return
-    news = asyncio.Event()
-    leaving = asyncio.ensure_future(wait_for_disconnect(receive))
-    leaving.add_done_callback(lambda _: news.set())
-    reader.start(news.set)
-    try:
-        while not (body := reader.take()) and not leaving.done():
-            await news.wait()
-            news.clear()
-        if body:
-            await Response(body, media_type="application/json")(scope, receive, send)
-    finally:
-        reader.close()
-        leaving.cancel()
-        await asyncio.wait((leaving,))
-
-
-async def outlive(kept: Kept) -> bool:
-    """Wait until the answer is over; return False if nobody has read it for its time, or nobody could."""
-    recording, change = kept.recording, asyncio.Event()
-    recording.on_change = change.set
-    while not recording.is_over:
-        change.clear()
-        is_read = recording.has_readers
-        try:
-            async with asyncio.timeout(None if is_read else 0.0 if recording.is_evicted else kept.keep_s):
-                await change.wait()
-        except TimeoutError:
-            if not recording.has_readers:
-                return False
-    return True
+def is_end_of_server(error: Exception) -> bool:
+    """Whether an answer ended because the server does: the next one computes it again."""
+    return isinstance(error, EngineDeadError) or (
+        isinstance(error, ApiError) and error.detail.code in ("draining", "engine_dead", "aborted")
+    )

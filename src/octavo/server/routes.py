@@ -23,6 +23,7 @@ from octavo.metrics.prometheus import Exposition
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ErrorReply, as_api_error
 from octavo.server.exchange import CLIENT_LEFT, STREAMS, Exchange
+from octavo.server.kept_responses import Reply as Preparation
 from octavo.server.lifecycle import EngineLifecycle, ServerInfo, TokenizerInfo
 from octavo.server.openai.models import AdapterReply, LoadAdapterRequest, ModelCard, ModelList, UnloadAdapterRequest
 from octavo.server.openai.params import LARGE_BODY, num_samples
@@ -36,7 +37,6 @@ from octavo.server.openai.protocol import (
 )
 from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
 from octavo.server.openai.stored import STORED_TYPES, UPLOAD_FORM
-from octavo.server.returning import Reply as Preparation
 from octavo.server.returning import Returning
 from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
 
@@ -170,7 +170,11 @@ class Routes:
             why = [{"replica": replica, "reason": reason} for replica, reason in outages.items()]
             if len(outages) == num_replicas:
                 return json_response({"status": "restarting", "lost_replicas": why}, 503)
-            return json_response({"status": "degraded", "lost_replicas": why} if why else {"status": "ok"})
+            health: dict[str, Any] = {"status": "degraded", "lost_replicas": why} if why else {"status": "ok"}
+            journal = self._returning.journal
+            if journal is not None and journal.problem is not None:
+                health["journal"] = journal.problem
+            return json_response(health)
         body = {"status": self._lifecycle.status, "error": refusal.detail}
         return json_response(body, refusal.status, refusal.headers)
 

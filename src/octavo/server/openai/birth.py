@@ -9,7 +9,7 @@ from secrets import token_bytes
 
 import msgspec
 
-from octavo.errors import EngineError
+from octavo.server.errors import ApiError
 
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +27,7 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
         return lambda: blake2b(b"%d %d" % (choice, next(numbers)), key=self.call_key).digest()
 
     def check_model(self, model_key: str) -> None:
-        """Raise EngineError: what would compute the request is not what has begun it."""
+        """Raise ApiError, 409, if what would compute the request is not what has begun it."""
         if self.model_key not in (None, model_key):
-            raise EngineError("The model has changed since this request began, so its answer cannot be continued.")
+            text = "The model has changed since this request began, so its answer cannot be continued."
+            raise ApiError(409, text, code="model_changed")
