@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu import run, sections
+from benchmarks.gpu import run, sections, tiles
 from benchmarks.gpu.cases import Case, measure_all
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.plan import DRY, Plan
@@ -105,3 +105,22 @@ def test_weights_in_few_bits_are_compared_with_the_reference(tmp_path: Path, mon
     for name in ("float32", "int8", "int4", "fp8"):
         for num_rows in (3, 20):
             assert findings[f"experts, {name}, tiny-moe T={num_rows}"].is_right
+
+
+def test_tiles_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Under the interpreter: the whole program takes half a minute, one part a second."""
+    monkeypatch.setattr(sys, "argv", ["tiles", "--dry-run", "--only", "one_row"])
+    assert tiles.main() == 0
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith("one row tiny: floor")
+    assert "* " in line
+    assert line.count(" w") == 1 + 4
+
+
+def test_other_bits_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    contest = tiles.Contest("linear", 1.0, [tiles.Candidate("a", lambda: lambda: None)], are_equal=True)
+    results = {"a": torch.ones(2), "b": torch.ones(2), "cublas": torch.zeros(2)}
+    assert tiles._show(contest, {"a": 1.0, "b": 2.0}, results)
+    assert "same bits, not cublas" in capsys.readouterr().out
+    assert not tiles._show(contest, {"a": 1.0}, {**results, "b": torch.zeros(2)})
+    assert "OTHER BITS" in capsys.readouterr().out

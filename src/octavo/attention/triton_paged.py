@@ -37,6 +37,8 @@ class Tiles:
     rows: int
     positions: int
     split: int = SPLIT_SIZE
+    num_warps: int = 4
+    num_stages: int = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,19 +165,21 @@ class TritonAttention(AttentionBackend[TritonPlan]):
 
     def _tiles_of_few(self, few: FewRows, layer: AttentionLayer) -> Tiles:
         positions = 32 if self._is_float32 else 64  # three TF32 products need more registers
+        num_warps = _num_warps(few.rows, layer.head_dim)
         if self._is_exact:
-            return Tiles(few.rows, positions)
+            return Tiles(few.rows, positions, num_warps=num_warps)
         num_programs = few.num_items * layer.num_kv_heads
         splits = (size for size in _SPLIT_SIZES if num_programs * -(-few.longest // size) >= _ENOUGH_PROGRAMS)
-        return Tiles(few.rows, positions, next(splits, _SPLIT_SIZES[-1]))
+        return Tiles(few.rows, positions, next(splits, _SPLIT_SIZES[-1]), num_warps)
 
     def _tiles_of_many(self, layer: AttentionLayer) -> Tiles:
+        split, num_warps = SPLIT_SIZE if self._is_exact else _NEVER, _num_warps(64, layer.head_dim)
         if self._is_float32:
-            return Tiles(32, 32, SPLIT_SIZE if self._is_exact else _NEVER)
-        if self._is_exact:
-            return Tiles(64, 64)
+            return Tiles(32, 32, split)
         is_large = layer.head_dim <= 128 and compute_capability() >= _FIRST_WITH_LARGE_TILES
-        return Tiles(128, 128, _NEVER) if is_large else Tiles(64, 64, _NEVER)
+        if is_large and not self._is_exact:
+            return Tiles(128, 128, split, num_warps=8, num_stages=3)
+        return Tiles(64, 64, split, num_warps)
 
     def _launch(
         self,
@@ -206,12 +210,16 @@ class TritonAttention(AttentionBackend[TritonPlan]):
             E_BLOCK=e_block,
             TILE=tiles.positions,
             SPLIT=tiles.split,
-            # 8 if a program's sums, with those of previous splits, would not fit into registers
-            num_warps=8 if tiles.rows * e_block > 64 * 128 else 4,
-            num_stages=3 if tiles.rows > 64 else 2,
+            num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages,
             enable_fp_fusion=False,
             **overlap(),
         )
+
+
+def _num_warps(rows: int, head_dim: int) -> int:
+    """Return 8 if a program's sums, with those of previous splits, would not fit into the registers of 4 warps."""
+    return 8 if rows * _e_block(head_dim) > 64 * 128 else 4
 
 
 def _e_block(head_dim: int) -> int:

@@ -102,14 +102,14 @@ def _dense_kernel(
     tl.store(out + places, sums.to(out.dtype.element_ty), mask=is_inside)
 
 
-def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply x [T, K] with weight [N, K] and add bias [N]: [T, N], accumulated in float32."""
+def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: DenseTiling | None = None) -> Tensor:
+    """Multiply x [T, K] with weight [N, K] and add bias [N]: [T, N], accumulated in float32; by a tiling of choice."""
     x, weight = aligned(x), aligned(weight)
     (num_rows, in_size), num_outputs = x.shape, len(weight)
     out = x.new_empty(num_rows, num_outputs)
     if num_rows == 0:
         return out
-    tiling = tiling_for(num_rows, num_outputs, in_size, x.dtype)
+    tiling = tiling or tiling_for(num_rows, num_outputs, in_size, x.dtype)
     _dense_kernel[(triton.cdiv(num_outputs, tiling.outputs) * triton.cdiv(num_rows, tiling.rows),)](
         *(x, weight, bias, out, num_rows, num_outputs, in_size),
         IS_EVEN=in_size % tiling.inputs == 0,

@@ -7,6 +7,8 @@ weights are on their way before the previous kernel has ended.
 Legend: K = inputs, N = outputs.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 from torch import Tensor
@@ -16,11 +18,20 @@ from octavo.kernels.triton.overlap import await_previous, overlap
 from octavo.kernels.triton.row_ops import activate, aligned, gated, squared
 from octavo.kernels.types import Activation, Fused, PackedLinear
 
-# Measured on an H200. Four outputs give small linears enough programs; where one round of them computes everything, a
-# program should have more in flight.
-_OUTPUTS = 4
-_INPUTS, _NUM_WARPS = 1024, 4
-_INPUTS_OF_LONG, _NUM_WARPS_OF_LONG, _LONG, _FEW_OUTPUTS = 2048, 8, 2048, 4096
+
+@dataclass(frozen=True, slots=True)
+class OneRowTiling:
+    """A program's outputs, and the inputs that it reads at a time."""
+
+    outputs: int
+    inputs: int
+    num_warps: int
+
+
+# Measured on an H200 (benchmarks/results/). Four outputs give small linears enough programs; where one round of them
+# computes everything, a program should have more in flight.
+_SHORT, _LONG = OneRowTiling(4, 1024, 4), OneRowTiling(4, 2048, 8)
+_MOST_OUTPUTS_OF_LONG = 4096
 # Every program computes the activation of the whole row: beyond so many elements in all, a launch of its own is faster.
 _MOST_ACTIVATIONS = 3 << 20
 
@@ -109,21 +120,30 @@ def _one_row_kernel(
     tl.store(out + outputs, sums.to(out.dtype.element_ty), mask=outputs < num_outputs)
 
 
+def tiling_for(num_outputs: int, in_size: int) -> OneRowTiling:
+    """Return a program's tile."""
+    return _LONG if in_size >= _LONG.inputs and num_outputs <= _MOST_OUTPUTS_OF_LONG else _SHORT
+
+
 def one_row_linear(
-    x: Tensor, packed: PackedLinear, *, fused: Fused | None = None, activation: Activation | None = None
+    x: Tensor,
+    packed: PackedLinear,
+    *,
+    fused: Fused | None = None,
+    activation: Activation | None = None,
+    tiling: OneRowTiling | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Apply a dense linear to x [1, K]: (the result [1, N], the sum [1, K]).
+    """Apply a dense linear to x [1, K]: (the result [1, N], the sum [1, K]), by a tiling of choice.
 
     With `fused`, to the norm of the sum of x and the residual; without a residual the sum is x itself. With
     `activation`, to the activation of x, [1, 2 * K] if it is gated.
     """
     num_outputs, in_size = packed.weight.shape
-    num_programs = triton.cdiv(num_outputs, _OUTPUTS)
+    tiling = tiling or tiling_for(num_outputs, in_size)
+    num_programs = triton.cdiv(num_outputs, tiling.outputs)
     if activation is not None and num_programs * in_size > _MOST_ACTIVATIONS:
         x, activation = activate(x, activation), None
     x = aligned(x)
-    is_long = in_size >= _LONG and num_outputs <= _FEW_OUTPUTS
-    inputs, num_warps = (_INPUTS_OF_LONG, _NUM_WARPS_OF_LONG) if is_long else (_INPUTS, _NUM_WARPS)
     out, total, residual, norm_weight, eps, offset = x.new_empty(1, num_outputs), None, None, None, 0.0, 0.0
     if fused is not None:
         norm_weight, eps, offset = fused.norm_weight, fused.eps, fused.norm_offset
@@ -134,10 +154,10 @@ def one_row_linear(
         *(num_outputs, in_size, eps),
         ACTIVATION=activation,
         OFFSET=offset,
-        IS_EVEN=in_size % inputs == 0,
-        OUTPUTS=_OUTPUTS,
-        INPUTS=inputs,
-        num_warps=num_warps,
+        IS_EVEN=in_size % tiling.inputs == 0,
+        OUTPUTS=tiling.outputs,
+        INPUTS=tiling.inputs,
+        num_warps=tiling.num_warps,
         **overlap(),
     )
     return out, x if total is None else total
