@@ -8,7 +8,8 @@ vLLM's, which its dashboards expect under its names. Values are counted once, by
 import logging
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, ExpertLoad, SchedulerStats, SpecDecodeStats
@@ -89,18 +90,29 @@ SAMPLES: Views = ((1.0, 2.0, 5.0, 10.0, 20.0), (1.0, 2.0, 5.0, 10.0, 20.0))
 
 @dataclass(slots=True)
 class HttpMetrics:
-    """Totals since the start. Updated only by the middleware, in the event loop."""
+    """Totals since the start. Updated only in the event loop, by the middleware and the runner of batches."""
 
     num_in_flight: int = 0  # requests without a complete response
+    num_admitted: int = 0  # of these, the ones that make the engine compute
     responses: Counter[int] = field(default_factory=Counter)  # by status; 499: the client disconnected first
     # By method, route, class: ("GET", "/", "2xx").
     requests: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     rejections: Counter[str] = field(default_factory=Counter)  # by cause: the `code` of the error
+    batch_lines: Counter[str] = field(default_factory=Counter)  # kept results, by outcome: answered, failed
     num_client_aborts: int = 0  # clients that disconnected before the end of their response
     num_bytes_sent: int = 0  # bodies only
     num_resumed: int = 0  # clients that came back for the rest of a stream
     num_replayed: int = 0  # clients that came back with the key of an answer
     num_kept_bytes: int = 0  # of answers whose clients may come back
+
+    @contextmanager
+    def counting_admitted(self) -> Generator[None, None, None]:
+        """Count a request as one that makes the engine compute, during the block."""
+        self.num_admitted += 1
+        try:
+            yield
+        finally:
+            self.num_admitted -= 1
 
 
 @dataclass

@@ -151,6 +151,7 @@ def _about_http(http: HttpMetrics) -> Iterator[Metric]:
     yield _family(GaugeMetricFamily, "octavo_http_requests_in_flight", in_flight, {}, http.num_in_flight)
     yield _counters("octavo_http_responses", "Responses.", "status", http.responses, {})
     yield _counters("octavo_requests_rejected", "Requests rejected or aborted by errors.", "cause", http.rejections, {})
+    yield _counters("octavo_batch_lines", "Lines of batches with a result.", "outcome", http.batch_lines, {})
     yield _family(CounterMetricFamily, "octavo_client_aborts", "Early client disconnects.", {}, http.num_client_aborts)
     sent = "Bytes of response bodies sent."
     yield _family(CounterMetricFamily, "octavo_http_sent_bytes", sent, {}, http.num_bytes_sent)

@@ -3,14 +3,15 @@
 import asyncio
 
 from octavo.errors import StateError, anew
+from octavo.metrics.collect import HttpMetrics
 from octavo.server.batch_store import BatchStore, Record
 
 
 class BatchRecorder:
     """Owned by one event loop. A sync takes milliseconds and serves all that wait for it."""
 
-    def __init__(self, store: BatchStore) -> None:
-        self._store = store
+    def __init__(self, store: BatchStore, metrics: HttpMetrics) -> None:
+        self._store, self._metrics = store, metrics
         self._waiting: list[tuple[Record, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
 
@@ -33,12 +34,14 @@ class BatchRecorder:
             # A batch whose lines were cancelled may be writing its files: nothing may come after that.
             waiting = [(record, stored) for record, stored in waiting if not stored.cancelled()]
             try:
-                await self._store.record([record for record, _ in waiting])
+                num_answered, num_failed = await self._store.record([record for record, _ in waiting])
             except StateError as error:
                 for _, stored in waiting:
                     if not stored.done():
                         stored.set_exception(anew(error))
             else:
+                self._metrics.batch_lines["answered"] += num_answered
+                self._metrics.batch_lines["failed"] += num_failed
                 for _, stored in waiting:
                     if not stored.done():
                         stored.set_result(None)

@@ -10,6 +10,7 @@ from functools import partial
 import msgspec
 
 from octavo.errors import StateError
+from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.batch_input import InputLine, LineReader, check_input, read_line
 from octavo.server.batch_lines import InterruptedLineError, LineAnswerer, ReadLine, is_failed, unanswered
@@ -33,6 +34,7 @@ class BatchRunner:
         store: BatchStore,
         files: FileStore,
         args: ServerArgs,
+        metrics: HttpMetrics,
         *,
         answerer: LineAnswerer,
         slots: BatchSlots,
@@ -41,7 +43,7 @@ class BatchRunner:
     ) -> None:
         self._store, self._files, self._args = store, files, args
         self._answerer, self._slots, self._finalize, self._wait_for_engine = answerer, slots, finalize, wait_for_engine
-        self._recorder = BatchRecorder(store)
+        self._recorder = BatchRecorder(store, metrics)
         self._batches: dict[str, asyncio.Task[None]] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}  # of batches in progress
 

@@ -80,8 +80,9 @@ class BatchService:
             self.batches,
             self.files,
             self._args,
+            self._metrics,
             answerer=LineAnswerer(lambda: self._lifecycle.service, self._args),
-            slots=BatchSlots(limit, max_running, lambda: self._metrics.num_in_flight),
+            slots=BatchSlots(limit, max_running, lambda: self._metrics.num_admitted),
             finalize=partial(finalize, database=self._database, store=self.batches, files=self.files),
             wait_for_engine=self._wait_for_engine,
         )

@@ -169,11 +169,14 @@ class BatchStore:
 
         return await self._database.run(read)
 
-    async def record(self, records: Iterable[Record]) -> None:
-        """Keep answers. A line has one: where there is one already, or the batch has ended, nothing changes."""
+    async def record(self, records: Iterable[Record]) -> tuple[int, int]:
+        """Keep results; return how many new ones are answers, and how many errors.
+
+        A line has one: where there is one already, or the batch has ended, nothing changes.
+        """
         update = "UPDATE lines SET record = ?, is_failed = ? WHERE batch = ? AND line = ? AND record IS NULL"
 
-        def write(db: sqlite3.Connection) -> None:
+        def write(db: sqlite3.Connection) -> tuple[int, int]:
             counts: dict[str, list[int]] = {}
             for record in records:
                 values = (record.data, record.is_failed, record.batch_id, record.line)
@@ -186,8 +189,9 @@ class BatchStore:
                     total=before.total, completed=before.completed + num_completed, failed=before.failed + num_failed
                 )
                 _save(db, replace(batch, request_counts=after))
+            return sum(pair[0] for pair in counts.values()), sum(pair[1] for pair in counts.values())
 
-        await self._database.run(write)
+        return await self._database.run(write)
 
     async def end_answering(self, batch_id: str) -> None:
         """All lines are answered, or time is over: `in_progress` becomes `finalizing`."""

@@ -120,7 +120,7 @@ class RequestPolicy:
                     raise draining()
                 await self._call(exchange, receive, send)
             elif has_place or (scope["method"] == "POST" and path.startswith("/v1/")):  # makes the engine compute
-                with self._admission.admit(exchange, has_place=has_place):
+                with self._admission.admit(exchange, has_place=has_place), self._metrics.counting_admitted():
                     await self._call_in_time(exchange, receive, send)
             elif self._admission.is_draining and path in OPEN_PATHS:
                 error = draining()
