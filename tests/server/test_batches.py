@@ -65,6 +65,11 @@ def test_lines_get_the_answers_of_single_requests(server: HttpServer) -> None:
         assert response.keys() == {"status_code", "request_id", "body"}
         assert response["status_code"] == direct.status_code
         assert timeless(response["body"]) == timeless(direct.json())
+    usages = [line["response"]["body"]["usage"] for line in answers]
+    usage = ended["usage"]
+    assert usage["input_tokens"] == sum(each["prompt_tokens"] for each in usages) > 0
+    assert usage["output_tokens"] == sum(each["completion_tokens"] for each in usages) > 0
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
     files = [server.client.get(f"/v1/files/{ended[name]}").json() for name in ("output_file_id", "error_file_id")]
     assert [file["purpose"] for file in files] == ["batch_output"] * 2
 

@@ -23,6 +23,7 @@ from octavo.server.openai.protocol import (
     GenerationRequest,
     read_request,
 )
+from octavo.server.openai.replies import Usage
 from octavo.server.openai.service import OpenAICompatibleService
 from octavo.server.openai.stored import BatchLine, LineFailure, LineResponse, LineResult
 
@@ -125,6 +126,12 @@ def unanswered(custom_id: str, code: str, message: str) -> LineResult:
 
 def is_failed(result: LineResult) -> bool:
     return result.response is None or result.response.status_code != 200
+
+
+def usage_of(result: LineResult) -> Usage | None:
+    """Return the tokens of an answer; None if there is none."""
+    usage = None if result.response is None else getattr(result.response.body, "usage", None)
+    return usage if isinstance(usage, Usage) else None
 
 
 def new_line_id() -> str:

@@ -13,7 +13,7 @@ from octavo.errors import StateError
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.batch_input import InputLine, LineReader, check_input, read_line
-from octavo.server.batch_lines import InterruptedLineError, LineAnswerer, ReadLine, is_failed, unanswered
+from octavo.server.batch_lines import InterruptedLineError, LineAnswerer, ReadLine, is_failed, unanswered, usage_of
 from octavo.server.batch_recorder import BatchRecorder
 from octavo.server.batch_slots import BatchSlots
 from octavo.server.batch_store import BatchStore, Record
@@ -153,7 +153,8 @@ class BatchRunner:
 
     async def _answer(self, batch_id: str, line: InputLine, read: ReadLine | LineResult) -> None:
         result = read if isinstance(read, LineResult) else await self._answerer.answer(read)
-        await self._recorder.put(Record(batch_id, line.line, msgspec.json.encode(result), is_failed(result)))
+        data = msgspec.json.encode(result)
+        await self._recorder.put(Record(batch_id, line.line, data, is_failed(result), usage_of(result)))
 
 
 def _first(error: BaseException) -> BaseException:

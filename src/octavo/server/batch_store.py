@@ -19,6 +19,7 @@ from octavo.server.batch_input import InputLine
 from octavo.server.batch_lines import ENDPOINTS
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.file_store import DAY_S, check_expiry, find_file
+from octavo.server.openai.replies import Usage
 from octavo.server.openai.stored import (
     UNFINISHED,
     Batch,
@@ -45,6 +46,7 @@ class Record(NamedTuple):
     line: int
     data: bytes
     is_failed: bool
+    usage: Usage | None = None
 
 
 class StoredLine(NamedTuple):
@@ -177,19 +179,17 @@ class BatchStore:
         update = "UPDATE lines SET record = ?, is_failed = ? WHERE batch = ? AND line = ? AND record IS NULL"
 
         def write(db: sqlite3.Connection) -> tuple[int, int]:
-            counts: dict[str, list[int]] = {}
+            counts = [0, 0]
+            batches: dict[str, Batch] = {}
             for record in records:
                 values = (record.data, record.is_failed, record.batch_id, record.line)
                 if db.execute(update, values).rowcount:
-                    counts.setdefault(record.batch_id, [0, 0])[record.is_failed] += 1
-            for batch_id, (num_completed, num_failed) in counts.items():
-                batch = _load(db, batch_id)
-                before = batch.request_counts
-                after = RequestCounts(
-                    total=before.total, completed=before.completed + num_completed, failed=before.failed + num_failed
-                )
-                _save(db, replace(batch, request_counts=after))
-            return sum(pair[0] for pair in counts.values()), sum(pair[1] for pair in counts.values())
+                    counts[record.is_failed] += 1
+                    batch = batches.get(record.batch_id) or _load(db, record.batch_id)
+                    batches[batch.id] = _with(record, batch)
+            for batch in batches.values():
+                _save(db, batch)
+            return counts[False], counts[True]
 
         return await self._database.run(write)
 
@@ -262,6 +262,18 @@ def _find(db: sqlite3.Connection, owner: str, batch_id: str) -> Batch:
 def _load(db: sqlite3.Connection, batch_id: str) -> Batch:
     [body] = db.execute("SELECT body FROM batches WHERE id = ?", (batch_id,)).fetchone()
     return msgspec.json.decode(body, type=Batch)
+
+
+def _with(record: Record, batch: Batch) -> Batch:
+    """Return the batch with a result counted."""
+    counts = batch.request_counts
+    counts = RequestCounts(
+        total=counts.total,
+        completed=counts.completed + (not record.is_failed),
+        failed=counts.failed + record.is_failed,
+    )
+    usage = batch.usage if record.usage is None else batch.usage.plus(record.usage)
+    return replace(batch, request_counts=counts, usage=usage)
 
 
 def _save(db: sqlite3.Connection, batch: Batch) -> None:

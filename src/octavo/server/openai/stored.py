@@ -5,6 +5,8 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from octavo.server.openai.replies import Usage
+
 T = TypeVar("T")
 
 BatchStatus = Literal[
@@ -75,6 +77,40 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
 
 
+class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompt tokens by source."""
+
+    cached_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Output tokens by purpose."""
+
+    reasoning_tokens: int = 0
+
+
+class BatchUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of all answers."""
+
+    input_tokens: int = 0
+    input_tokens_details: InputTokensDetails = InputTokensDetails()
+    output_tokens: int = 0
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+    total_tokens: int = 0
+
+    def plus(self, usage: Usage) -> "BatchUsage":
+        """Return the sum with an answer's."""
+        cached = self.input_tokens_details.cached_tokens + usage.prompt_tokens_details.cached_tokens
+        reasoning = self.output_tokens_details.reasoning_tokens + usage.completion_tokens_details.reasoning_tokens
+        return BatchUsage(
+            input_tokens=self.input_tokens + usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=cached),
+            output_tokens=self.output_tokens + usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning),
+            total_tokens=self.total_tokens + usage.total_tokens,
+        )
+
+
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """A batch: a request for each line of its input file."""
 
@@ -97,6 +133,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     cancelling_at: int | None = None
     cancelled_at: int | None = None
     request_counts: RequestCounts = RequestCounts()
+    usage: BatchUsage = BatchUsage()
     metadata: dict[str, str] | None = None
 
 
