@@ -199,6 +199,32 @@ async def test_a_full_disk_delays_answers_and_loses_none(server: Server, caplog:
     assert (ended.status, ended.request_counts.completed) == ("completed", NUM_LINES)
 
 
+async def test_what_was_due_while_no_server_ran_expires(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = await server.create()
+    first = server.runner(partial(some, 2))
+    await first.resume()
+    while (await server.store.load(batch.id)).request_counts.completed < 2:
+        await asyncio.sleep(0.005)
+    await first.close()
+    monkeypatch.setattr("time.time", lambda: batch.expires_at + 5.0)
+    server.restart()
+    ended = await server.finish(server.runner(at_once), batch.id)
+    assert (ended.status, ended.request_counts.completed) == ("expired", 2)
+    assert ended.output_file_id is not None
+
+
+async def test_the_database_gives_back_the_room_of_answers(server: Server) -> None:
+    async def answer(line: ReadLine) -> LineResult:
+        response = LineResponse(status_code=200, request_id="req_1", body={"text": "x" * 100_000})
+        return LineResult(id="batch_req_1", custom_id=line.custom_id, response=response, error=None)
+
+    await server.finish(server.runner(answer), (await server.create()).id)
+    await server.store.sweep()
+    [num_pages] = await server.database.run(lambda db: db.execute("PRAGMA page_count").fetchone())
+    assert num_pages * 4096 < 200_000
+    assert [batch.status for batch in (await server.store.page("", after=None, limit=9)).data] == ["completed"]
+
+
 async def test_output_that_cannot_be_written_is_written_again(server: Server) -> None:
     batch = await server.create()
     num_tries = 0

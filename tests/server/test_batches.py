@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.server.batch_client import (
     CHAT,
@@ -196,6 +197,20 @@ def test_what_is_not_done_in_time_is_said_to_be_expired(server: HttpServer) -> N
     assert (late["custom_id"], late["error"]["code"]) == ("long", "batch_expired")
     refused = server.client.post(f"/v1/batches/{batch['id']}/cancel")
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "batch_not_cancellable")
+
+
+def test_lines_outlive_the_engine_process(server: HttpServer) -> None:
+    lines = [
+        input_line(f"{n}", COMPLETION, {"prompt": "x", "max_tokens": 40 + n, "ignore_eos": True}) for n in range(20)
+    ]
+    batch = create(server, as_lines(lines), COMPLETION)
+    while state_of(server, batch["id"])["status"] != "in_progress":
+        time.sleep(0.01)
+    for child in psutil.Process(server.process.pid).children():
+        if any("core" in argument for argument in child.cmdline()):
+            child.kill()
+    ended = wait_for_end(server, batch["id"])
+    assert ended["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
 
 
 def test_a_description_of_the_routes_is_there(server: HttpServer) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 from starlette.types import Message
-from tests.server.conftest import Start
 from tests.server.http_server import HttpServer
 
 from octavo.errors import InvalidParameterError, StateError
@@ -114,12 +113,6 @@ def test_limits_and_mistakes_have_typed_errors(server: HttpServer, state_dir: Pa
     assert error_of(upload(server)) == (413, "too_many_files", "file")
     delete_all(server)
     assert not list((state_dir / "files").iterdir())
-
-
-def test_without_a_state_folder_the_route_says_what_is_missing(start: Start) -> None:
-    response = upload(start.server)
-    assert response.status_code == 404
-    assert "--state-dir" in response.json()["error"]["message"]
 
 
 def test_files_are_there_after_the_server_was_killed(tmp_path: Path) -> None:

@@ -78,3 +78,11 @@ async def test_a_wrong_base_url_is_told_the_way(path: str) -> None:
         refused = await client.post(path, content=b"{}", headers=JSON)
         assert refused.status_code == 404
         assert "/v1/chat/completions" in refused.json()["error"]["message"]
+
+
+async def test_what_needs_a_folder_says_so() -> None:
+    async with client_of(real_app(ServerArgs())) as client:
+        for path in ("/v1/files", "/v1/batches/x"):
+            response = await client.post(path, json={})
+            assert response.status_code == 404
+            assert "octavo serve --state-dir DIR" in response.json()["error"]["message"]

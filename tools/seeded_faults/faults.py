@@ -176,6 +176,42 @@ FAULTS = [
         wrong="                float(value)",
         tests="server/test_middleware.py server/test_numbers.py -k 'timeout or deadline or late or limit'",
     ),
+    Fault(
+        name="a line of a batch may be answered twice",
+        right="SET record = ?, is_failed = ? WHERE batch = ? AND line = ? AND record IS NULL",
+        wrong="SET record = ?, is_failed = ? WHERE batch = ? AND line = ?",
+        tests="server/test_batch_runner.py",
+    ),
+    Fault(
+        name="a batch that was interrupted begins with its first line again",
+        right="WHERE batch = ? AND line > ? AND record IS NULL",
+        wrong="WHERE batch = ? AND line > ?",
+        tests="server/test_batch_runner.py",
+    ),
+    Fault(
+        name="an answer that nobody waits for any more comes after the batch's files",
+        right="if not stored.cancelled()]",
+        wrong="if stored is not None]",
+        tests="server/test_batch_runner.py",
+    ),
+    Fault(
+        name="a line that ends before it begins keeps its place",
+        right="task.add_done_callback(partial(self._release, num_samples))",
+        wrong="task.add_done_callback(lambda _: None)",
+        tests="server/test_batch_runner.py",
+    ),
+    Fault(
+        name="files are shown to every key",
+        right='where = "id = ? AND owner = ? AND expires_at > ?"',
+        wrong='where = "id = ? AND owner IS NOT ? AND expires_at > ?"',
+        tests="server/test_files.py",
+    ),
+    Fault(
+        name="a torn last line of an offline batch stays",
+        right="os.ftruncate(self._descriptor, num_whole_bytes)",
+        wrong="num_whole_bytes += 0",
+        tests="cli/test_batch.py",
+    ),
     # -- C++
     Fault(
         name="the tail of a row of bfloat16 is cut off, not rounded",

@@ -216,10 +216,11 @@ class BatchStore:
         )
 
     async def sweep(self) -> None:
-        """Forget batches that have ended and are as old as files get."""
+        """Forget batches that have ended and are as old as files get, and give back the room of what is gone."""
         where = f"created_at <= ? AND status NOT IN ({quoted(UNFINISHED)})"
         oldest_s = time.time() - self._args.max_file_days * DAY_S
         await self._database.run(lambda db: db.execute(f"DELETE FROM batches WHERE {where}", (oldest_s,)).rowcount)
+        await self._database.shrink()
 
 
 def ended(db: sqlite3.Connection, batch: Batch, status: BatchStatus) -> str:

@@ -21,6 +21,7 @@ from octavo.server.openai.stored import Page
 T = TypeVar("T")
 
 _VERSION = 1
+_PAGES_AT_ONCE = 4096  # 16 MiB
 # `body` is the object on the wire, as JSON; what is looked for has a column. A line without a record is unanswered.
 _SCHEMA = """
 CREATE TABLE files (
@@ -60,10 +61,22 @@ class StateDatabase:
         """As `run`, for the time before there is an event loop."""
         return self._thread.submit(self._in_transaction, work).result()
 
+    async def shrink(self) -> None:
+        """Give back pages that nothing is in any more, a few thousand at a time. Raises StateError."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._shrink)
+
     def close(self) -> None:
         """Finish what was begun, and close the file."""
         self._thread.submit(self._connection.close).result()
         self._thread.shutdown()
+
+    def _shrink(self) -> None:
+        try:
+            self._connection.executescript(
+                f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})"
+            )  # `execute` would do one page
+        except sqlite3.Error as error:
+            raise StateError(f"the state folder cannot be used: {error}") from error
 
     def _in_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
@@ -95,6 +108,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; `shrink` gives back what is free
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     [version] = connection.execute("PRAGMA user_version").fetchone()
