@@ -214,6 +214,24 @@ FAULTS = [
     ),
     # -- C++
     Fault(
+        name="all API keys share their idempotency keys",
+        right="return digest(exchange.owner.encode(), key)",
+        wrong="return digest(key)",
+        tests="server/test_returning.py",
+    ),
+    Fault(
+        name="the event that a client has is sent again",
+        right="if event.number > counts[event.choice]:",
+        wrong="if event.number >= counts[event.choice]:",
+        tests="server/test_kept_answers.py server/test_returning.py",
+    ),
+    Fault(
+        name="a completion that is computed again draws another seed",
+        right="[params.replace(seed=seed) for seed in birth.seeds] or",
+        wrong="[params for _ in birth.seeds] or",
+        tests="server/test_returning_killed.py",
+    ),
+    Fault(
         name="the tail of a row of bfloat16 is cut off, not rounded",
         right="  const u16x16 half = narrow(value);\n  __builtin_memcpy(to, &half,",
         wrong="  const u16x16 half = upper_halves((u32x16)value);\n  __builtin_memcpy(to, &half,",

@@ -12,6 +12,8 @@ from octavo.server.journal import Answer, Entry
 from octavo.server.openai.birth import Birth
 from octavo.server.recording import Recording, not_kept
 
+_ANSWER_BYTES = 4096  # of an answer's objects, beside its events
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Kept:
@@ -54,6 +56,7 @@ class KeptAnswers:
         if key is not None:
             assert key not in self._by_key
             self._by_key[key] = kept
+        self._grow(kept, _ANSWER_BYTES)
         return kept
 
     def restore(self, entry: Entry, keep_s: float, answer: Answer | None = None) -> Kept:

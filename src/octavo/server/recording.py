@@ -6,7 +6,6 @@ The id of an event, `REPLY:3.2`, says how many events of each choice its reader 
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -17,8 +16,8 @@ _END = b"\n\n"  # of an event; JSON contains no line break
 _EVENT_BYTES = 150  # of an event's objects, beside its text
 
 
-class Event(NamedTuple):
-    """The frame of event `number`, from 1, of a choice; the last index stands for what belongs to none."""
+class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The frame of event `number`, from 1, of a choice; the last index stands for what belongs to none of several."""
 
     choice: int
     number: int
@@ -169,6 +168,8 @@ class Recording:
             self._notify()
 
     def _choice_of(self, frame: bytes) -> int:
+        if self.num_choices == 1:
+            return 0
         data = frame.removeprefix(b"data: ")
         choices = [] if data == b"[DONE]" else _decode(data).choices
         return choices[0].index if choices else self.num_choices
@@ -217,11 +218,12 @@ class Reader:
         """Raises ApiError: the position does not exist; and what ended the recording, after its last event."""
         events, self.position = self._recording.after(self.position)
         frames = []
-        for choice, number, frame in events:
+        for event in events:
             counts = self._counts_so_far()
-            if number > counts[choice]:
-                counts[choice] = number
-                frames.append(frame if self._recording.name is None else b"id: %b\n%b" % (self._id(counts), frame))
+            if event.number > counts[event.choice]:
+                counts[event.choice] = event.number
+                named = self._recording.name is not None
+                frames.append(b"id: %b\n%b" % (self._id(counts), event.frame) if named else event.frame)
         if (error := self._recording.error) is not None:
             if not frames:
                 raise error
