@@ -73,6 +73,7 @@ chaos: $(TEST)
 	$(BIN)/python -m tests.chaos.storm $(ARGS) -- --tensor-parallel-size 2
 	$(BIN)/python -m tests.chaos.storm $(ARGS) -- --data-parallel-size 2
 	$(BIN)/python -m tests.chaos.storm $(ARGS) --model demo-vl -- --hot-standby
+	$(BIN)/python -m tests.chaos.front_storm
 
 test-changed: $(TEST) $(SMOLLM2)
 	$(BIN)/python -m tools.test_all --changed $(if $(BUDGET),--budget $(BUDGET))

@@ -209,7 +209,9 @@ def key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 def is_return_to_stream(scope: Scope) -> bool:
     """Whether a request asks for a stream that has begun; it computes nothing, whether there is one or not."""
-    return route_path(scope).startswith(STREAMS) or any(name == b"last-event-id" for name, _ in scope["headers"])
+    path = route_path(scope)
+    is_resumed = path.endswith("/completions") and any(name == b"last-event-id" for name, _ in scope["headers"])
+    return is_resumed or path.startswith(STREAMS)
 
 
 def _unauthorized(message: str, code: str) -> ApiError:
