@@ -1,6 +1,12 @@
 """Prefixes that are on disk when an engine starts: the same bytes as without, and never anything that was changed."""
 
 import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,10 +105,6 @@ def test_ranks_find_them_together(start: Open, options: dict[str, Any], monkeypa
     check_restart(start, **options)
 
 
-def files_of(cache: Path, ending: str) -> list[Path]:
-    return sorted(cache.glob(f"*/*{ending}"))
-
-
 def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 0x10
@@ -111,6 +113,10 @@ def flip(path: Path, offset: int) -> None:
 
 def cut(path: Path, size: int) -> None:
     os.truncate(path, size)
+
+
+def link(path: Path) -> None:
+    path.symlink_to(path.rename(path.with_name("x")))
 
 
 HEADER, ENTRY = 4096, 48
@@ -127,6 +133,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "an index cut within its header": (lambda folder: cut(folder / "0.index", 700), "of another format"),
     "blocks of somebody else": (lambda folder: (folder / "0.blocks").chmod(0o666), "refused"),
     "a folder of somebody else": (lambda folder: folder.chmod(0o777), "refused"),
+    "a link": (lambda folder: link(folder / "0.blocks"), "refused"),
 }
 
 
@@ -146,11 +153,7 @@ def test_what_was_changed_is_computed_and_said_once(
 ) -> None:
     before, folder = written
     change, what = DAMAGES[damage]
-    if damage == "a link":
-        (folder / "0.blocks").rename(folder / "x")
-        (folder / "0.blocks").symlink_to(folder / "x")
-    else:
-        change(folder)
+    change(folder)
     with start() as llm:
         found = run(llm)
         assert found[0] == before
@@ -162,3 +165,128 @@ def test_what_was_changed_is_computed_and_said_once(
         with start() as llm:
             assert run(llm) == (before, [36, 48, 20])
             assert not stats(llm).prefix_disk_failures
+
+
+def test_a_full_disk_ends_the_writing_and_nothing_else(
+    start: Open, written: tuple[list[Any], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A limit on the size of files stands in for the disk: the system's error comes from the same call."""
+    before, folder = written
+    shutil.rmtree(folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with start() as llm:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, hard))
+        try:
+            assert run(llm)[0] == before
+            assert run(llm) == (before, [36, 48, 20])
+            llm.exit()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert sum("blocks are not written any more: File too large" in line for line in caplog.messages) == 1
+    with start() as llm:
+        assert run(llm)[0] == before
+        assert not stats(llm).prefix_disk_failures
+
+
+def test_two_engines_at_once_have_files_of_their_own(start: Open, cache: Path) -> None:
+    with start() as one, start() as other:
+        assert run(one) == run(other)
+        assert len(list(cache.iterdir())) == 2
+    with start() as one, start() as other:
+        assert run(one) == run(other)
+        assert [min(stats(llm).num_prefix_disk_hits_total, 104) for llm in (one, other)] == [104, 104]
+
+
+def test_other_weights_and_dtypes_find_nothing(start: Open, checkpoint: GetCheckpoint, cache: Path) -> None:
+    with start() as llm:
+        run(llm)
+    for options in ({"dtype": "bfloat16"}, {"block_size": 8}):
+        with start(**options) as llm:
+            assert run(llm)[1] == [0, 0, 0]
+    weights = checkpoint("qwen3").folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes())
+    with start() as llm:
+        assert run(llm)[1] == [0, 0, 0]
+    assert len(list(cache.iterdir())) == 4
+
+
+def test_only_as_much_is_kept_as_may_be(start: Open, cache: Path) -> None:
+    """A block of the tiny model takes 4 KiB here: 10 slots hold the prompt that was used last, its beginning first."""
+    few = {"prefix_cache_disk": 10 * 4096 / 2**30}
+    with start(**few) as llm:
+        for prompt in PROMPTS:
+            llm.generate(prompt, PARAMS, use_tqdm=False)
+        llm.generate(random_prompt(33, seed=9), PARAMS, use_tqdm=False)
+        assert stats(llm).prefix_disk_bytes <= 10 * 4096
+    [blocks] = cache.glob("*/0.blocks")
+    assert blocks.stat().st_size <= 10 * 4096
+    with start(**few) as llm:
+        [output] = llm.generate(random_prompt(33, seed=9), PARAMS, use_tqdm=False)
+        assert output.metrics.num_cached_tokens > 0
+
+
+def test_files_of_others_are_deleted_before_there_are_too_many(start: Open, cache: Path) -> None:
+    with start(prefix_cache_disk=0.25) as llm:
+        run(llm)
+    [old] = cache.iterdir()
+    with start(prefix_cache_disk=0.25, block_size=8) as llm:
+        run(llm)
+        assert old.exists()
+    with start(prefix_cache_disk=4 * 4096 / 2**30, block_size=16) as llm:
+        run(llm)
+    assert not old.exists()
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_what_memory_has_no_room_for_is_read_back(start: Open) -> None:
+    """Evicted blocks are copied before they are overwritten, and read again without a restart."""
+    prompts = [random_prompt(40, seed=100 + index) for index in range(6)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    with start(prefix_cache_disk=0, num_kv_blocks=20) as llm:
+        expected = [llm.generate(prompt, greedy, use_tqdm=False)[0].outputs[0].token_ids for prompt in prompts]
+    with start(num_kv_blocks=20) as llm:
+        for _ in range(3):
+            outputs = [llm.generate(prompt, greedy, use_tqdm=False)[0] for prompt in prompts]
+            llm.engine.check_integrity()
+            assert [output.outputs[0].token_ids for output in outputs] == expected
+        assert [output.metrics.num_cached_tokens for output in outputs] == [36] * 6
+        llm.engine.reset_prefix_cache()
+        [output] = llm.generate(prompts[0], greedy, use_tqdm=False)
+        assert output.metrics.num_cached_tokens == 0
+        assert output.outputs[0].token_ids == expected[0]
+
+
+KILLED = """
+import sys
+from octavo import LLM, SamplingParams
+from tests.end_to_end.support import random_prompt
+llm = LLM(sys.argv[1], tokenizer="demo", dtype="float32", max_model_len=64, block_size=4, num_kv_blocks=512,
+          prefix_cache_disk=200 * 4096 / 2**30)
+print("ready", flush=True)
+for seed in range(100000):
+    llm.generate([random_prompt(60, seed=1000 + seed + index) for index in range(4)],
+                 SamplingParams(max_tokens=1), use_tqdm=False)
+"""
+
+
+def test_a_writer_that_is_killed_leaves_nothing_wrong(start: Open, checkpoint: GetCheckpoint, cache: Path) -> None:
+    """It overwrites slots all the time. What is left is served, and right, or not there: no checksum fails."""
+    command = [sys.executable, "-c", KILLED, str(checkpoint("qwen3").folder)]
+    for _ in range(pick(1, 8)):
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"ready\n"
+            blocks = next(cache.glob("*/0.blocks"))
+            before = blocks.stat().st_mtime_ns
+            while blocks.stat().st_mtime_ns == before:
+                time.sleep(0.01)
+            writer.send_signal(signal.SIGKILL)
+    greedy = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, seed=1, logprobs=1)
+    prompts = [random_prompt(60, seed=1000 + seed) for seed in range(60)]
+    with start(prefix_cache_disk=0) as llm:
+        expected = answers(llm.generate(prompts, greedy, use_tqdm=False))
+    with start(prefix_cache_disk=200 * 4096 / 2**30) as llm:
+        outputs = llm.generate(prompts, greedy, use_tqdm=False)
+        assert answers(outputs) == expected
+        assert stats(llm).num_prefix_disk_hits_total > 0
+        assert not stats(llm).prefix_disk_failures

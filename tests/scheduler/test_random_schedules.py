@@ -20,6 +20,8 @@ from octavo.contracts.engine import AdapterRef, EngineCoreOutputs, EngineCoreReq
 from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from octavo.lora.host_cache import HostAdapters
+from octavo.scheduler.gate import Gate
+from octavo.scheduler.running import RunningRows
 from octavo.speculative.drafters import RankDrafter
 from octavo.testing import FakeWorker, KnownDrafter, expected_tokens, make_request, make_scheduler
 
@@ -55,6 +57,8 @@ class Step:
 
 class Drill:
     """A scheduler, a worker, and what a front would have heard of each request."""
+
+    longest_share = 0.5  # of the longest context: tokens that a prompt has in common with others
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
@@ -94,6 +98,7 @@ class Drill:
             num_adapter_slots=num_slots,
             num_batches=self.depth if self.is_pipeline else 1,
             drafter=in_scheduler if self.has_drafts else None,
+            gates=self.more_gates,
             clock=lambda: self.now_s,
         )
         self.worker = FakeWorker.of(
@@ -115,6 +120,10 @@ class Drill:
         self.num_several = 0  # times that a request got several tokens at once
         self.has_lost_steps = False  # then the worker is told some ends again
 
+    def more_gates(self, running: RunningRows) -> list[Gate]:
+        """Return gates besides those that every scheduler has."""
+        return []
+
     def rest_of(self, request_id: str, context: list[int]) -> list[int]:
         """Return what a request will say behind `context`."""
         request = self.requests[request_id]
@@ -133,7 +142,7 @@ class Drill:
 
     def add(self) -> None:
         below = self.choices.below
-        num_shared, num_own = below(self.max_model_len // 2 + 1), below(4)
+        num_shared, num_own = below(int(self.max_model_len * self.longest_share) + 1), below(4)
         prompt = ([below(2)] * num_shared + [2 + below(2)] * num_own)[: self.max_model_len - 1] or [0]
         request = make_request(
             f"r{len(self.requests)}",

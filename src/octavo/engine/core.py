@@ -168,8 +168,6 @@ class EngineCore:
 
     def check_integrity(self) -> None:
         """Assert that no block is lost or owned twice. For tests and when idle."""
-        if self._prefixes is not None:
-            self._prefix_gate.settle()
         self.scheduler.check_integrity()
 
     def prepare(self) -> bool:

@@ -55,6 +55,8 @@ class BlockManager:
         self._full = [index for index, group in enumerate(groups) if group.sliding_window is None]
         self.num_prefix_queries_total = self.num_prefix_hits_total = 0  # prompt tokens
         self.disk = DiskCounts()
+        # Told of each block that became findable: group, column of its context, block, hash.
+        self.on_hashed: Callable[[int, int, int, bytes], None] | None = None
         assert len(self.pools) == len(groups), f"{len(self.pools)} pools for {len(groups)} KV groups"
 
     @property
@@ -191,9 +193,12 @@ class BlockManager:
             if size > self.block_size:  # a recurrent group: only some of the hashes end a block
                 step = size // self.block_size
                 ends = hashes[step - 1 - start // self.block_size % step :: step]
-            for block_id, block_hash in zip(tables[group][start // size :], ends, strict=False):
+            first_column = start // size
+            for column, (block_id, block_hash) in enumerate(zip(tables[group][first_column:], ends, strict=False)):
                 if pool.set_hash(block_id, block_hash):
                     hashed.append((group, block_id))
+                    if self.on_hashed is not None:
+                        self.on_hashed(group, first_column + column, block_id, block_hash)
         return hashes[-1], hashed
 
     def forget_context(

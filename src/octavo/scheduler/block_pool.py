@@ -20,13 +20,12 @@ from octavo.errors import OutOfBlocksError
 class BlockPool:
     """Constant-time allocation, release and look-up over `num_blocks` blocks, ids 0 to num_blocks - 1.
 
-    `on_evicted` is called with a hashed block and its hash just before the block is reused for something else;
-    `on_hashed` when a block has become findable, and `on_forgotten` with the hash of one whose content is not reliable.
+    `on_evicted` is called with a hashed block and its hash just before the block is reused for something else, and
+    `on_forgotten` with the hash of one whose content is not reliable.
     """
 
     def __init__(self, num_blocks: int, on_evicted: Callable[[int, bytes], None] | None = None) -> None:
         self.on_evicted = on_evicted
-        self.on_hashed: Callable[[int, bytes], None] | None = None
         self.on_forgotten: Callable[[bytes], None] | None = None
         self.num_blocks = num_blocks
         self.num_free = 0
@@ -83,8 +82,6 @@ class BlockPool:
         assert self._hash[block_id] is None, f"block {block_id} has a hash already"
         self._hash[block_id] = block_hash
         self._block_by_hash[block_hash] = block_id
-        if self.on_hashed is not None:
-            self.on_hashed(block_id, block_hash)
         return True
 
     def is_hashed(self, block_id: int, block_hash: bytes) -> bool:

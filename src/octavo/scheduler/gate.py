@@ -57,6 +57,11 @@ class Gate(ABC):
         """A step has failed; return the running requests that later steps may have computed wrongly because of it."""
         return ()
 
+    @property
+    def owned_blocks(self) -> Sequence[tuple[int, int]]:
+        """KV blocks that the gate is an owner of, as (group, block), as often as it is one."""
+        return ()
+
     def check_integrity(self) -> None:
         """Assert the gate's invariants. Slow: for tests and idle times."""
         assert self.reason, "statistics show it"

@@ -82,12 +82,6 @@ class PrefixGate(Gate):
         if self._reads:
             wait_for(self._reads[0].future, timeout_s)
 
-    def settle(self) -> None:
-        """Wait for all that is being read for requests that have ended."""
-        while self._reads and all(read.request is None for read in self._reads):
-            self.wait(1.0)
-            self.poll()
-
     def on_admit(self, request: Request, data: NewRequestData) -> NewRequestData:
         self._ahead.pop(request, None)
         return data
@@ -102,9 +96,14 @@ class PrefixGate(Gate):
                 read.request = None
 
     def check_integrity(self) -> None:
-        """Assert that nothing is read for requests that have ended, and that slots are consistent."""
-        assert all(read.request is not None for read in self._reads)
+        """Assert that slots are consistent, and that a request is in one place."""
         self._store.check_integrity()
+        held = [*self._parked, *self._ready, *(read.request for read in self._reads if read.request is not None)]
+        assert len(held) == len(set(held))
+
+    @property
+    def owned_blocks(self) -> list[tuple[int, int]]:
+        return [(group, each) for read in self._reads for group, of in enumerate(read.columns) for each in of]
 
     def _begin(self, request: Request) -> bool:
         """Begin to read for a request, or park it; False: it may go on."""

@@ -31,7 +31,7 @@ _MAX_NUMBER = 16  # engines with the same weights and options, each with files o
 _CLOSE_S = 1.5  # for what is left; a process that is asked to exit has 5 s
 _FIRST_BLOCK_S = 0.001  # assumed time to write a block
 
-Waiting = tuple[int, int, bytes]  # group, block, hash
+Block = tuple[int, int, bytes]  # group, block, hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class PrefixStore:
         self.stored: Sequence[StoredBlocks] = ()  # of each group; none: not open
         self._slot_bytes: Sequence[int] = ()  # of each group, on all ranks together
         self._is_tried = self._is_full = False
-        self._waiting: deque[Waiting] = deque(maxlen=sum(pool.num_blocks for pool in blocks.pools))
-        self._evicted: list[Waiting] = []  # since the last step
-        self._recent: list[tuple[int, bytes]] = []  # written since nothing waited
+        self._waiting: deque[tuple[int, Block]] = deque()  # with their columns: how deep in their context they are
+        self._evicted: list[Block] = []  # since the last step
+        self._recent: list[dict[bytes, None]] = [{} for _ in blocks.pools]  # of each group: written since none waited
         self._writes: deque[_Write] = deque()
         self.is_unsure: Callable[[int, int], bool] = lambda group, block_id: False  # steps in flight fill it, or fail
         self._block_s = _FIRST_BLOCK_S
@@ -102,18 +102,18 @@ class PrefixStore:
             first, *others = (each.found[group] for each in opened)
             on_all = set(first).intersection(*others)
             self.stored = (*self.stored, StoredBlocks(count, [place for place in first if place in on_all]))
-            pool.on_hashed = partial(self._on_hashed, group)
             pool.on_evicted = partial(self._on_evicted, group)
             pool.on_forgotten = partial(self._on_forgotten, group)
+        self._blocks.on_hashed = self._on_hashed
         self._count_bytes()
         logger.info(
             "prefix cache on disk: %d blocks found, %.1f of %.1f GB, in %.3f s",
             sum(map(len, self.stored)), self._blocks.disk.num_bytes / 1e9, self._max_bytes / 1e9, took_s,
         )  # fmt: skip
 
-    def _on_hashed(self, group: int, block_id: int, block_hash: bytes) -> None:
+    def _on_hashed(self, group: int, column: int, block_id: int, block_hash: bytes) -> None:
         if not self.stored[group].knows(block_hash):
-            self._waiting.append((group, block_id, block_hash))
+            self._waiting.append((column, (group, block_id, block_hash)))
 
     def _on_evicted(self, group: int, block_id: int, block_hash: bytes) -> None:
         if not self.stored[group].knows(block_hash) and not self.is_unsure(group, block_id):
@@ -135,15 +135,18 @@ class PrefixStore:
         """A step of so many tokens has ended, and none is in flight: perhaps write some blocks beside the next one."""
         if self._writes:
             self._settle()
+        if len(self._waiting) > 2 * self._fewest_slots:
+            self._drop_deepest()
         if num_tokens >= _PROMPT_TOKENS and self._waiting and not self._writes and not self._is_full:
             self._write(self._take_waiting(min(self._num_allowed(), _BATCH)))
 
     def work_idle(self) -> bool:
         """Write some blocks, as nothing else is to be done; return whether there are more."""
         self._settle()
-        if len(self._writes) < _MAX_CALLS:
-            self._write(self._take_waiting(_BATCH))
-        else:
+        self._drop_deepest()
+        taken = self._take_waiting(_BATCH) if len(self._writes) < _MAX_CALLS else []
+        self._write(taken)
+        if self._writes and not taken:
             wait_for(self._writes[0].future, 0.01)
         return bool(self._writes)
 
@@ -163,27 +166,44 @@ class PrefixStore:
         self._looked_s = now_s
         return max(0, int(self._allowed_s / self._block_s))
 
-    def _take_waiting(self, count: int) -> list[Waiting]:
+    def _take_waiting(self, count: int) -> list[Block]:
         """Take up to `count` blocks to write that are still in memory."""
-        taken: list[Waiting] = []
+        taken: list[Block] = []
         while self._waiting and len(taken) < count and not self._is_full:
-            group, block_id, block_hash = self._waiting.popleft()
-            is_here = self._blocks.pools[group].is_hashed(block_id, block_hash)
-            if is_here and not self.stored[group].knows(block_hash):
-                taken.append((group, block_id, block_hash))
+            _, block = self._waiting.popleft()
+            if self._is_wanted(*block):
+                taken.append(block)
         return taken
 
-    def _write(self, blocks: Sequence[Waiting]) -> None:
+    @property
+    def _fewest_slots(self) -> int:
+        return min((stored.num_slots for stored in self.stored), default=0)
+
+    def _drop_deepest(self) -> None:
+        """Keep no more blocks waiting than there are slots: the beginnings of contexts, which others may share."""
+        if len(self._waiting) <= self._fewest_slots:
+            return
+        for group, stored in enumerate(self.stored):
+            own = [each for each in self._waiting if each[1][0] == group and self._is_wanted(*each[1])]
+            if len(own) > stored.num_slots:
+                own = sorted(own, key=lambda each: each[0])[: stored.num_slots]
+            kept = {block_hash for _, (_, _, block_hash) in own}
+            self._waiting = deque(each for each in self._waiting if each[1][0] != group or each[1][2] in kept)
+
+    def _is_wanted(self, group: int, block_id: int, block_hash: bytes) -> bool:
+        return self._blocks.pools[group].is_hashed(block_id, block_hash) and not self.stored[group].knows(block_hash)
+
+    def _write(self, blocks: Sequence[Block]) -> None:
         """Have all ranks copy blocks now, and write them beside what follows."""
         places, block_ids = [], []
         for group, block_id, block_hash in blocks:
             if self.stored[group].knows(block_hash):
                 continue
-            slot = self.stored[group].begin_write(block_hash)
-            if slot is None:
-                break
-            places.append((group, slot, block_hash))
-            block_ids.append(block_id)
+            slot = self.stored[group].begin_write(block_hash, self._recent[group])
+            if slot is not None:  # else there is no room for so many at once
+                places.append((group, slot, block_hash))
+                block_ids.append(block_id)
+                self._recent[group][block_hash] = None
         if not places:
             return
         groups, slots, hashes = (list(column) for column in zip(*places, strict=True))
@@ -207,7 +227,6 @@ class PrefixStore:
                 problem = f"{type(error).__name__}: {error}"
             for group, slot, block_hash in write.places:
                 self.stored[group].end_write(block_hash, slot, is_stored=not problem)
-                self._recent.append((group, block_hash))
             if problem:
                 self._is_full = True
                 self._drop([place[:2] for place in write.places])  # some ranks may have written them
@@ -217,10 +236,12 @@ class PrefixStore:
                 self._block_s += 0.2 * (took_s / len(write.places) - self._block_s)
                 self._allowed_s += write.expected_s - took_s
             self._count_bytes()
-        if not self._waiting and not self._writes:
-            for group, block_hash in reversed(self._recent):  # a prefix counts as used later than its tails
-                self.stored[group].touch(block_hash)
-            self._recent.clear()
+        is_much = any(2 * len(recent) > of.num_slots for of, recent in zip(self.stored, self._recent, strict=False))
+        if is_much or not (self._waiting or self._writes):
+            for stored, recent in zip(self.stored, self._recent, strict=True):
+                for block_hash in reversed(recent):  # a prefix counts as used later than its tails
+                    stored.touch(block_hash)
+                recent.clear()
 
     # -- what is no longer wanted -------------------------------------------------------------------------------
 

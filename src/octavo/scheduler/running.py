@@ -226,8 +226,11 @@ class RunningRows:
         self._free_rows.append(row)
         return hashed
 
-    def check_integrity(self) -> None:
-        """Assert the invariants at the top of this file, and that blocks have as many owners as they count."""
+    def check_integrity(self, others: Iterable[tuple[int, int]] = ()) -> None:
+        """Assert the invariants at the top of this file, and that blocks have as many owners as they count.
+
+        `others` are the blocks that others own, as (group, block).
+        """
         rows = self.active
         total = self.num_known[rows] + self.num_in_flight[rows]
         assert sorted([*rows.tolist(), *self._free_rows]) == list(range(len(self.requests)))
@@ -244,5 +247,6 @@ class RunningRows:
             owners = np.zeros(pool.num_blocks, dtype=np.int64)
             for row in rows.tolist():
                 np.add.at(owners, self.held_blocks(row)[group], 1)
+            np.add.at(owners, [block_id for of, block_id in others if of == group], 1)
             assert owners.tolist() == pool.ref_counts
             pool.check_integrity()

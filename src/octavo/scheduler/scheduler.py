@@ -355,7 +355,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that reference counts match owners and every row is consistent. Slow: call it while idle."""
-        self.running.check_integrity()
+        self.running.check_integrity([each for gate in self._gates for each in gate.owned_blocks])
         for gate in self._gates:
             gate.check_integrity()
         waits = Counter(request.waits_for for request in self._requests.values() if request.waits_for is not None)

@@ -7,7 +7,7 @@ so all of them drop and keep the same blocks.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 
@@ -52,11 +52,11 @@ class StoredBlocks:
         if block_hash in self._slots:
             self._slots.move_to_end(block_hash)
 
-    def begin_write(self, block_hash: bytes) -> int | None:
-        """Return the slot to write a block to, which may evict another; None: all are being read or written."""
+    def begin_write(self, block_hash: bytes, kept: Container[bytes] = ()) -> int | None:
+        """Return the slot to write a block to, which may evict another, but none that is `kept` or being read."""
         if not self._free:
-            victim = next((each for each in self._slots if not self._num_readers[each]), None)
-            if victim is None:
+            victim = next((each for each in self._slots if each not in self._num_readers), None)
+            if victim is None or victim in kept:  # those after it are kept, too
                 return None
             self._free.append(self._slots.pop(victim))
         slot = self._writing[block_hash] = self._free.pop()

@@ -44,7 +44,7 @@ def make_scheduler(
     groups: tuple[KVGroup, ...] = FULL_ATTENTION,
     drafter: Drafter | None = None,
     adapts_drafts: bool = False,
-    gates: Sequence[Gate] = (),
+    gates: Sequence[Gate] | Callable[[RunningRows], Sequence[Gate]] = (),
     clock: Callable[[], float] = lambda: 0.0,
     **options: Any,
 ) -> Scheduler:
@@ -69,7 +69,7 @@ def make_scheduler(
     speculation = None
     if drafter is not None:
         speculation = Speculation(drafter, running, grammar_gate, is_adaptive=adapts_drafts)
-    gates = [*all_gates, *gates]
+    gates = [*all_gates, *(gates(running) if callable(gates) else gates)]
     return Scheduler(config, running, gates=gates, speculation=speculation, num_batches=num_batches, clock=clock)
 
 
