@@ -1,8 +1,11 @@
 """What every test shares: one thread, quiet libraries, and which tests a run leaves out."""
 
+import atexit
 import gc
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # no spinning on cores that another process of tests could use
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+# What engines keep on disk is this run's own, and not there for the next one.
+if "OCTAVO_CACHE" not in os.environ:
+    os.environ["OCTAVO_CACHE"] = tempfile.mkdtemp(prefix="octavo-tests-")
+    atexit.register(shutil.rmtree, os.environ["OCTAVO_CACHE"], ignore_errors=True)
 
 # Kernels for GPUs run on the CPU where there is no GPU. Triton reads this once, when it is imported.
 if not Path("/proc/driver/nvidia").exists():

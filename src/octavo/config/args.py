@@ -37,8 +37,8 @@ Settings = TypeVar("Settings", ParallelConfig, CacheConfig, LoadConfig, Supervis
 
 def for_streaming(options: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in the defaults of a streaming engine for options that are not set."""
-    target_s = options.get("step_target_s")
-    return {**options, "step_target_s": 0.25 if target_s is None else target_s}
+    defaults = {"step_target_s": 0.25, "prefix_cache_disk": 2.0}
+    return {**options, **{name: value for name, value in defaults.items() if options.get(name) is None}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +93,7 @@ class EngineArgs:
     prefix_cache_disk: float | None = option(
         None,
         "maximum GiB of prompt prefixes to keep in ~/.cache/octavo (or $OCTAVO_CACHE), to be found after a restart; "
-        "0: none; default: 0",
+        "0: none; default: 2 for async programs and the server, 0 for offline batches",
         AMOUNT,
     )
     generation_config: Literal["auto", "none"] = option("auto", "auto: take sampling defaults from the checkpoint")

@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.contracts.schedule import NewRequestData
+from octavo.contracts.schedule import NewRequestData, SchedulerOutput
 from octavo.errors import EngineDeadError
 from octavo.scheduler.gate import Gate
 from octavo.scheduler.prefix_store import PrefixStore, wait_for
 from octavo.scheduler.request import Request
-from octavo.scheduler.running import RunningRows
+from octavo.scheduler.running import RowIndices, RunningRows
 
 _ON_DISK = -1  # in place of a block
 _MOST_AHEAD = 0.5  # of each group's memory
@@ -85,6 +85,11 @@ class PrefixGate(Gate):
     def on_admit(self, request: Request, data: NewRequestData) -> NewRequestData:
         self._ahead.pop(request, None)
         return data
+
+    def add_to_step(self, output: SchedulerOutput, rows: RowIndices) -> SchedulerOutput:
+        if self._reads:  # perhaps only for requests that have ended: nobody waits, but others need the blocks
+            self.poll()
+        return output
 
     def forget(self, request: Request) -> None:
         self._ahead.pop(request, None)
