@@ -160,3 +160,13 @@ def test_chunks_follow_the_clock_where_answers_are_streamed() -> None:
     assert engine_args("demo", for_streaming({"step_target_s": 0.0})).resolve().scheduler.step_target_s == 0.0
     settings = resolve_settings({"model_name": "demo"}, {})
     assert settings.engine.resolve().scheduler.step_target_s == 0.25
+
+
+def test_prefixes_are_kept_on_disk_where_answers_are_streamed() -> None:
+    def num_bytes(options: dict[str, Any]) -> int:
+        return engine_args("demo", options).resolve().cache.prefix_disk_bytes
+
+    assert num_bytes({}) == 0
+    assert num_bytes(for_streaming({})) == num_bytes({"prefix_cache_disk": 2.0}) == 2 << 30
+    assert num_bytes(for_streaming({"prefix_cache_disk": 0})) == 0
+    assert num_bytes({"prefix_cache_disk": 3, "data_parallel_size": 2}) == 3 << 29  # each replica's

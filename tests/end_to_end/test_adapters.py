@@ -81,6 +81,21 @@ def test_greedy_tokens_are_those_of_peft(
         llm.engine.check_integrity()
 
 
+def test_a_prefix_on_disk_is_one_adapters_own(
+    adapters: Adapters, checkpoint: GetCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    prompts, of_runs = prompts_for(adapters), []
+    for num_first in (0, 1):  # the second engine asks in another order
+        with open_llm(checkpoint, "qwen3", **LORA, prefix_cache_disk=0.1) as llm:
+            requests = adapters.requests[num_first:] + adapters.requests[:num_first]
+            outputs = llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=requests)
+            of_runs.append(outputs[len(outputs) - num_first :] + outputs[: len(outputs) - num_first])
+    assert answers(of_runs[0]) == answers(of_runs[1])
+    found = [[output.metrics.num_cached_tokens for output in outputs] for outputs in of_runs]
+    assert found == [[0] * len(prompts), [12] * len(prompts)]
+
+
 WAYS: list[dict[str, Any]] = [{"dtype": "float32"}]
 if native_kernels() is not None:
     WAYS += [{"dtype": "float16"}, {"dtype": "bfloat16", "quantization": "int8"}]

@@ -15,12 +15,14 @@ import pytest
 from tests.breadth import pick
 from tests.end_to_end.conftest import GetCheckpoint, open_llm
 from tests.end_to_end.support import answers, random_prompt
+from tests.fakes.queued_device import RecordedQueue
 from tests.models.latent import use_latent_layers
 from tests.models.recurrent import use_recurrent_layers
 from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo import LLM, SamplingParams
 from octavo.contracts.engine import SchedulerStats
+from octavo.device.cpu import CpuKind
 
 PROMPTS = [random_prompt(length, seed=length) for length in (37, 50, 21)]
 PARAMS = SamplingParams(temperature=0.8, max_tokens=12, ignore_eos=True, logprobs=2, seed=3)
@@ -55,13 +57,13 @@ def run(llm: LLM) -> tuple[list[Any], list[int]]:
     return answers(outputs), [output.metrics.num_cached_tokens for output in outputs]
 
 
-def check_restart(start: Open, *args: Any, **options: Any) -> None:
-    """After a restart, prefixes are found, and every answer has the same bytes."""
+def check_restart(start: Open, *args: Any, is_invariant: bool = True, **options: Any) -> None:
+    """After a restart, prefixes are found, and every answer has the same bytes; without invariance, as from memory."""
     with start(*args, **options) as llm:
         before, found = run(llm)
         assert found == [0, 0, 0]
         again = run(llm)
-        assert again[0] == before
+        assert again[0] == before or not is_invariant
     with start(*args, **options) as llm:
         assert run(llm) == again  # as much is found as in memory
         assert stats(llm).num_prefix_disk_hits_total == sum(again[1])
@@ -93,6 +95,19 @@ def test_states_are_found(start: Open, layers: tuple[int, ...], monkeypatch: pyt
 def test_latent_vectors_are_found(start: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     use_latent_layers(monkeypatch)
     check_restart(start)
+
+
+def test_a_device_with_a_queue_finds_them(start: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps are in flight, and what has been read is put in its place between them."""
+    monkeypatch.setattr(CpuKind, "queue", lambda kind: RecordedQueue())
+    monkeypatch.setenv("OCTAVO_CPU_LEVEL", "torch")
+    check_restart(start, is_invariant=False)  # torch's ops
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["demo in bfloat16", "qwen2-windows"])
+def test_a_gpu_finds_them(start: Open, name: str) -> None:
+    check_restart(start, name, device="cuda")
 
 
 @pytest.mark.parametrize(
@@ -186,6 +201,15 @@ def test_a_full_disk_ends_the_writing_and_nothing_else(
     with start() as llm:
         assert run(llm)[0] == before
         assert not stats(llm).prefix_disk_failures
+
+
+def test_a_draft_model_is_refused_with_the_reason(
+    start: Open, checkpoint: GetCheckpoint, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"), start(speculative_config={"model": str(checkpoint("qwen3").folder)}) as llm:
+        run(llm)
+    assert "no prefix cache on disk: keys and values of a draft model are not kept" in caplog.text
+    assert not cache.exists()
 
 
 def test_two_engines_at_once_have_files_of_their_own(start: Open, cache: Path) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +93,16 @@ def test_cached_equals_uncached_and_only_the_same_image_hits(open_llm: OpenLLM) 
     cached = [output.metrics.num_cached_tokens for output in (first, again, other)]
     before_image = len("The same text ") + 1  # and the vision start
     assert cached == [0, (len(first.prompt_token_ids) - 1) // 4 * 4, before_image // 4 * 4]
+
+
+def test_a_prefix_on_disk_is_one_images_own(open_llm: OpenLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    with open_llm("qwen2-vl", prefix_cache_disk=0.1) as llm:
+        first, other = llm.generate_multimodal(REQUESTS[:2], PARAMS, use_tqdm=False)
+    with open_llm("qwen2-vl", prefix_cache_disk=0.1) as llm:
+        found = llm.generate_multimodal(REQUESTS[1::-1], PARAMS, use_tqdm=False)
+    assert [told(output) for output in found] == [told(other), told(first)]
+    assert all(output.metrics.num_cached_tokens > 20 for output in found)
 
 
 def test_mixed_requests_with_aborts_leave_nothing_behind(open_llm: OpenLLM) -> None:

@@ -12,6 +12,7 @@ class StoreOpened(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # why they are refused, or nothing can be kept with these options
     slot_bytes: list[int] = []  # of each KV group: what a block takes on disk
     found: list[list[tuple[int, bytes]]] = []  # of each group: slots and the hashes of their blocks, oldest first
+    is_placed: bool = False  # blocks that have been read are put in their place by another call
     damaged: dict[str, int] = {}  # blocks that cannot be used, by what is wrong
 
 

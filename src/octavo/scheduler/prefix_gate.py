@@ -187,7 +187,7 @@ class PrefixGate(Gate):
     def _finish(self, read: _Read) -> None:
         """Make what has been read findable, and give up its blocks."""
         stored, failed = self._store.stored, dict[int, str]()
-        if (error := read.future.exception()) is None:
+        if (error := read.future.exception() or self._store.place(read.places)) is None:
             for of_rank in read.future.result():
                 failed |= {index: what for index, what in of_rank}  # noqa: C416 - pairs are lists, from other processes
         elif isinstance(error, EngineDeadError):

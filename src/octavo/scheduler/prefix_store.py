@@ -48,7 +48,7 @@ class PrefixStore:
         self._call, self._blocks, self._max_bytes = call, blocks, max_bytes
         self.stored: Sequence[StoredBlocks] = ()  # of each group; none: not open
         self._slot_bytes: Sequence[int] = ()  # of each group, on all ranks together
-        self._is_tried = self._is_full = False
+        self._is_tried = self._is_full = self._is_placed = False
         self._waiting: deque[tuple[int, Block]] = deque()  # with their columns: how deep in their context they are
         self._evicted: list[Block] = []  # since the last step
         self._recent: list[dict[bytes, None]] = [{} for _ in blocks.pools]  # of each group: written since none waited
@@ -98,6 +98,7 @@ class PrefixStore:
             self._call("close_block_store").result()
             return
         self._call("limit_block_store", counts).result()
+        self._is_placed = opened[0].is_placed
         for group, (pool, count) in enumerate(zip(pools, counts, strict=True)):
             first, *others = (each.found[group] for each in opened)
             on_all = set(first).intersection(*others)
@@ -282,6 +283,16 @@ class PrefixStore:
         groups, block_ids, hashes = (list(column) for column in zip(*places, strict=True))
         slots = [self.stored[group].begin_read(block_hash) for group, _, block_hash in places]
         return self._call("read_blocks", groups, block_ids, slots, hashes)
+
+    def place(self, places: Sequence[tuple[int, int, bytes]]) -> BaseException | None:
+        """Have all ranks put blocks that they have read, given as (group, block, hash), where steps find them.
+
+        Returns what went wrong.
+        """
+        if not self._is_placed:
+            return None
+        groups, block_ids, _ = (list(column) for column in zip(*places, strict=True))
+        return self._call("place_blocks", groups, block_ids).exception()
 
     def check_integrity(self) -> None:
         for stored in self.stored:

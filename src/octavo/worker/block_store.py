@@ -19,49 +19,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from octavo.attention.metadata import LayerCache, LayerKVCache
+from octavo.attention.metadata import LayerCache
 from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.contracts.stored import BlocksWritten, StoreOpened
 from octavo.worker.block_file import BlockFile, check_private, open_private
+from octavo.worker.block_memory import Bytes, block_memory
 
 logger = logging.getLogger(__name__)
-
-Bytes = NDArray[np.uint8]
-
-
-class GroupMemory:
-    """The blocks of one KV group in the caches of its layers, as bytes."""
-
-    def __init__(self, caches: Sequence[LayerCache], entries_per_block: int) -> None:
-        pools = [pool for cache in caches for pool in _pools(cache)]
-        assert all(pool.device.type == "cpu" and pool.is_contiguous() for pool in pools)
-        flat = [pool.view(len(pool) // entries_per_block, -1).view(torch.uint8).numpy() for pool in pools]
-        self._pools: list[Bytes] = flat  # [blocks, bytes] each
-        self.block_bytes = sum(pool.shape[1] for pool in flat)
-
-    def copy(self, block_ids: Sequence[int], out: Bytes) -> None:
-        """Copy blocks into `out` [blocks, block bytes]."""
-        start = 0
-        for pool in self._pools:
-            end = start + pool.shape[1]
-            np.take(pool, block_ids, axis=0, out=out[:, start:end])
-            start = end
-
-    def pieces(self, block_id: int) -> list[memoryview]:
-        """Return the memory of a block, piece by piece."""
-        return [pool[block_id].data for pool in self._pools]
-
-    def zero(self, block_id: int) -> None:
-        """Overwrite a block: attention reads whole tiles, and masks what is not NaN."""
-        for pool in self._pools:
-            pool[block_id] = 0
-
-
-def _pools(cache: LayerCache) -> tuple[torch.Tensor, ...]:
-    return cache.pools if isinstance(cache, LayerKVCache) else (cache.conv, cache.matrix)
 
 
 class BlockStore:
@@ -70,10 +35,13 @@ class BlockStore:
     `facts` is everything that contents depend on, besides the geometry.
     """
 
-    def __init__(self, root: Path, spec: KVCacheSpec, caches: Sequence[LayerCache], facts: object) -> None:
-        self._root, self._facts = root, [facts, repr(spec)]
+    def __init__(
+        self, root: Path, spec: KVCacheSpec, caches: Sequence[LayerCache], facts: object, *, is_host: bool
+    ) -> None:
+        """`is_host`: steps compute on the host, one at a time. Else what has been read must be `place`d."""
+        self._root, self._facts, self._is_host = root, [facts, repr(spec)], is_host
         self._memory = [
-            GroupMemory([caches[layer] for layer in of.layers], of.entries_per_block(spec.block_size))
+            block_memory([caches[layer] for layer in of.layers], of.entries_per_block(spec.block_size), is_host=is_host)
             for of in spec.groups
         ]
         self._files: list[BlockFile] = []
@@ -110,7 +78,9 @@ class BlockStore:
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="octavo-prefix-helper")
         damaged = sum((file.damaged for file in self._files), start=Counter[str]())
         sizes = [file.slot_bytes for file in self._files]
-        return StoreOpened(state="open", slot_bytes=sizes, found=found, damaged=dict(damaged))
+        return StoreOpened(
+            state="open", slot_bytes=sizes, found=found, damaged=dict(damaged), is_placed=not self._is_host
+        )
 
     def limit(self, counts: Sequence[int]) -> None:
         """Keep at most so many slots of each group."""
@@ -165,13 +135,19 @@ class BlockStore:
         for index, group, block_id, slot, block_hash in places:
             memory = self._memory[group]
             try:
-                problem = self._files[group].read(slot, block_hash, memory.pieces(block_id))
+                problem = self._files[group].read(slot, block_hash, memory.target(block_id))
             except OSError as error:
                 problem = f"unreadable ({errno.errorcode.get(error.errno or 0, 'unknown')})"
             if problem:
                 memory.zero(block_id)
                 failed.append((index, problem))
         return failed
+
+    def place(self, groups: list[int], block_ids: list[int]) -> None:
+        """Put blocks that have been read where steps find them, in order with the steps."""
+        for group, memory in enumerate(self._memory):
+            if own := [block_id for of, block_id in zip(groups, block_ids, strict=True) if of == group]:
+                memory.place(own)
 
     def drop(self, groups: list[int], slots: list[int]) -> Future[None]:
         """Forget the blocks of slots, after those that are being written."""

@@ -224,9 +224,9 @@ class Worker:
         """Open the files for KV blocks with this number, or say why not; see `BlockStore.open`."""
         if (reason := self._why_no_block_store()) is not None:
             return StoreOpened(state="unsupported", reason=reason)
-        self._block_store = BlockStore(
-            cache_folder("prefix"), self.kv_cache_spec, self.runner.kv_caches, self._facts_of_kv()
-        )
+        spec, caches = self.kv_cache_spec, self.runner.kv_caches
+        is_host = self.queue is None and self.devices.device.type == "cpu"
+        self._block_store = BlockStore(cache_folder("prefix"), spec, caches, self._facts_of_kv(), is_host=is_host)
         return self._block_store.open(number, max_bytes)
 
     def limit_block_store(self, counts: list[int]) -> None:
@@ -245,6 +245,10 @@ class Worker:
         """Read KV blocks from disk, in a thread, into memory that no step uses; see `BlockStore.read`."""
         return self.block_store.read(groups, block_ids, slots, hashes)
 
+    def place_blocks(self, groups: list[int], block_ids: list[int]) -> None:
+        """Put KV blocks that have been read from disk where steps find them."""
+        self.block_store.place(groups, block_ids)
+
     def drop_blocks(self, groups: list[int], slots: list[int]) -> Future[None]:
         """Forget KV blocks on disk."""
         return self.block_store.drop(groups, slots)
@@ -262,8 +266,6 @@ class Worker:
 
     def _why_no_block_store(self) -> str | None:
         """Say why KV blocks cannot be kept on disk; None: they can."""
-        if self.devices.device.type != "cpu":
-            return f"blocks are kept on disk on CPUs only in this version, not on {self.devices.device.type}"
         if self._draft is not None:
             return "keys and values of a draft model are not kept on disk in this version"
         if self.config.load.tensorizer_uri is not None:
@@ -276,7 +278,8 @@ class Worker:
         weights = checkpoint_digest(Path(config.model.path), config.load.load_format, config.load.seed)
         layout = self._kernels.layout  # has the digest of the kernels' library
         ranks = [place.tp_rank, place.tp_size, place.pp_rank, place.pp_size, config.parallel.enable_expert_parallel]
-        return [__version__, torch.__version__, self.profile, layout, weights, config.model, config.quantization, ranks]
+        versions = [__version__, torch.__version__, self.profile, self.devices.describe()["processor"], layout]
+        return [*versions, weights, config.model, config.quantization, ranks]
 
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         """Prefault some KV memory after the blocks in use, for a few ms; False if enough of it is present."""
