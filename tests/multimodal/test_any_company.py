@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.breadth import RUNS_ALL, pick
+from tests.end_to_end.conftest import GetCheckpoint
 from tests.multimodal.conftest import OpenLLM
 from tests.multimodal.tiny import MAX_LEN, PLACE, VISION_MODELS, picture
 from tests.worker.threaded_ranks import ThreadedRanks
@@ -95,11 +96,15 @@ def test_cached_equals_uncached_and_only_the_same_image_hits(open_llm: OpenLLM) 
     assert cached == [0, (len(first.prompt_token_ids) - 1) // 4 * 4, before_image // 4 * 4]
 
 
-def test_a_prefix_on_disk_is_one_images_own(open_llm: OpenLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_on_disk_is_one_images_own(
+    seeing: GetCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
-    with open_llm("qwen2-vl", prefix_cache_disk=0.1) as llm:
+    options: dict[str, Any] = {"max_model_len": MAX_LEN, "block_size": 4, "num_kv_blocks": 512}
+    model = str(seeing("qwen2-vl").folder)
+    with LLM(model, prefix_cache_disk=0.1, **options) as llm:
         first, other = llm.generate_multimodal(REQUESTS[:2], PARAMS, use_tqdm=False)
-    with open_llm("qwen2-vl", prefix_cache_disk=0.1) as llm:
+    with LLM(model, prefix_cache_disk=0.1, **options) as llm:
         found = llm.generate_multimodal(REQUESTS[1::-1], PARAMS, use_tqdm=False)
     assert [told(output) for output in found] == [told(other), told(first)]
     assert all(output.metrics.num_cached_tokens > 20 for output in found)
