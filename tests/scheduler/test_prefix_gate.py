@@ -23,6 +23,7 @@ from octavo.scheduler.prefix_store import PrefixStore
 from octavo.scheduler.running import RunningRows
 
 GEOMETRY_BYTES = 40  # of a schedule: more than a drill reads to build its engine
+GARBAGE = -3
 Place = tuple[int, int]  # group, slot
 Content = tuple[bytes, NDArray[np.int64]]
 
@@ -102,6 +103,9 @@ class DiskDrill(Drill):
         self.writes.append(end)
 
     def begin_read(self, future: Future[Any], groups: Any, block_ids: Any, slots: Any, hashes: Any) -> None:
+        for group, block_id in zip(groups, block_ids, strict=True):
+            self.memory(group, block_id)[:] = GARBAGE
+
         def end() -> None:
             failed = []
             for index, (group, block_id, slot, block_hash) in enumerate(

@@ -12,6 +12,7 @@ from octavo.config.parallel import RankPlace, Rendezvous
 from octavo.contracts.engine import AdapterRef, EngineCoreOutputs
 from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import DRAWN_IN_RANKS, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from octavo.contracts.stored import StoreOpened
 from octavo.scheduler.block_manager import FULL_ATTENTION
 from octavo.scheduler.scheduler import Scheduler
 from octavo.speculative.drafters import Drafter
@@ -167,6 +168,13 @@ class FakeWorker:
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         """No-op: there are no keys and values."""
         return False
+
+    def open_block_store(self, number: int, max_bytes: int) -> StoreOpened:
+        """Say that nothing is kept on disk."""
+        return StoreOpened(state="unsupported", reason="there are no keys and values")
+
+    def close_block_store(self) -> None:
+        """No-op: it is not open."""
 
     def update_rows(self, scheduler_output: SchedulerOutput) -> None:
         """Apply the diffs of a step to the rows, as every worker does before computing."""
