@@ -23,6 +23,7 @@ from tests.worker.threaded_ranks import ThreadedRanks
 from octavo import LLM, SamplingParams
 from octavo.contracts.engine import SchedulerStats
 from octavo.device.cpu import CpuKind
+from octavo.engine.process_client import ProcessClient
 
 PROMPTS = [random_prompt(length, seed=length) for length in (37, 50, 21)]
 PARAMS = SamplingParams(temperature=0.8, max_tokens=12, ignore_eos=True, logprobs=2, seed=3)
@@ -314,3 +315,20 @@ def test_a_writer_that_is_killed_leaves_nothing_wrong(start: Open, checkpoint: G
         assert answers(outputs) == expected
         assert stats(llm).num_prefix_disk_hits_total > 0
         assert not stats(llm).prefix_disk_failures
+
+
+def test_the_next_core_finds_what_a_killed_one_has_written(start: Open, cache: Path) -> None:
+    """An idle engine writes, so kill -9 loses what the last moments brought."""
+    with start(engine_process=True) as llm:
+        client = llm.engine._front.client
+        assert isinstance(client, ProcessClient)
+        outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        index = next(cache.glob("*/0.index"))
+        while index.stat().st_size < HEADER + ENTRY * sum((length + 11) // 4 for length in (37, 50, 21)):
+            time.sleep(0.01)  # full blocks of prompts and answers
+        os.kill(client.pids[0], signal.SIGKILL)
+        again = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        assert answers(again) == answers(outputs)
+        assert [output.metrics.num_cached_tokens for output in again] == [36, 48, 20]
+        assert stats(llm).num_prefix_disk_hits_total == 104
+    assert len(list(cache.iterdir())) == 1
