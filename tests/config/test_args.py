@@ -170,3 +170,6 @@ def test_prefixes_are_kept_on_disk_where_answers_are_streamed() -> None:
     assert num_bytes(for_streaming({})) == num_bytes({"prefix_cache_disk": 2.0}) == 2 << 30
     assert num_bytes(for_streaming({"prefix_cache_disk": 0})) == 0
     assert num_bytes({"prefix_cache_disk": 3, "data_parallel_size": 2}) == 3 << 29  # each replica's
+    with pytest.raises(InvalidParameterError, match="no effect without enable_prefix_caching"):
+        EngineArgs(prefix_cache_disk=1.0, enable_prefix_caching=False)
+    assert num_bytes(for_streaming({"enable_prefix_caching": False})) == 0

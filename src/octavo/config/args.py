@@ -37,7 +37,9 @@ Settings = TypeVar("Settings", ParallelConfig, CacheConfig, LoadConfig, Supervis
 
 def for_streaming(options: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in the defaults of a streaming engine for options that are not set."""
-    defaults = {"step_target_s": 0.25, "prefix_cache_disk": 2.0}
+    defaults = {"step_target_s": 0.25}
+    if options.get("enable_prefix_caching") is not False:
+        defaults["prefix_cache_disk"] = 2.0
     return {**options, **{name: value for name, value in defaults.items() if options.get(name) is None}}
 
 
@@ -176,6 +178,9 @@ class EngineArgs:
             raise InvalidParameterError("tensorizer_uri", self.tensorizer_uri, limit)
         if self.speculative_config is not None:
             SpeculativeConfig.parse(self.speculative_config)
+        if self.prefix_cache_disk and not self.enable_prefix_caching:
+            limit = "0 or unset: it has no effect without enable_prefix_caching"
+            raise InvalidParameterError("prefix_cache_disk", self.prefix_cache_disk, limit)
         self._lora()
         if self.engine_process is False and self.data_parallel_size > 1:
             limit = f"true or unset: each of {self.data_parallel_size} replicas (data_parallel_size) is a process"

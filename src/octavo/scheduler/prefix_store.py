@@ -148,7 +148,7 @@ class PrefixStore:
         taken = self._take_waiting(_BATCH) if len(self._writes) < _MAX_CALLS else []
         self._write(taken)
         if self._writes and not taken:
-            wait_for(self._writes[0].future, 0.01)
+            wait_for(self._writes[0].future, 0.002)  # a request may come meanwhile
         return bool(self._writes)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ at the same time: `prefix/DIGEST-NUMBER` in `$OCTAVO_CACHE`, locked while in use
 files needs no disk to be read, so they are the host's memory for blocks, too.
 """
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -184,16 +185,21 @@ def _try_lock(fd: int) -> bool:
 
 def _make_room(root: Path, own: Path, max_bytes: int) -> None:
     """Delete the least recently used folders that nobody uses, until the others take at most `max_bytes` together."""
-    others = sorted((each for each in root.iterdir() if each != own and each.is_dir()), key=lambda e: e.stat().st_mtime)
-    sizes = {each: sum(file.stat().st_blocks * 512 for file in each.iterdir()) for each in others}
-    total = sum(sizes.values())
-    for each in others:
+    sizes: dict[Path, tuple[float, int]] = {}  # time of the last use, bytes on disk
+    for each in root.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another engine makes room, too
+            if each != own and each.is_dir():
+                num_bytes = sum(file.stat().st_blocks * 512 for file in each.iterdir())
+                sizes[each] = each.stat().st_mtime, num_bytes
+    total = sum(num_bytes for _, num_bytes in sizes.values())
+    for each in sorted(sizes, key=sizes.__getitem__):
         if total <= max_bytes:
             return
-        fd = open_private(each / "lock")
-        try:
-            if _try_lock(fd):
-                shutil.rmtree(each)
-                total -= sizes[each]
-        finally:
-            os.close(fd)
+        with contextlib.suppress(FileNotFoundError):
+            fd = open_private(each / "lock")
+            try:
+                if _try_lock(fd):
+                    shutil.rmtree(each)
+                    total -= sizes[each][1]
+            finally:
+                os.close(fd)
