@@ -21,6 +21,7 @@ from octavo.scheduler.gate import Gate
 from octavo.scheduler.prefix_gate import PrefixGate
 from octavo.scheduler.prefix_store import PrefixStore
 from octavo.scheduler.running import RunningRows
+from octavo.testing import FakeWorker, make_request, make_scheduler, run_step
 
 GEOMETRY_BYTES = 40  # of a schedule: more than a drill reads to build its engine
 GARBAGE = -3
@@ -232,3 +233,32 @@ def test_the_schedules_are_worth_their_time() -> None:
     done = sum((drill.done for drill in drills), start=Counter[str]())
     hits = sum(drill.scheduler.stats().num_prefix_disk_hits_total for drill in drills)
     assert min(done["saved"], 20 * done["read"], 10 * hits, 200 * done["failed"]) > 400, (done, hits)
+
+
+def test_ranks_that_keep_nothing_are_asked_once(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[str] = []
+
+    def call(method: str, *arguments: Any) -> Future[list[Any]]:
+        calls.append(method)
+        future: Future[list[Any]] = Future()
+        future.set_result([StoreOpened(state="unsupported", reason="no disk here")])
+        return future
+
+    stores: list[PrefixStore] = []
+
+    def gates(running: RunningRows) -> list[Gate]:
+        stores.append(PrefixStore(call, running.blocks, 1 << 30))
+        return [PrefixGate(stores[0], running)]
+
+    scheduler = make_scheduler(gates=gates)
+    worker = FakeWorker.of(scheduler)
+    with caplog.at_level("INFO"):
+        for name in "ab":
+            scheduler.add_request(make_request(name, range(100, 112), max_tokens=3))
+            while not scheduler.is_finished():
+                stores[0].save_evicted()
+                stores[0].after_step(len(run_step(scheduler, worker).req_ids) * 100)
+            assert not stores[0].work_idle()
+    stores[0].close()
+    assert calls == ["open_block_store", "close_block_store"]
+    assert [line for line in caplog.messages if "on disk" in line] == ["no prefix cache on disk: no disk here"]

@@ -134,6 +134,8 @@ class PrefixStore:
 
     def after_step(self, num_tokens: int) -> None:
         """A step of so many tokens has ended, and none is in flight: perhaps write some blocks beside the next one."""
+        if not self.is_open:
+            return
         if self._writes:
             self._settle()
         if len(self._waiting) > 2 * self._fewest_slots:
@@ -143,6 +145,8 @@ class PrefixStore:
 
     def work_idle(self) -> bool:
         """Write some blocks, as nothing else is to be done; return whether there are more."""
+        if not self.is_open:
+            return False
         self._settle()
         self._drop_deepest()
         taken = self._take_waiting(_BATCH) if len(self._writes) < _MAX_CALLS else []
@@ -154,7 +158,7 @@ class PrefixStore:
     def close(self) -> None:
         """Write what is left, for a moment, and close the files."""
         end_s = time.monotonic() + _CLOSE_S
-        while self.is_open and time.monotonic() < end_s and self.work_idle():
+        while time.monotonic() < end_s and self.work_idle():
             pass
         if self.is_open:
             self._call("close_block_store").result()
@@ -237,7 +241,7 @@ class PrefixStore:
                 self._block_s += 0.2 * (took_s / len(write.places) - self._block_s)
                 self._allowed_s += write.expected_s - took_s
             self._count_bytes()
-        is_much = any(2 * len(recent) > of.num_slots for of, recent in zip(self.stored, self._recent, strict=False))
+        is_much = any(2 * len(recent) > of.num_slots for of, recent in zip(self.stored, self._recent, strict=True))
         if is_much or not (self._waiting or self._writes):
             for stored, recent in zip(self.stored, self._recent, strict=True):
                 for block_hash in reversed(recent):  # a prefix counts as used later than its tails
