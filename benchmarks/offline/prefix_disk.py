@@ -2,7 +2,7 @@
 
     python -m benchmarks.offline.prefix_disk [MODEL] [--tokens 4096] [--restarts 5] [--json FILE]
 
-The engine is a process of its own, which is replaced for each restart. Times of the disk alone are one thread's: to read
+The engine is a process of its own, replaced for each restart. Times of the disk alone are one thread's: to read
 the blocks from the page cache into memory that is in use, and to compute their checksums.
 """
 
