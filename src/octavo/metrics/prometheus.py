@@ -282,7 +282,7 @@ def about_lora_requests(adapters: AdapterMetrics, max_loras: int | None) -> Iter
 def _about_vllm(engine: EngineMetrics, http: HttpMetrics, labels: Mapping[str, str]) -> Iterator[Metric]:
     """Yield what vLLM's newer dashboards read: settings of the KV cache, waiting samples, requests by route."""
     stats = engine.stats or SchedulerStats()
-    settings = {_CACHE_LABELS[name]: value for name, value in engine.cache_info.items()}
+    settings = {label: engine.cache_info[name] for name, label in _CACHE_LABELS.items() if name in engine.cache_info}
     info = {"engine": labels["engine"], "num_gpu_blocks": str(stats.num_blocks), **settings}
     yield _family(GaugeMetricFamily, "vllm:cache_config_info", "Settings of the KV cache.", info, 1.0)
     held = sum(stats.deferred.values())
