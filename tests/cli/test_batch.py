@@ -47,13 +47,14 @@ def test_answers_errors_and_what_is_there_already(tmp_path: Path) -> None:
         "\n",
         line("wrong", COMPLETION, prompt="x", top_p=7),
         line("none", COMPLETION, prompt="x", model="other"),
+        line("vector", "/v1/embeddings", input="x"),
     ]
     (tmp_path / "in.jsonl").write_text("".join(lines))
     code, said = batch(tmp_path, "--no-engine-process", "--served-model-name", "blocks")
-    assert (code, said.splitlines()[-1]) == (1, "octavo: 2 of 4 lines have errors")
+    assert (code, said.splitlines()[-1]) == (1, "octavo: 2 of 5 lines have errors")
     found = results(tmp_path)
     assert {name: each["response"]["status_code"] for name, each in found.items()} == {
-        "chat": 200, "text": 200, "wrong": 400, "none": 404
+        "chat": 200, "text": 200, "wrong": 400, "none": 404, "vector": 200
     }  # fmt: skip
     assert found["chat"]["response"]["body"]["choices"][0]["message"]["content"].startswith("A block")
     assert found["wrong"]["response"]["body"]["error"]["param"] == "top_p"
@@ -118,7 +119,7 @@ def test_mistakes_are_told_before_a_model_is_loaded(tmp_path: Path) -> None:
     code, said = batch(tmp_path, "--model", "none")
     assert code == 2
     assert "line 1: The line is not valid JSON" in said
-    assert "line 2: url='/v1/models': must be '/v1/chat/completions' or '/v1/completions'" in said
+    assert "line 2: url='/v1/models': must be '/v1/chat/completions' or '/v1/completions' or" in said
     assert not (tmp_path / "out.jsonl").exists()
     (tmp_path / "in.jsonl").write_text("")
     assert "The file has no lines" in batch(tmp_path)[1]

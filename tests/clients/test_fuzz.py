@@ -21,7 +21,7 @@ KNOWN: dict[str, Any] = {
 }  # fmt: skip
 ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/tokenize"), ("POST", "/detokenize"),
-    ("GET", "/v1/models/{name}"), ("POST", "/v1/batches"), ("GET", "/v1/files/{file_id}"),
+    ("GET", "/v1/models/{name}"), ("POST", "/v1/batches"), ("POST", "/v1/embeddings"), ("GET", "/v1/files/{file_id}"),
 ]  # fmt: skip
 
 

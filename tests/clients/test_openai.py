@@ -128,3 +128,12 @@ def test_what_newer_clients_send_is_accepted(client: OpenAI) -> None:
     )  # fmt: skip
     assert answer.choices[0].message.content
     assert answer._request_id == "abc-1"
+
+
+def test_vectors_are_the_same_in_both_encodings(client: OpenAI) -> None:
+    packed = client.embeddings.create(model=MODEL, input=["Hello", "world"])  # asks for base64
+    plain = client.embeddings.create(model=MODEL, input=["Hello", "world"], encoding_format="float")
+    for one, other in zip(packed.data, plain.data, strict=True):
+        assert one.index == other.index
+        assert one.embedding == pytest.approx(other.embedding)
+    assert packed.usage == plain.usage

@@ -47,10 +47,10 @@ def run(
 ) -> None:
     """Answer the lines of FILE, and add each result to the output as it is ready.
 
-    A line is a request to /v1/chat/completions or /v1/completions, validated and answered as `octavo serve` does.
-    Results are in the order in which they finish, errors among them; the exit code is 1 if there are any. After an
-    interruption of any kind the same command goes on: whole lines of the output stay, a torn last one is cut, and
-    lines whose custom_id has a result are skipped.
+    A line is a request to /v1/chat/completions, /v1/completions or /v1/embeddings, validated and answered as
+    `octavo serve` does. Results are in the order in which they finish, errors among them; the exit code is 1 if there
+    are any. After an interruption of any kind the same command goes on: whole lines of the output stay, a torn last
+    one is cut, and lines whose custom_id has a result are skipped.
     """
     from octavo.server.args import ServerArgs
 

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 2  # for connections to flush pending data, once all requests have ended
 # Routes of known APIs that clients may try.
-_NOT_OFFERED_YET = ("responses", "messages", "embeddings", "rerank", "score", "audio", "images")
+_NOT_OFFERED_YET = ("responses", "messages", "rerank", "score", "audio", "images")
 _STORED = ("batches", "files")
 
 

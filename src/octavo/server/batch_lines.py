@@ -16,6 +16,7 @@ from octavo.sampling_params import RequestPriority
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, ErrorReply, as_api_error
 from octavo.server.exchange import check_timeout
+from octavo.server.openai.embeddings import EmbeddingsRequest, EmbeddingsUsage, num_inputs
 from octavo.server.openai.params import LARGE_BODY, num_samples
 from octavo.server.openai.protocol import (
     ChatCompletionRequest,
@@ -23,7 +24,7 @@ from octavo.server.openai.protocol import (
     GenerationRequest,
     read_request,
 )
-from octavo.server.openai.replies import Usage
+from octavo.server.openai.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from octavo.server.openai.service import OpenAICompatibleService
 from octavo.server.openai.stored import BatchLine, LineFailure, LineResponse, LineResult
 
@@ -32,11 +33,13 @@ logger = logging.getLogger(__name__)
 _NUMBER = re.compile(r"\d+")
 _MAX_REMEMBERED = 1000  # warnings, each of which is logged once
 
+WireRequest = GenerationRequest | EmbeddingsRequest
 # What lines may ask for: the type of the body, and the method of the service.
-ENDPOINTS: Mapping[str, tuple[type[GenerationRequest], str]] = MappingProxyType(
+ENDPOINTS: Mapping[str, tuple[type[WireRequest], str]] = MappingProxyType(
     {
         "/v1/chat/completions": (ChatCompletionRequest, "chat_completions"),
         "/v1/completions": (CompletionRequest, "completions"),
+        "/v1/embeddings": (EmbeddingsRequest, "embeddings"),
     }
 )
 
@@ -51,7 +54,7 @@ class ReadLine:
 
     custom_id: str
     url: str
-    wire: GenerationRequest | ApiError
+    wire: WireRequest | ApiError
     num_samples: int
     is_large: bool
 
@@ -79,7 +82,8 @@ class LineAnswerer:
         for text in warnings:
             self._warn(text)
         wire.priority = RequestPriority.BACKGROUND
-        return ReadLine(custom_id, url, wire, num_samples(wire, self._args), len(data) > LARGE_BODY)
+        num = num_inputs(wire) if isinstance(wire, EmbeddingsRequest) else num_samples(wire, self._args)
+        return ReadLine(custom_id, url, wire, num, len(data) > LARGE_BODY)
 
     async def answer(self, line: ReadLine) -> LineResult:
         """Return the line's answer, or the error that a client would have got. Raises InterruptedLineError."""
@@ -131,6 +135,14 @@ def is_failed(result: LineResult) -> bool:
 def usage_of(result: LineResult) -> Usage | None:
     """Return the tokens of an answer; None if there is none."""
     usage = None if result.response is None else getattr(result.response.body, "usage", None)
+    if isinstance(usage, EmbeddingsUsage):
+        return Usage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=0,
+            total_tokens=usage.total_tokens,
+            prompt_tokens_details=PromptTokensDetails(),
+            completion_tokens_details=CompletionTokensDetails(),
+        )
     return usage if isinstance(usage, Usage) else None
 
 

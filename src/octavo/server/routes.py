@@ -25,6 +25,7 @@ from octavo.server.errors import ErrorReply, as_api_error
 from octavo.server.exchange import CLIENT_LEFT, STREAMS, Exchange
 from octavo.server.kept_responses import Reply as Preparation
 from octavo.server.lifecycle import EngineLifecycle, ServerInfo, TokenizerInfo
+from octavo.server.openai.embeddings import Embeddings, EmbeddingsRequest, num_inputs
 from octavo.server.openai.models import AdapterReply, LoadAdapterRequest, ModelCard, ModelList, UnloadAdapterRequest
 from octavo.server.openai.params import LARGE_BODY, num_samples
 from octavo.server.openai.protocol import (
@@ -49,6 +50,7 @@ Page = dict[str, Any]
 _TYPES: dict[str, tuple[type | None, type]] = {
     "/v1/chat/completions": (ChatCompletionRequest, ChatCompletion),
     "/v1/completions": (CompletionRequest, Completion),
+    "/v1/embeddings": (EmbeddingsRequest, Embeddings),
     "/tokenize": (TokenizeRequest, TokenizeReply),
     "/detokenize": (DetokenizeRequest, DetokenizeReply),
     "/v1/load_lora_adapter": (LoadAdapterRequest, AdapterReply),
@@ -79,6 +81,7 @@ _EXAMPLES: dict[str, Page] = {
         },
     },
     "/v1/completions": {"text": {"prompt": "Octavo is", "max_tokens": 32, "temperature": 0}},
+    "/v1/embeddings": {"texts": {"input": ["Octavo is", "Hello, world!"]}},
     "/tokenize": {
         "text": {"prompt": "Hello, world!"},
         "chat": {"messages": [{"role": "user", "content": "Hello!"}]},
@@ -146,6 +149,7 @@ class Routes:
             ("/v1/models/{name:path}", self.model, get),
             ("/v1/chat/completions", self.chat_completions, post),
             ("/v1/completions", self.completions, post),
+            ("/v1/embeddings", self.embeddings, post),
             ("/tokenize", self.tokenize, post),
             ("/detokenize", self.detokenize, post),
         ]
@@ -218,6 +222,10 @@ class Routes:
         service = self._lifecycle.service
         return await self._answer(request, CompletionRequest, service.completions, service.begin_completion)
 
+    async def embeddings(self, request: Request) -> Response:
+        """Turn texts into vectors: the model's hidden state of each last token, of length 1."""
+        return await self._answer(request, EmbeddingsRequest, self._lifecycle.service.embeddings)
+
     async def stream(self, request: Request, name: str) -> Response:
         """The events of a stream that has begun: those after `Last-Event-ID`, or all of them."""
         exchange, event_id = Exchange.in_scope(request.scope), request.headers.get("last-event-id")
@@ -262,26 +270,33 @@ class Routes:
         body, is_large = exchange.body, len(exchange.body) > LARGE_BODY
         wire, warnings = await asyncio.to_thread(read_request, body, kind) if is_large else read_request(body, kind)
         exchange.warnings += warnings
-        if isinstance(wire, GenerationRequest):
-            try:
-                exchange.limit_to(wire.timeout)
-            except InvalidParameterError as error:
-                raise as_api_error(error) from None
-            exchange.num_samples = num_samples(wire, self._args)
-            if begin is not None:
-                prepare = partial(begin, wire, exchange.warnings.append, is_large)
-                if (kept := self._returning.respond(exchange, bool(wire.stream), prepare)) is not None:
-                    return kept
+        if isinstance(wire, GenerationRequest | EmbeddingsRequest):
+            exchange.num_samples = (
+                num_inputs(wire) if isinstance(wire, EmbeddingsRequest) else num_samples(wire, self._args)
+            )
+            _limit(exchange, wire.timeout)
+        if isinstance(wire, GenerationRequest) and begin is not None:
+            prepare = partial(begin, wire, exchange.warnings.append, is_large)
+            if (kept := self._returning.respond(exchange, bool(wire.stream), prepare)) is not None:
+                return kept
         reply = await unless_client_leaves(request, answer(wire, exchange.warnings.append, is_large))
         if reply is None:
             return Response(status_code=CLIENT_LEFT)
         if not isinstance(reply, msgspec.Struct):
             exchange.count_tokens = reply.count_tokens
             return EventStreamResponse(reply)
-        if isinstance(reply, ChatCompletion | Completion):
+        if isinstance(reply, ChatCompletion | Completion | Embeddings):
             usage = reply.usage
-            exchange.count_tokens = lambda: (usage.prompt_tokens, usage.completion_tokens)
+            counts = usage.prompt_tokens, getattr(usage, "completion_tokens", 0)
+            exchange.count_tokens = lambda: counts
         return json_response(reply)
+
+
+def _limit(exchange: Exchange, timeout_s: float | None) -> None:
+    try:
+        exchange.limit_to(timeout_s)
+    except InvalidParameterError as error:
+        raise as_api_error(error) from None
 
 
 async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None:

@@ -18,7 +18,7 @@ from octavo.engine.input_processor import ProcessedRequest
 from octavo.errors import InvalidParameterError, UserError, named_error
 from octavo.lora.files import CONFIG_FILE, WEIGHTS_FILES
 from octavo.lora_request import LoRARequest
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import PoolingParams, SamplingParams
 from octavo.server.errors import ApiError, bad_request
 
 _MAX_SHOWN = 20  # names in an error
@@ -103,7 +103,7 @@ class ServedModel:
     card: ModelCard
     adapter: AdapterRef | None = None
 
-    def process(self, prompt: object, params: SamplingParams, **options: Any) -> ProcessedRequest:
+    def process(self, prompt: object, params: SamplingParams | PoolingParams, **options: Any) -> ProcessedRequest:
         """Validate one prompt; options and errors as `EngineFront.process`."""
         return self.engine.front.process(prompt, params, lora_request=self.adapter, **options)
 

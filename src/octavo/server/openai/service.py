@@ -16,6 +16,13 @@ from octavo.server.openai.answer_plan import AnswerFormats
 from octavo.server.openai.answers import ChatStream, CompletionStream, prepare_chat, prepare_completion
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.chat_prompt import has_media, prompt_options, render_chat, token_ids_of
+from octavo.server.openai.embeddings import (
+    Embeddings,
+    EmbeddingsRequest,
+    embed,
+    num_inputs,
+    prepare_embeddings,
+)
 from octavo.server.openai.media import MediaReader
 from octavo.server.openai.models import ServedModel, ServedModels
 from octavo.server.openai.params import Warn, is_constrained, truncated, wire_names
@@ -88,6 +95,13 @@ class OpenAICompatibleService:
         is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > _MANY_PROMPTS)
         prepare = partial(prepare_completion, request, head, model, self._args.max_prompts, birth, warn)
         return await _prepared(prepare, request, is_large)
+
+    async def embeddings(self, request: EmbeddingsRequest, warn: Warn, is_large: bool) -> Embeddings:
+        """The vectors of one input or many."""
+        model = self.models.find(request.model)
+        is_large = is_large or num_inputs(request) > _MANY_PROMPTS
+        prompts = await _prepared(partial(prepare_embeddings, request, model), request, is_large)
+        return await embed(request, prompts, model)
 
     async def tokenize(self, request: TokenizeRequest, warn: Warn, is_large: bool) -> TokenizeReply:
         self.models.find(request.model)
@@ -167,5 +181,8 @@ async def _prepared(work: Callable[[], T], request: object, is_large: bool) -> T
     try:
         return await asyncio.to_thread(work) if is_slow else work()
     except UserError as error:
-        names = wire_names(request) if isinstance(request, GenerationRequest) else {}
+        is_embedded = isinstance(request, EmbeddingsRequest)
+        names = {"prompt": "input", "prompt_token_ids": "input"} if is_embedded else {}
+        if isinstance(request, GenerationRequest):
+            names = wire_names(request)
         raise as_api_error(error, names) from error
