@@ -63,6 +63,14 @@ def test_what_cannot_be_resumed_is_a_clear_error(keeper: HttpServer) -> None:
         assert (answer.status, answer.error_code) == (status, code)
 
 
+def test_a_stream_of_too_many_choices_says_that_it_cannot_be_resumed(keeper: HttpServer) -> None:
+    stream = RawStream(keeper, {**LONG, "max_tokens": 1, "n": 65})
+    assert "more than 64 choices" in stream.response.headers["x-octavo-warnings"]
+    events = stream.events()
+    assert len(texts(events)) == 65
+    assert all(event.startswith(b"data: ") for event in events)
+
+
 def test_a_client_can_end_its_stream(keeper: HttpServer) -> None:
     stream = RawStream(keeper, {**LONG, "max_tokens": 1500})
     name, _, _ = event_id(stream.events(1)[0]).partition(":")

@@ -108,7 +108,7 @@ class Journal:
                 self._connection = _opened(self._path, self._max_pages)
                 found = _read(self._connection)
                 break
-            except (sqlite3.Error, OSError, ValueError, msgspec.MsgspecError) as error:
+            except (sqlite3.Error, OSError, TypeError, ValueError, msgspec.MsgspecError) as error:
                 self._close_connection()
                 if is_second_try or isinstance(error, OSError):
                     self._fail(f"{self._path.name} cannot be used: {error}")

@@ -366,6 +366,8 @@ def make_page(app: FastAPI) -> Page:
                 success["content"] = dict(content[reply_type])
             if path.endswith("/completions"):
                 success["content"] |= {"text/event-stream": {"schema": {"type": "string"}}}
+            elif path.startswith(STREAMS) and method == "get":
+                success["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
             # All errors have one shape; FastAPI's own validation errors never occur.
             error = {"description": "Why not.", "content": content[ErrorReply]}
             operation["responses"] = {"200": success, "default": error}
