@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from tests.kernels.levels import LEVELS
+from tests.kernels.levels import LEVEL_DTYPES, LEVELS
 
 from octavo.attention.base import AttentionBackend, AttentionLayer, HeadNorms
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
@@ -18,7 +18,7 @@ from octavo.attention.selector import select_attention
 from octavo.kernels.native import NativeKernels
 
 NATIVE = [f"native-{level}" for level in LEVELS]  # the C++ backend at every level that is tried
-NATIVE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NATIVE_DTYPES = [(f"native-{level}", dtype) for level, dtype in LEVEL_DTYPES]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ class Backend:
 
 
 BACKENDS = [Backend(name, dtype) for name in ("tiled", "sdpa") for dtype in (torch.float32, torch.bfloat16)]
-BACKENDS += [Backend(name, dtype) for name in NATIVE for dtype in NATIVE_DTYPES]
+BACKENDS += [Backend(name, dtype) for name, dtype in NATIVE_DTYPES]
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda case: f"{case.name}-{case.dtype}".replace("torch.", ""))
@@ -49,11 +49,15 @@ def fill(pool: Pool, sequence: Sequence, stop: int) -> None:
     run_step(pool, [(sequence, 0, stop)])
 
 
-@each("block_size", pick([8, 32], [8, 16, 32, 128]))
-@each(("num_heads", "num_kv_heads", "head_dim"), [(2, 2, 20), (3, 1, 16), (16, 2, 64), (20, 1, 12)])
-def test_a_step_of_prompts_chunks_and_decodes(
-    backend: Backend, block_size: int, num_heads: int, num_kv_heads: int, head_dim: int
-) -> None:
+HEADS = [(2, 2, 20), (3, 1, 16), (16, 2, 64), (20, 1, 12)]
+
+
+@each(
+    ("heads", "block_size"),
+    pick(list(zip(HEADS, (8, 32, 8, 32), strict=True)), list(product(HEADS, (8, 16, 32, 128)))),
+)
+def test_a_step_of_prompts_chunks_and_decodes(backend: Backend, heads: tuple[int, int, int], block_size: int) -> None:
+    num_heads, num_kv_heads, head_dim = heads
     pool = backend.pool(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
     sequences = [pool.sequence(length, seed=length) for length in (1, 37, 64, 65, 150, 201)]
     parts = [

@@ -20,7 +20,7 @@ SHAPES = [
     *pick([], [Shape(num_heads=2, num_kv_heads=2, head_dim=128), Shape(num_heads=1, num_kv_heads=1, head_dim=32)]),
 ]
 LENGTH = 150
-BACKENDS = [("tiled", torch.float32), *((name, dtype) for name in NATIVE for dtype in NATIVE_DTYPES)]
+BACKENDS = [("tiled", torch.float32), *NATIVE_DTYPES]
 BACKENDS += [(f"{name}+int8", torch.bfloat16) for name in NATIVE]
 
 

@@ -23,7 +23,7 @@ import httpx2 as httpx
 import numpy as np
 import psutil
 from safetensors.numpy import save_file
-from tests.server.http_server import HttpServer
+from tests.server.http_server import HttpServer, numbers
 
 CHAT = "/v1/chat/completions"
 PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "shape.png"
@@ -105,7 +105,7 @@ def save_demo_adapter(folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
-def make_bodies(count: int, *, sees: bool) -> list[tuple[str, dict[str, Any]]]:
+def make_bodies(count: int, *, sees: bool, max_tokens: int) -> list[tuple[str, dict[str, Any]]]:
     """Return requests, each with its kind."""
     kinds = (
         {"image": {**_FREE, "max_tokens": 60}, "greedy": KINDS["greedy"], "sampled": KINDS["sampled"]}
@@ -120,7 +120,8 @@ def make_bodies(count: int, *, sees: bool) -> list[tuple[str, dict[str, Any]]]:
             url = "data:image/png;base64," + base64.b64encode(PICTURE.read_bytes()).decode()
             text = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
         message = {"role": "user", "content": text}
-        bodies.append((kind, {"messages": [message], "seed": at, "stream": True, "timeout": 3600, **kinds[kind]}))
+        body = {"messages": [message], "seed": at, "stream": True, "timeout": 3600, **kinds[kind]}
+        bodies.append((kind, {**body, "max_tokens": min(body["max_tokens"], max_tokens)}))
     return bodies
 
 
@@ -178,6 +179,7 @@ class Report:
     num_requests: int
     num_equal: int
     kills: dict[str, int]
+    num_core_deaths: int
     differing: dict[str, int]  # by kind
     example: list[str]  # the first of them: as it should be, as it was
     undisturbed_s: float
@@ -197,9 +199,10 @@ def run(
     concurrency: int = 64,
     seed: int = 1,
     most: int = sys.maxsize,
+    max_tokens: int = sys.maxsize,
 ) -> Report:
-    """Run all requests on a server that nobody disturbs, then on one of which processes are killed, `most` at most."""
-    kinds, bodies = zip(*make_bodies(requests, sees=model == "demo-vl"), strict=True)
+    """Run all requests on a server that nobody disturbs, then again while its processes are killed, `most` at most."""
+    kinds, bodies = zip(*make_bodies(requests, sees=model == "demo-vl", max_tokens=max_tokens), strict=True)
     killed: Counter[str] = Counter()
 
     async def disturbed(server: HttpServer) -> list[Answer]:
@@ -217,10 +220,10 @@ def run(
             start_s = time.monotonic()
             expected = asyncio.run(stream_all(server.url, list(bodies), concurrency))
             undisturbed_s = time.monotonic() - start_s
-        with HttpServer(*flags, model=model) as server:
             start_s = time.monotonic()
             answers = asyncio.run(disturbed(server))
             disturbed_s = time.monotonic() - start_s
+            num_core_deaths = int(numbers(server)["octavo_engine_deaths_total"])
             processes = psutil.Process(server.process.pid).children(recursive=True)
             server.process.terminate()
             server.process.wait(30)
@@ -236,6 +239,7 @@ def run(
         num_requests=requests,
         num_equal=requests - len(differing),
         kills=dict(killed),
+        num_core_deaths=num_core_deaths,
         differing=dict(Counter(kind for kind, *_ in differing)),
         example=[repr(outcome) for _, *outcomes in differing[:1] for outcome in outcomes],
         undisturbed_s=undisturbed_s,

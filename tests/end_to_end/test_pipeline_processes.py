@@ -1,6 +1,7 @@
-"""Pipelines whose ranks are processes: through `LLM`, through HTTP, and with a stage that fails."""
+"""Ranks that are processes: through `LLM`, through HTTP, with a stage that fails, and one that is killed."""
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ from tests.breadth import RUNS_ALL, pick
 from tests.end_to_end.conftest import GetCheckpoint, open_llm
 from tests.end_to_end.support import random_prompt, random_tokens
 from tests.engine.interrupts import endure
+from tests.executor.processes import ranks_below
 from tests.executor.stages import BAD_TOKEN
 from tests.server.http_server import HttpServer
 from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo import LLM
 from octavo.config.engine import EngineConfig
+from octavo.errors import EngineDeadError
 from octavo.executor.multiproc import MultiprocExecutor
 from octavo.inputs import Prompt
 from octavo.sampling_params import SamplingParams
@@ -38,7 +41,8 @@ def alone(checkpoint: GetCheckpoint) -> list[list[int]]:
 @pytest.mark.parametrize(
     "degrees",
     [
-        pytest.param({"pipeline_parallel_size": 2}, id="PP 2"),
+        pytest.param({"tensor_parallel_size": 2}, id="TP 2"),
+        pytest.param({"pipeline_parallel_size": 2}, id="PP 2", marks=pytest.mark.full),
         pytest.param({"pipeline_parallel_size": 3}, id="PP 3", marks=pytest.mark.full),
         pytest.param({"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, id="TP 2 x PP 2"),
     ],
@@ -46,8 +50,12 @@ def alone(checkpoint: GetCheckpoint) -> list[list[int]]:
 def test_greedy_tokens_are_those_of_one_rank(
     degrees: dict[str, Any], alone: list[list[int]], checkpoint: GetCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In little memory and in chunks, with prefixes in the cache the second time, somebody who leaves, and signals."""
-    if "tensor_parallel_size" in degrees and not RUNS_ALL:  # four processes would take as long as all of this file
+    """In little memory and in chunks, with prefixes in the cache the second time, somebody who leaves, and signals.
+
+    In the end a rank is killed that others wait for: they do not wait for ever.
+    """
+    has_processes = RUNS_ALL or len(degrees) == 1
+    if not has_processes:  # four processes would take as long as all of this file
         monkeypatch.setattr("octavo.engine.inproc_client.make_executor", ThreadedRanks)
     options = {"num_kv_blocks": 30, "max_num_batched_tokens": 16, **degrees}
     with open_llm(checkpoint, "qwen3-tied-gqa-8", **options) as llm:
@@ -61,6 +69,13 @@ def test_greedy_tokens_are_those_of_one_rank(
             llm.engine.step()
         endure(llm.engine, PROMPTS[:5], GREEDY.replace(seed=1), times=pick(5, 25))
         llm.engine.check_integrity()
+        if has_processes:
+            llm.engine.add_request(PROMPTS[4], GREEDY)
+            llm.engine.step()
+            os.kill(ranks_below(os.getpid())[1], signal.SIGKILL)
+            with pytest.raises(EngineDeadError, match="rank 1"):
+                llm.engine.step()
+    assert not ranks_below(os.getpid())
 
 
 @pytest.mark.full

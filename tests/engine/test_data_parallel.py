@@ -30,7 +30,9 @@ LONG = SamplingParams(max_tokens=3000, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[LLMEngine]:
-    engine = LLMEngine("demo", **OPTIONS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProcessClient, "command", fakes.CORE)
+        engine = LLMEngine("demo", **OPTIONS)
     yield engine
     engine.exit()
 
@@ -41,9 +43,12 @@ def client_of(engine: LLMEngine) -> ProcessClient:
     return client
 
 
-def test_answers_are_those_of_one_core_and_both_replicas_gave_some(engine: LLMEngine) -> None:
+def test_answers_are_those_of_one_core_and_both_replicas_gave_some(
+    engine: LLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompts = [f"What is {number} + {number}?" for number in range(12)]
-    alone = LLMEngine("demo", **{**OPTIONS, "data_parallel_size": 1})
+    monkeypatch.setattr(ProcessClient, "command", fakes.CORE)
+    alone = LLMEngine("demo", engine_process=True, **{**OPTIONS, "data_parallel_size": 1})
     assert [out.outputs for out in engine.generate(prompts, PARAMS)] == [
         out.outputs for out in alone.generate(prompts, PARAMS)
     ]

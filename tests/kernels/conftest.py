@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from tests.kernels.levels import LEVELS
+from tests.kernels.levels import LEVEL_DTYPES
 
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.native_weights import IntegerWeights, LinearSpec, address
@@ -14,13 +14,12 @@ from octavo.kernels.quantization import IntegerFormat, LowBitWeight, QuantizedWe
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import LinearRole, PackedLinear
 
-DTYPES = NATIVE_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Every kernel set that is tried on this machine, with a dtype that it is for.
 FAST = [
     ("float32", torch.float32),
     ("half", torch.bfloat16),
     ("half", torch.float16),
-    *((f"native-{level}", dtype) for level in LEVELS for dtype in DTYPES),
+    *((f"native-{level}", dtype) for level, dtype in LEVEL_DTYPES),
 ]
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tests.kernels.conftest import NATIVE_DTYPES, native
-from tests.kernels.levels import LEVELS
+from tests.kernels.conftest import native
+from tests.kernels.levels import LEVEL_DTYPES
 from tests.kernels.lora import Shape, adapters_of, random
 
 from octavo.kernels.reference import ExpertAdapters, Kernels
@@ -52,8 +52,7 @@ class Layer:
         return Fused(residual=self.residual[rows], norm_weight=self.norm, eps=1e-5, activation=SILU)
 
 
-@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("level", "dtype"), LEVEL_DTYPES, ids=str)
 def test_experts_with_adapters(level: str, dtype: torch.dtype) -> None:
     layer, reference = Layer(native(level, 2, dtype), dtype), Layer(Kernels(), dtype)
     found, plain = layer.adapted(IDS), layer.plain()

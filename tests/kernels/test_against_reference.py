@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.breadth import each, pick
-from tests.kernels.conftest import DTYPES
+from tests.kernels.levels import DTYPES
 from tests.kernels.ops import CASES, MAX_ROWS, Case
 
 from octavo.kernels.dispatch import select_kernels

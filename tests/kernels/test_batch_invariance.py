@@ -3,8 +3,8 @@
 import pytest
 import torch
 from tests.breadth import each, pick
-from tests.kernels.conftest import NATIVE_DTYPES, native
-from tests.kernels.levels import LEVELS
+from tests.kernels.conftest import native
+from tests.kernels.levels import LEVEL_DTYPES
 from tests.kernels.ops import CASES, MAX_ROWS, Case
 
 from octavo.kernels.onednn import Float32CpuKernels, has_onednn
@@ -37,8 +37,7 @@ def test_float32_rows_are_independent(case: Case, num_threads: int) -> None:
     assert rows_that_differ(Float32CpuKernels(), case) == []
 
 
-@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("level", "dtype"), LEVEL_DTYPES, ids=str)
 @each("case", CASES)
 def test_native_rows_are_independent(case: Case, level: str, dtype: torch.dtype) -> None:
     assert rows_that_differ(native(level, 2, dtype), case, dtype) == []
@@ -55,8 +54,7 @@ def test_threads_do_not_show(case: Case) -> None:
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("level", "dtype"), LEVEL_DTYPES, ids=str)
 @each("case", CASES)
 def test_native_threads_do_not_show(case: Case, level: str, dtype: torch.dtype) -> None:
     op = case.make(dtype)
@@ -65,8 +63,7 @@ def test_native_threads_do_not_show(case: Case, level: str, dtype: torch.dtype) 
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("level", "dtype"), LEVEL_DTYPES, ids=str)
 @each(("num_outputs", "in_size"), [(1094, 2080), (200, 1024)])
 def test_many_native_rows_are_those_of_few(num_outputs: int, in_size: int, level: str, dtype: torch.dtype) -> None:
     """Several blocks of rows, of k and of panels, the last of each not full: finished beside the products of others."""

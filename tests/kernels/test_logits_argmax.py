@@ -1,10 +1,12 @@
 """The largest logit and its place, without the others: what `max` says of all of them, to the bit, on every level."""
 
+from itertools import product
+
 import pytest
 import torch
 from tests.breadth import each
-from tests.kernels.conftest import NATIVE_DTYPES, InOneForm, native
-from tests.kernels.levels import LEVELS
+from tests.kernels.conftest import InOneForm, native
+from tests.kernels.levels import LEVEL_DTYPES, LEVELS
 
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.quantization import IntegerFormat
@@ -13,12 +15,9 @@ VOCAB_SIZES = [1, 31, 64, 1000, 5003]  # less than a panel, odd, many groups of 
 # What weights are kept in.
 INTEGERS = [IntegerFormat(bits=8, group_size=None), IntegerFormat(bits=4, group_size=32)]
 INTEGERS.append(IntegerFormat(bits=4, group_size=None, is_two_level=True))
-KEPT: list[torch.dtype | IntegerFormat] = [*NATIVE_DTYPES, *INTEGERS]
+KEPT: list[tuple[str, torch.dtype | IntegerFormat]] = [*LEVEL_DTYPES, *product(LEVELS, INTEGERS)]
 
-pytestmark = [
-    pytest.mark.parametrize("level", LEVELS),
-    pytest.mark.parametrize("kept", KEPT, ids=str),
-]
+pytestmark = pytest.mark.parametrize(("level", "kept"), KEPT, ids=str)
 
 
 def dtype_of(kept: torch.dtype | IntegerFormat) -> torch.dtype:

@@ -3,14 +3,15 @@
 import pytest
 import torch
 from tests.breadth import each, pick
-from tests.kernels.conftest import NATIVE_DTYPES, native
-from tests.kernels.levels import LEVELS
+from tests.kernels.conftest import native
+from tests.kernels.levels import DTYPES, LEVEL_DTYPES
 from tests.kernels.lora import DOWN, GATE_UP, QKV, Shape, adapters_of, formula, random
 
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.onednn import Float32CpuKernels
 from octavo.kernels.reference import Kernels
 
+NAME_DTYPES = [*(("reference", dtype) for dtype in DTYPES), *LEVEL_DTYPES]
 SHAPES = [QKV, DOWN, GATE_UP]
 IDS = [3, -1, 0, 2, 3, -1, 0] + [3] * 20 + [1] * 70  # more rows of one adapter than a block has
 
@@ -26,8 +27,7 @@ def inputs_of(shape: Shape, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Ten
     return random(len(IDS), shape.num_outputs, dtype=dtype), random(len(IDS), shape.in_size, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["reference", *LEVELS])
+@pytest.mark.parametrize(("name", "dtype"), NAME_DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_get_what_their_adapter_adds(shape: Shape, name: str, dtype: torch.dtype) -> None:
     kernels, ids = kernels_of(name, dtype), torch.tensor(IDS)
@@ -41,8 +41,7 @@ def test_rows_get_what_their_adapter_adds(shape: Shape, name: str, dtype: torch.
     assert not torch.isclose(found[touched], base[touched]).all(dim=-1).any()
 
 
-@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["reference", *LEVELS])
+@pytest.mark.parametrize(("name", "dtype"), NAME_DTYPES, ids=str)
 @each("shape", SHAPES)
 def test_a_row_has_its_bits_in_any_company(shape: Shape, name: str, dtype: torch.dtype) -> None:
     kernels, ids = kernels_of(name, dtype), torch.tensor(IDS)
@@ -58,8 +57,7 @@ def test_a_row_has_its_bits_in_any_company(shape: Shape, name: str, dtype: torch
         assert all(torch.equal(other.add_lora(base.clone(), x, adapters, ids), whole) for other in others)
 
 
-@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("level", "dtype"), LEVEL_DTYPES, ids=str)
 def test_a_recorded_step_reads_slots_ids_and_rows_when_replayed(level: str, dtype: torch.dtype) -> None:
     kernels = native(level, 2, dtype)
     adapters, (base, x) = adapters_of(kernels, QKV, dtype), inputs_of(QKV, dtype)

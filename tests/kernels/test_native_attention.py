@@ -26,16 +26,20 @@ LENGTH = 301  # 7 times 43
 pytestmark = pytest.mark.skipif(not NATIVE, reason="the C++ kernels were not built")
 
 
-@pytest.fixture(params=NATIVE)
-def name(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
 @pytest.fixture(params=NATIVE_DTYPES, ids=str)
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    dtype: torch.dtype = request.param
-    return dtype
+def backend(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
+    name, dtype = request.param
+    return name, dtype
+
+
+@pytest.fixture
+def name(backend: tuple[str, torch.dtype]) -> str:
+    return backend[0]
+
+
+@pytest.fixture
+def dtype(backend: tuple[str, torch.dtype]) -> torch.dtype:
+    return backend[1]
 
 
 def make_norms(head_dim: int) -> HeadNorms:
@@ -172,6 +176,7 @@ def test_keys_and_values_kept_as_int8(name: str, dtype: torch.dtype, shape: Shap
         torch.testing.assert_close(exact_attention(sequence), exact, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("name", NATIVE)
 def test_nan_stays_in_its_row_as_int8(name: str) -> None:
     pool = Pool(f"{name}+int8", Shape(num_heads=4, num_kv_heads=2, head_dim=40, block_size=32, dtype=torch.bfloat16))
     clean, bad = pool.sequence(90, seed=1), pool.sequence(90, seed=1)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from tests.breadth import each
-from tests.kernels.conftest import NATIVE_DTYPES, native
-from tests.kernels.levels import LEVELS
+from tests.kernels.conftest import native
+from tests.kernels.levels import LEVEL_DTYPES, LEVELS
 from tests.kernels.ops import OTHERS
 from tests.kernels.test_blocks import kernels_of, weight_of
 
@@ -57,8 +57,7 @@ def activations() -> Iterator[Activation]:
     yield from OTHERS
 
 
-@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("level", "dtype"), LEVEL_DTYPES, ids=str)
 @each("activation", [*activations()])
 def test_dense(activation: Activation, level: str, dtype: torch.dtype) -> None:
     kernels = native(level, 2, dtype)
