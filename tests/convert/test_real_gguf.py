@@ -43,6 +43,7 @@ def test_it_keeps_its_tokenizer_and_template(folder: Path) -> None:
     assert replace(config, path="") == replace(expected, path="", quantization=None)
 
 
+@pytest.mark.full  # by default test_gguf.py takes small models there and back
 def test_there_and_back_it_is_the_same(folder: Path, tmp_path: Path) -> None:
     source = resolve_model("smollm2")
     back = converted(folder, tmp_path / "back.gguf", "--to", "gguf", "--gguf-type", "F16")  # the cheapest to make

@@ -18,6 +18,7 @@ print(torch.cuda.is_initialized(), *sorted(sys.modules))
 """
 
 
+@pytest.mark.full  # by default tests/server/test_start.py looks at what is mapped in a core
 def test_an_engine_on_a_cpu_imports_nothing_of_cuda() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     is_initialized, *modules = done.stdout.split()

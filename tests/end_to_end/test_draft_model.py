@@ -218,7 +218,8 @@ def test_ranks_in_processes(name: str, make_llm: MakeLLM, draft_of: GetDraft) ->
     assert drafts_of(outputs)[1] > 3
 
 
-@pytest.mark.parametrize(("seed", "num_stages"), pick([(2, 1)], [(0, 1), (2, 1), (3, 2), (4, 2)]))
+@pytest.mark.full  # by default test_eagle3.py has one with drafts of ranks
+@pytest.mark.parametrize(("seed", "num_stages"), [(0, 1), (2, 1), (3, 2), (4, 2)])
 def test_a_storm(seed: int, num_stages: int, checkpoint: GetCheckpoint, draft_of: GetDraft) -> None:
     """Aborts, preemptions, stop strings, minimum lengths and prompt logprobs, at any moment."""
     config = always(draft_of("qwen3-mixed-windows"))

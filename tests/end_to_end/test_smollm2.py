@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from gguf.quants import dequantize
-from tests.breadth import pick
 from tests.gguf.files import read
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.initialization import no_init_weights
@@ -33,7 +32,7 @@ CHATS = [
     "Translate 'good morning' to Spanish.",
     "List three prime numbers.",
 ]
-NUM_TOKENS = pick(9, 48)
+NUM_TOKENS = 48
 HEADS = {"attn_q": 9, "attn_k": 3}
 NAMES = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
@@ -78,9 +77,10 @@ def name_of(name: str) -> str:
     return {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}[name]
 
 
+@pytest.mark.full  # by default tests/gguf/test_models.py compares small ones
 def test_chats_are_those_of_transformers(llm: LLM, reference: Any) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
-    chats = [[{"role": "user", "content": chat}] for chat in CHATS[: pick(1, None)]]
+    chats = [[{"role": "user", "content": chat}] for chat in CHATS]
     for output in llm.chat(chats, params, use_tqdm=False):
         prompt, answer = output.prompt_token_ids, list(output.outputs[0].token_ids)
         with torch.no_grad():  # each token is the most probable behind those before it: one pass in place of many

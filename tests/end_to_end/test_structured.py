@@ -237,7 +237,9 @@ def test_a_bad_constraint_is_refused_before_any_work(trained: LLM, constraint: S
     assert not trained.engine.has_unfinished_requests()
 
 
-@pytest.mark.parametrize("constraint", [TOO_COMPLEX, StructuredOutput(regex="((a{1000}){1000}){1000}")])
+@pytest.mark.parametrize(
+    "constraint", pick([TOO_COMPLEX], [TOO_COMPLEX, StructuredOutput(regex="((a{1000}){1000}){1000}")])
+)
 def test_a_bomb_that_only_the_core_can_see_fails_alone(trained: LLM, constraint: StructuredOutput) -> None:
     params = [SamplingParams(structured_output=constraint, seed=1, max_tokens=300)]
     params += [SamplingParams(structured_output=CONSTRAINTS[1], seed=seed, max_tokens=300) for seed in range(3)]

@@ -118,12 +118,12 @@ async def test_streams_under_kills_are_those_of_an_undisturbed_engine() -> None:
         expected = await one.answers(prompts, params)
         answers = asyncio.create_task(one.answers(prompts, params))
         num_tokens = sum(len(sample.token_ids) for samples in expected for sample in samples)
-        for part in (1.1, 1.3, 1.6):
+        for part in (1.2, 1.5):
             await one.until(int(num_tokens * part))
             await one.kill()
         assert await answers == expected
         metrics = (await one.llm.engine()).metrics
-        assert metrics.num_core_deaths == 3
+        assert metrics.num_core_deaths == 2
         # None twice; after a stop string some, until the core hears of it.
         num_after_stop = sum(
             each.max_tokens - len(samples[0].token_ids)
@@ -187,7 +187,7 @@ async def test_the_one_that_stands_by_takes_over() -> None:
     prompts, params = mixed(4)
     async with engine(hot_standby=True) as one:
         expected = await one.answers(prompts, params)
-        for _ in range(2):
+        for _ in range(pick(1, 2)):
             while one.client._standby is None or one.client._standby.ready is None:
                 await asyncio.sleep(0.05)
             standby = one.client._standby.child.pid

@@ -53,12 +53,15 @@ def test_no_library_of_torch_is_in_a_server_that_has_answered(server: HttpServer
     """Nor in the process that checks constraints, which another test may have started."""
     assert server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 2}).status_code == 200
     parent = psutil.Process(server.process.pid)
-    with_torch = [process for process in (parent, *parent.children()) if _maps_torch(process)]
+    processes = (parent, *parent.children())
+    with_torch = [process for process in processes if _maps(process, "libtorch")]
     assert ["octavo.engine.core_proc" in process.cmdline() for process in with_torch] == [True]
+    # And nobody has what computes on GPUs.
+    assert not [process for process in processes if _maps(process, "libtriton") or _maps(process, "libcuda.so")]
 
 
-def _maps_torch(process: psutil.Process) -> bool:
-    return any("libtorch" in mapped.path for mapped in process.memory_maps())
+def _maps(process: psutil.Process, library: str) -> bool:
+    return any(library in mapped.path for mapped in process.memory_maps())
 
 
 @pytest.mark.full

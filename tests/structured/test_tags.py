@@ -43,7 +43,7 @@ def eager(family: str, texts: list[str]) -> Any:
 @pytest.mark.parametrize(("low", "high"), [(1, 1), (1, 3), (2, 2), (3, None), (0, 2)])
 def test_nothing_but_tags(tags: list[StructuralTag], low: int, high: int | None) -> None:
     constraint = StructuredOutput(tags=tags, free_text=False, min_tags=low, max_tags=high, separator="; ")
-    for seed in range(pick(6, 12)):
+    for seed in range(pick(3, 12)):
         text = random_answer("demo", constraint, seed)
         assert text is not None
         calls, around = calls_in(text)

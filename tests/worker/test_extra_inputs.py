@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from numpy.typing import NDArray
+from tests.breadth import pick
 from tests.end_to_end.conftest import Checkpoint
 from tests.fakes.queued_device import RecordedQueue
 from tests.models.tiny import MAX_LEN, VOCAB_SIZE, TinyModel
@@ -156,7 +157,10 @@ def alone(config: EngineConfig) -> Said:
     return run(make_executor(config), config, [[request] for request in requests()])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"] if native_kernels() is not None else ["float32"])
+DTYPES = ["float32"] if native_kernels() is None else pick(["bfloat16"], ["float32", "bfloat16"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_in_any_company(dtype: str, folders: dict[str, Checkpoint]) -> None:
     folder = folders["Llama"].folder
     base = {"dtype": dtype, "enable_prefix_caching": False}  # a state is not in the prefix cache
