@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from tests import fakes
+from tests.breadth import pick
 from tests.engine.interrupts import endure
 from tests.executor.processes import are_gone
 
@@ -23,7 +24,7 @@ from octavo.llm import LLM
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 
-PARAMS = SamplingParams(max_tokens=12, temperature=0.8, seed=3, logprobs=1)
+PARAMS = SamplingParams(max_tokens=12, temperature=0.8, seed=3, logprobs=pick(None, 1))  # a fake core has none
 OPTIONS: dict[str, Any] = {"num_kv_blocks": 128, "max_num_seqs": 8, "dtype": "float32", "data_parallel_size": 2}
 LONG = SamplingParams(max_tokens=3000, ignore_eos=True)
 

@@ -283,11 +283,11 @@ def test_a_process_that_ends_before_it_reads_says_how(tmp_path: Path, monkeypatc
 
 @pytest.mark.usefixtures("_fake_core")
 def test_a_request_to_a_core_that_has_just_been_killed() -> None:
-    engine = LLMEngine("demo", engine_process=True, **OPTIONS)
-    expected = engine.generate("Hi", PARAMS.replace(seed=5))[0].outputs
+    engine, params = LLMEngine("demo", engine_process=True, **OPTIONS), SamplingParams(max_tokens=12, seed=5)
+    expected = engine.generate("Hi", params)[0].outputs
     pid = client_of(engine).pids[0]
     os.kill(pid, signal.SIGKILL)
     assert wait_until_gone(pid, within_s=10.0)  # and nobody may have noticed yet
-    assert engine.generate("Hi", PARAMS.replace(seed=5))[0].outputs == expected
+    assert engine.generate("Hi", params)[0].outputs == expected
     assert client_of(engine).pids[0] != pid
     engine.exit()
