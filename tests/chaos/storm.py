@@ -105,7 +105,7 @@ def save_demo_adapter(folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
-def make_bodies(count: int, *, sees: bool, max_tokens: int) -> list[tuple[str, dict[str, Any]]]:
+def make_bodies(count: int, *, sees: bool, max_tokens: int = sys.maxsize) -> list[tuple[str, dict[str, Any]]]:
     """Return requests, each with its kind."""
     kinds = (
         {"image": {**_FREE, "max_tokens": 60}, "greedy": KINDS["greedy"], "sampled": KINDS["sampled"]}
