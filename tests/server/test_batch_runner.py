@@ -375,3 +375,8 @@ def test_lines_have_the_lowest_priority_whatever_they_ask_for() -> None:
         assert not isinstance(line.wire, ApiError)
         assert line.wire.priority == 4
         assert line.num_samples == 1
+    wrong = answerer.read(
+        BatchLine(custom_id="a", method="POST", url=COMPLETION, body=msgspec.Raw(b'{"prompt": "x", "priority": 9}'))
+    )
+    assert not isinstance(wrong.wire, ApiError)
+    assert wrong.wire.priority == 9  # for the service to refuse

@@ -81,7 +81,8 @@ class LineAnswerer:
             return ReadLine(custom_id, url, as_api_error(error), 1, False)
         for text in warnings:
             self._warn(text)
-        wire.priority = RequestPriority.BACKGROUND
+        if wire.priority is None or wire.priority in list(RequestPriority):  # any other is refused, as over HTTP
+            wire.priority = RequestPriority.BACKGROUND
         num = num_inputs(wire) if isinstance(wire, EmbeddingsRequest) else num_samples(wire, self._args)
         return ReadLine(custom_id, url, wire, num, len(data) > LARGE_BODY)
 
