@@ -111,6 +111,12 @@ def test_a_gpu_finds_them(start: Open, name: str) -> None:
     check_restart(start, name, device="cuda")
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
+def test_ranks_in_processes_find_them(start: Open, options: dict[str, Any]) -> None:
+    check_restart(start, "demo", engine_process=True, **options)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"tensor_parallel_size": 2}, pytest.param({"pipeline_parallel_size": 3}, marks=pytest.mark.full)],
@@ -317,13 +323,15 @@ def test_a_writer_that_is_killed_leaves_nothing_wrong(start: Open, checkpoint: G
         assert not stats(llm).prefix_disk_failures
 
 
-def test_the_next_core_finds_what_a_killed_one_has_written(start: Open, cache: Path) -> None:
-    """An idle engine writes, so kill -9 loses what the last moments brought."""
-    with start(engine_process=True) as llm:
+@pytest.mark.parametrize("stands_by", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_the_next_core_finds_what_a_killed_one_has_written(start: Open, cache: Path, *, stands_by: bool) -> None:
+    """An idle engine writes, so kill -9 loses what the last moments brought. One that stands by opens no files."""
+    with start(engine_process=True, hot_standby=stands_by) as llm:
         client = llm.engine._front.client
         assert isinstance(client, ProcessClient)
         outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
-        index = next(cache.glob("*/0.index"))
+        while not (index := next(cache.glob("*/0.index"), cache)).is_file():
+            time.sleep(0.01)
         while index.stat().st_size < HEADER + ENTRY * sum((length + 11) // 4 for length in (37, 50, 21)):
             time.sleep(0.01)  # full blocks of prompts and answers
         os.kill(client.pids[0], signal.SIGKILL)
