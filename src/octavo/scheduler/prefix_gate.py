@@ -42,7 +42,7 @@ class PrefixGate(Gate):
         self._parked: list[Request] = []  # until there is room, or others have read what they need
         self._ready: list[Request] = []  # what they need has been read
         self._ahead: dict[Request, float] = {}  # requests with blocks that wait for admission: the share of memory
-        self._num_free: list[int] = []  # when parked requests were last looked at
+        self._num_free: list[int] = []  # when parked requests were last looked at; empty: look at them again
 
     def hold(self, request: Request) -> bool:
         if request.params.prompt_logprobs is not None:  # no part of its prompt may be skipped
@@ -55,9 +55,11 @@ class PrefixGate(Gate):
 
     def poll(self) -> None:
         """Take over what has been read."""
-        done = [read for read in self._reads if read.future.done()]
-        self._reads = [read for read in self._reads if not read.future.done()]
-        for read in done:
+        reads, self._reads = self._reads, []
+        for read in reads:
+            if not read.future.done():
+                self._reads.append(read)
+                continue
             self._finish(read)
             if read.request is not None:
                 self._ready.append(read.request)
@@ -65,8 +67,7 @@ class PrefixGate(Gate):
     def take_ready(self, now_s: float) -> list[Request]:
         self.poll()
         ready, self._ready = self._ready, []
-        if self._parked and (ready or self._blocks.num_free != self._num_free):
-            self._num_free = self._blocks.num_free
+        if self._parked and self._blocks.num_free != self._num_free:
             parked = sorted(self._parked, key=lambda request: request.order)
             self._parked = []
             while parked:
@@ -76,6 +77,7 @@ class PrefixGate(Gate):
                 elif request in self._parked:  # the others after it
                     self._parked += parked
                     break
+            self._num_free = self._blocks.num_free
         return ready
 
     def wait(self, timeout_s: float) -> None:
@@ -83,7 +85,8 @@ class PrefixGate(Gate):
             wait_for(self._reads[0].future, timeout_s)
 
     def on_admit(self, request: Request, data: NewRequestData) -> NewRequestData:
-        self._ahead.pop(request, None)
+        if self._ahead.pop(request, None) is not None:
+            self._num_free = []
         return data
 
     def add_to_step(self, output: SchedulerOutput, rows: RowIndices) -> SchedulerOutput:
@@ -93,6 +96,7 @@ class PrefixGate(Gate):
 
     def forget(self, request: Request) -> None:
         self._ahead.pop(request, None)
+        self._num_free = []
         for those in (self._parked, self._ready):
             if request in those:
                 those.remove(request)
@@ -186,6 +190,7 @@ class PrefixGate(Gate):
 
     def _finish(self, read: _Read) -> None:
         """Make what has been read findable, and give up its blocks."""
+        self._num_free = []
         stored, failed = self._store.stored, dict[int, str]()
         if (error := read.future.exception() or self._store.place(read.places)) is None:
             for of_rank in read.future.result():
