@@ -23,13 +23,12 @@ from octavo.config.hf import read_model_config
 from octavo.config.hf_quantization import resolve_quantization
 from octavo.config.hub import resolve_model
 from octavo.config.model import DType, ModelConfig, QuantizationName
-from octavo.config.option_types import AMOUNT, COUNT, POSITIVE, Limit, check_options, option
+from octavo.config.option_types import AMOUNT, COUNT, FRACTION, POSITIVE, Limit, check_options, option
 from octavo.config.parallel import ExecutorBackend, ParallelConfig
 from octavo.config.speculative import SpeculativeConfig, resolve_draft_model
 from octavo.errors import InvalidParameterError, UnknownOptionError
 
 DEFAULT_MODEL = "demo"
-_FRACTION: Limit = ("greater than 0 and at most 1", lambda value: 0.0 < value <= 1.0)
 _SEED: Limit = ("between 0 and 2^64 - 1", lambda value: 0 <= value < 2**64)
 _LORA_SIZES = ("max_loras", "max_lora_rank", "max_cpu_loras")
 Settings = TypeVar("Settings", ParallelConfig, CacheConfig, LoadConfig, SupervisionConfig, EngineConfig)
@@ -86,7 +85,7 @@ class EngineArgs:
     )
     num_kv_blocks: int | None = option(None, "KV blocks of each KV group; default: as many as fit into memory", COUNT)
     gpu_memory_utilization: float | None = option(
-        None, "fraction of the device's memory to use, on any device; default: 0.9, on CPUs 0.5", _FRACTION
+        None, "fraction of the device's memory to use, on any device; default: 0.9, on CPUs 0.5", FRACTION
     )
     encoder_cache_tokens: int | None = option(
         None, "maximum tokens of images whose embeddings are kept, at least the largest image's; default: 16384", COUNT

@@ -13,6 +13,7 @@ Limit = tuple[str, Callable[[Any], bool]]
 COUNT: Limit = ("an integer of at least 1", lambda value: value >= 1)
 POSITIVE: Limit = ("greater than 0", lambda value: value > 0.0)
 POSITIVE_FINITE: Limit = ("a finite number greater than 0", lambda value: 0.0 < value < math.inf)
+FRACTION: Limit = ("greater than 0 and at most 1", lambda value: 0.0 < value <= 1.0)
 AMOUNT: Limit = ("a finite number of at least 0", lambda value: 0.0 <= value < math.inf)
 
 _KINDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false", dict: "a mapping"}

@@ -25,7 +25,9 @@ from octavo.server.errors import ApiError, as_api_error, bad_request
 from octavo.server.exchange import ExchangeMiddleware, route_path
 from octavo.server.http_protocol import limited_protocol
 from octavo.server.lifecycle import EngineLifecycle
+from octavo.server.logged_requests import Identity
 from octavo.server.policy import Admission, RequestPolicy
+from octavo.server.request_log import RequestLog
 from octavo.server.returning import Returning
 from octavo.server.routes import Routes, add_pages
 from octavo.server.settings import Settings
@@ -46,6 +48,7 @@ def create_app(
 
     returning = returning or Returning(args, http_metrics)
     batches = None if args.state_dir is None else BatchService(args.state_dir, lifecycle, args, http_metrics)
+    request_log = None if args.request_log is None else RequestLog(args, lambda: _identity(lifecycle))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -53,6 +56,8 @@ def create_app(
         tasks = [asyncio.create_task(lifecycle.run())]
         if batches is not None:
             tasks.append(asyncio.create_task(batches.run()))
+        if request_log is not None:
+            tasks.append(asyncio.create_task(request_log.run()))
         yield
         for task in tasks:
             task.cancel()
@@ -60,6 +65,8 @@ def create_app(
         if batches is not None:
             batches.close()
         await returning.close()
+        if request_log is not None:
+            await request_log.close()
         await lifecycle.close()
 
     app = FastAPI(
@@ -77,7 +84,7 @@ def create_app(
         with_vllm_names=args.vllm_metrics,
         with_each_expert=args.expert_metrics,
     )
-    Routes(lifecycle, args, exposition, returning).add_to(app)
+    Routes(lifecycle, args, exposition, returning, request_log).add_to(app)
     if batches is not None:
         StoredRoutes(batches, args).add_to(app)
     add_pages(app, args.root_path)
@@ -90,6 +97,11 @@ def create_app(
     for kind in (HTTPException, RequestValidationError, ApiError, Exception):
         app.add_exception_handler(kind, answer_error)
     return app
+
+
+def _identity(lifecycle: EngineLifecycle) -> Identity:
+    settings = lifecycle.info.settings
+    return Identity.of(lifecycle.service.front, settings["model_name"], settings)
 
 
 def _as_api_error(request: Request, error: Exception) -> ApiError:

@@ -8,7 +8,7 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Literal
 
-from octavo.config.option_types import AMOUNT, COUNT, POSITIVE_FINITE, Limit, check_options, option
+from octavo.config.option_types import AMOUNT, COUNT, FRACTION, POSITIVE_FINITE, Limit, check_options, option
 from octavo.errors import InvalidParameterError
 
 LogFormat = Literal["text", "json"]
@@ -17,6 +17,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 ToolCallParserName = Literal[
     "auto", "none", "hermes", "llama3_json", "mistral", "mistral_args", "pythonic", "qwen3_coder"
 ]
+RequestLogOnly = Literal["all", "failed"]
 ReasoningParserName = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral"]
 
 _PORT: Limit = ("between 0 and 65535", lambda value: 0 <= value < 2**16)
@@ -107,6 +108,15 @@ class ServerArgs:
     )
     keep_mib: int = option(64, "maximum MiB of memory for the answers of clients that may come back", COUNT)
 
+    # requests to replay
+    request_log: str | None = option(
+        None, "folder for a log of requests, with prompts and answers, which `octavo replay` computes again"
+    )
+    request_log_only: RequestLogOnly = option("all", "all, or failed: requests that ended with an error")
+    request_log_sample: float = option(1.0, "fraction of requests that are logged, chosen at random", FRACTION)
+    request_log_days: float = option(7.0, "days after which logged requests go", POSITIVE_FINITE)
+    request_log_mib: int = option(256, "maximum MiB of logged requests; above it, the oldest go", COUNT)
+
     # logs and metrics
     log_level: LogLevel = option("info", "minimum level of log messages")
     log_format: LogFormat = option("text", "text, or one JSON object per line")
@@ -134,8 +144,9 @@ class ServerArgs:
             raise InvalidParameterError(missing, None, "certificate and key go together")
         if any(not key.isascii() or not key.isprintable() or key != key.strip() or not key for key in self.api_key):
             raise InvalidParameterError("api_key", "(hidden)", "printable ASCII without surrounding whitespace")
-        if self.state_dir is not None and not self.state_dir:
-            raise InvalidParameterError("state_dir", self.state_dir, "must not be empty")
+        for name in ("state_dir", "request_log"):
+            if getattr(self, name) == "":
+                raise InvalidParameterError(name, "", "must not be empty")
         if any(not name for name in self.served_model_name):
             raise InvalidParameterError("served_model_name", self.served_model_name, "names must not be empty")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):

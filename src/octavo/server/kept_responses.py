@@ -31,6 +31,10 @@ class Reply(FrameSource, Protocol):
         """The number of its choices."""
 
     @property
+    def token_ids(self) -> list[list[int]]:
+        """The tokens of each choice so far."""
+
+    @property
     def seeds(self) -> list[int]:
         """The seed of each prompt."""
 

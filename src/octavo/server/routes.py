@@ -23,8 +23,10 @@ from octavo.metrics.prometheus import Exposition
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ErrorReply, as_api_error
 from octavo.server.exchange import CLIENT_LEFT, STREAMS, Exchange
+from octavo.server.kept_responses import Begin
 from octavo.server.kept_responses import Reply as Preparation
 from octavo.server.lifecycle import EngineLifecycle, ServerInfo, TokenizerInfo
+from octavo.server.openai.birth import Birth
 from octavo.server.openai.embeddings import Embeddings, EmbeddingsRequest, num_inputs
 from octavo.server.openai.models import AdapterReply, LoadAdapterRequest, ModelCard, ModelList, UnloadAdapterRequest
 from octavo.server.openai.params import LARGE_BODY, num_samples
@@ -38,6 +40,7 @@ from octavo.server.openai.protocol import (
 )
 from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
 from octavo.server.openai.stored import STORED_TYPES, UPLOAD_FORM
+from octavo.server.request_log import RequestLog
 from octavo.server.returning import Returning
 from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
 
@@ -129,10 +132,15 @@ class Routes:
     """Handlers of raw requests; `server/openai` interprets the bodies."""
 
     def __init__(
-        self, lifecycle: EngineLifecycle, args: ServerArgs, exposition: Exposition, returning: Returning
+        self,
+        lifecycle: EngineLifecycle,
+        args: ServerArgs,
+        exposition: Exposition,
+        returning: Returning,
+        request_log: RequestLog | None = None,
     ) -> None:
         self._lifecycle, self._args, self._exposition = lifecycle, args, exposition
-        self._returning = returning
+        self._returning, self._request_log = returning, request_log
 
     def add_to(self, app: FastAPI) -> None:
         get, post = ["GET"], ["POST"]
@@ -178,6 +186,8 @@ class Routes:
             journal = self._returning.journal
             if journal is not None and journal.problem is not None:
                 health["journal"] = journal.problem
+            if self._request_log is not None and self._request_log.problem is not None:
+                health["request_log"] = self._request_log.problem
             return json_response(health)
         body = {"status": self._lifecycle.status, "error": refusal.detail}
         return json_response(body, refusal.status, refusal.headers)
@@ -270,16 +280,21 @@ class Routes:
         body, is_large = exchange.body, len(exchange.body) > LARGE_BODY
         wire, warnings = await asyncio.to_thread(read_request, body, kind) if is_large else read_request(body, kind)
         exchange.warnings += warnings
+        work: Callable[[], Awaitable[Reply]] = partial(answer, wire, exchange.warnings.append, is_large)
         if isinstance(wire, GenerationRequest | EmbeddingsRequest):
             exchange.num_samples = (
                 num_inputs(wire) if isinstance(wire, EmbeddingsRequest) else num_samples(wire, self._args)
             )
             _limit(exchange, wire.timeout)
         if isinstance(wire, GenerationRequest) and begin is not None:
-            prepare = partial(begin, wire, exchange.warnings.append, is_large)
-            if (kept := self._returning.respond(exchange, bool(wire.stream), prepare)) is not None:
+            is_stream = bool(wire.stream)
+            prepare: Begin = partial(begin, wire, exchange.warnings.append, is_large)
+            if self._request_log is not None:
+                prepare = self._request_log.watched(exchange, is_stream, prepare)
+                work = partial(_complete, prepare, is_stream)
+            if (kept := self._returning.respond(exchange, is_stream, prepare)) is not None:
                 return kept
-        reply = await unless_client_leaves(request, answer(wire, exchange.warnings.append, is_large))
+        reply = await unless_client_leaves(request, work())
         if reply is None:
             return Response(status_code=CLIENT_LEFT)
         if not isinstance(reply, msgspec.Struct):
@@ -297,6 +312,12 @@ def _limit(exchange: Exchange, timeout_s: float | None) -> None:
         exchange.limit_to(timeout_s)
     except InvalidParameterError as error:
         raise as_api_error(error) from None
+
+
+async def _complete(begin: Begin, is_stream: bool) -> Reply:
+    """Prepare an answer; return it as a stream that has not started, or complete."""
+    reply = await begin(Birth())
+    return reply if is_stream else await reply.whole()
 
 
 async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None:

@@ -1,4 +1,4 @@
-"""`StateDatabase`: the SQLite file of the state folder, and the one thread that uses it.
+"""`StateDatabase`: the SQLite file of a folder, and the one thread that uses it.
 
 Journaled ahead (WAL) and synced at each commit: what a caller was told is on disk, and a killed process leaves no half
 of a transaction.
@@ -9,6 +9,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,10 +21,24 @@ from octavo.server.openai.stored import Page
 
 T = TypeVar("T")
 
-_VERSION = 1
 _PAGES_AT_ONCE = 4096  # 16 MiB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """What is in a file, and the option that names its folder, for errors."""
+
+    option: str
+    version: int  # of the schema
+    schema: str
+    pragmas: tuple[str, ...] = ()  # set at each opening
+
+
 # `body` is the object on the wire, as JSON; what is looked for has a column. A line without a record is unanswered.
-_SCHEMA = """
+STATE = Layout(
+    option="state_dir",
+    version=1,
+    schema="""
 CREATE TABLE files (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, purpose TEXT NOT NULL,
     num_bytes INTEGER NOT NULL, expires_at INTEGER, body BLOB NOT NULL
@@ -38,17 +53,19 @@ CREATE TABLE lines (
 );
 CREATE UNIQUE INDEX lines_in_order ON lines (batch, line);
 CREATE INDEX unanswered_lines ON lines (batch, line) WHERE record IS NULL;
-"""
+""",
+)
 
 
 class StateDatabase:
     """Runs work on its thread, each piece in a transaction of its own."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, layout: Layout = STATE) -> None:
         """Open or create the file. Raises InvalidParameterError: it is damaged, or another version has written it."""
+        self._path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-state")
         try:
-            self._connection = self._thread.submit(_opened, path).result()
+            self._connection = self._thread.submit(_opened, path, layout).result()
         except BaseException:
             self._thread.shutdown()
             raise
@@ -89,34 +106,36 @@ class StateDatabase:
                     self._connection.execute("ROLLBACK")
                 raise
         except (sqlite3.Error, OSError) as error:
-            raise StateError(f"the state folder cannot be used: {error}") from error
+            raise StateError(f"{self._path.name} cannot be used: {error}") from error
         return result
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _opened(path: Path, layout: Layout) -> sqlite3.Connection:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files get this mode, too
         connection = sqlite3.connect(path, isolation_level=None)
         try:
-            _prepare(connection, path)
+            _prepare(connection, path, layout)
         except BaseException:
             connection.close()
             raise
     except (sqlite3.Error, OSError) as error:
-        raise InvalidParameterError("state_dir", str(path.parent), f"{path.name} cannot be used: {error}") from error
+        raise InvalidParameterError(layout.option, str(path.parent), f"{path.name} cannot be used: {error}") from error
     return connection
 
 
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+def _prepare(connection: sqlite3.Connection, path: Path, layout: Layout) -> None:
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; `shrink` gives back what is free
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    for pragma in layout.pragmas:
+        connection.execute(f"PRAGMA {pragma}")
     [version] = connection.execute("PRAGMA user_version").fetchone()
     if version == 0:
-        connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
-    elif version != _VERSION:
-        limit = f"{path.name} is of version {version}, this is Octavo's version {_VERSION}; use another folder"
-        raise InvalidParameterError("state_dir", str(path.parent), limit)
+        connection.executescript(f"BEGIN IMMEDIATE; {layout.schema} PRAGMA user_version = {layout.version}; COMMIT;")
+    elif version != layout.version:
+        limit = f"{path.name} is of version {version}, this is Octavo's version {layout.version}; use another folder"
+        raise InvalidParameterError(layout.option, str(path.parent), limit)
 
 
 def listed(

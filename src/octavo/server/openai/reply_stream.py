@@ -127,6 +127,11 @@ class ReplyStream(ABC, Generic[WholeReply]):
         return self._num_choices
 
     @property
+    def token_ids(self) -> list[list[int]]:
+        """The tokens of each choice so far."""
+        return [list(sample.token_ids) for live in self._lives for sample in live.state.samples]
+
+    @property
     def model_key(self) -> str:
         """What computes this reply: the same key, the same bytes."""
         adapter = self._prompts[0].samples[0].adapter
