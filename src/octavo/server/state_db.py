@@ -89,11 +89,10 @@ class StateDatabase:
 
     def _shrink(self) -> None:
         try:
-            self._connection.executescript(
-                f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})"
-            )  # `execute` would do one page
+            pages = f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})"
+            self._connection.executescript(pages)  # `execute` would do one page
         except sqlite3.Error as error:
-            raise StateError(f"the state folder cannot be used: {error}") from error
+            raise StateError(f"{self._path.name} cannot be used: {error}") from error
 
     def _in_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
