@@ -28,6 +28,7 @@ class Script:
     name = "cmpl-1"
     model_key = "m"
     seeds: ClassVar = [1]
+    token_ids: ClassVar[list[list[int]]] = []
 
     def __init__(self, num_choices: int = 1) -> None:
         self.num_choices = num_choices
