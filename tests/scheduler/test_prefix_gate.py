@@ -228,6 +228,12 @@ def test_every_request_gets_its_own_tokens(first_seed: int) -> None:
         run_twice(random.Random(seed).randbytes(400 + 40 * seed % 1200))
 
 
+@pytest.mark.parametrize("seed", pick([20341], [10002, 20056, 20341, 20346, 20517]))
+def test_schedules_that_failed_once(seed: int) -> None:
+    """Blocks of an aborted request that nobody gave back; a slot that was written while it was to be read."""
+    run_twice(random.Random(seed).randbytes(400 + seed % 1500))
+
+
 def test_the_schedules_are_worth_their_time() -> None:
     drills = [drill for seed in range(3, 9) for drill in run_twice(random.Random(seed).randbytes(2000))]
     done = sum((drill.done for drill in drills), start=Counter[str]())

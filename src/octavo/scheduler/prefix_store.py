@@ -283,9 +283,9 @@ class PrefixStore:
 
         Of each rank, the result is a list of those it could not read: (index, what was wrong).
         """
-        self.save_evicted()  # perhaps these very blocks had other contents
         groups, block_ids, hashes = (list(column) for column in zip(*places, strict=True))
         slots = [self.stored[group].begin_read(block_hash) for group, _, block_hash in places]
+        self.save_evicted()  # perhaps these very blocks had other contents; the slots to read stay
         return self._call("read_blocks", groups, block_ids, slots, hashes)
 
     def place(self, places: Sequence[tuple[int, int, bytes]]) -> BaseException | None:
