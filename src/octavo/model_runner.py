@@ -59,7 +59,7 @@ class ModelRunner:
         self, model_name: ModelName | None = None, device: str = "auto", dtype: str | None = None, **options: Any
     ) -> None:
         config = engine_args(model_name, {"device": device, "dtype": dtype or "auto", **options}).resolve()
-        if config.model.recurrent is not None:
+        if config.model.recurrent_layers:
             raise UnsupportedModelError(
                 f"{config.model.model}: a handle of ModelRunner holds keys and values, and layers of this model keep "
                 "a recurrent state; use LLM"

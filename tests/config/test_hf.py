@@ -11,7 +11,8 @@ import pytest
 
 from octavo.config.architectures import ARCHITECTURES
 from octavo.config.hf import read_model_config
-from octavo.config.model import GenerationDefaults, ModelConfig, RopeConfig
+from octavo.config.layers import AttentionSpec, DenseSpec, LayerSpec, RopeConfig, RotarySpec
+from octavo.config.model import GenerationDefaults, ModelConfig
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.models.registry import MODEL_MODULES
 
@@ -53,6 +54,8 @@ def read(folder: Path, config: dict[str, Any], generation: object = None, **opti
 
 def test_plain_llama(tmp_path: Path) -> None:
     config = read(tmp_path, LLAMA)
+    attention = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=6)
+    layer = LayerSpec(attention, DenseSpec(intermediate_size=45))
     assert config == ModelConfig(
         model="tiny",
         path=str(tmp_path),
@@ -60,16 +63,11 @@ def test_plain_llama(tmp_path: Path) -> None:
         dtype="bfloat16",
         vocab_size=97,
         hidden_size=36,
-        intermediate_size=45,
-        num_layers=4,
-        num_heads=6,
-        num_kv_heads=2,
-        head_dim=6,
+        layers=(layer,) * 4,
+        rotary=(RotarySpec(rope=RopeConfig(), width=6),),
         max_position_embeddings=64,
         max_model_len=64,
         rms_norm_eps=1e-5,
-        rope=RopeConfig(),
-        sliding_windows=(None,) * 4,
         bos_token_id=1,
         eos_token_ids=(2,),
     )
@@ -94,7 +92,7 @@ def test_spellings_of_transformers_4_and_5_mean_the_same(tmp_path: Path, scaling
     oldest = {**without(scaling, "rope_type"), "type": scaling["rope_type"]}
     assert old == new
     assert read(tmp_path, {**bare, "dtype": "float16", "rope_scaling": oldest, "rope_theta": 500.0}) == new
-    assert (new.dtype, new.rope.kind, new.rope.theta) == ("float16", scaling["rope_type"], 500.0)
+    assert (new.dtype, new.rotary[0].rope.kind, new.rotary[0].rope.theta) == ("float16", scaling["rope_type"], 500.0)
 
 
 @pytest.mark.parametrize(
@@ -124,12 +122,12 @@ def test_beyond_the_original_length_of_dynamic_scaling_is_explained(tmp_path: Pa
 
 def test_absent_and_null_keys_mean_what_each_architecture_says(tmp_path: Path) -> None:
     no_kv = without({**LLAMA, "num_attention_heads": 32, "hidden_size": 64}, "num_key_value_heads")
-    assert read(tmp_path, no_kv).num_kv_heads == 32
-    assert read(tmp_path, {**no_kv, "architectures": ["MistralForCausalLM"]}).num_kv_heads == 8
-    assert read(tmp_path, {**MISTRAL, "num_key_value_heads": None}).num_kv_heads == 6
-    assert read(tmp_path, QWEN3).head_dim == 128
-    assert read(tmp_path, {**QWEN3, "head_dim": 10}).head_dim == 10
-    assert read(tmp_path, QWEN2).head_dim == 6
+    assert read(tmp_path, no_kv).attention(0).num_kv_heads == 32
+    assert read(tmp_path, {**no_kv, "architectures": ["MistralForCausalLM"]}).attention(0).num_kv_heads == 8
+    assert read(tmp_path, {**MISTRAL, "num_key_value_heads": None}).attention(0).num_kv_heads == 6
+    assert read(tmp_path, QWEN3).attention(0).head_dim == 128
+    assert read(tmp_path, {**QWEN3, "head_dim": 10}).attention(0).head_dim == 10
+    assert read(tmp_path, QWEN2).attention(0).head_dim == 6
     assert read(tmp_path, without(LLAMA, "torch_dtype")).dtype == "float32"
     assert read(tmp_path, without(LLAMA, "architectures")).architecture == "LlamaForCausalLM"
 
@@ -137,13 +135,15 @@ def test_absent_and_null_keys_mean_what_each_architecture_says(tmp_path: Path) -
 def test_biases_are_the_architectures_own(tmp_path: Path) -> None:
     def biases(config: dict[str, Any]) -> tuple[bool, bool, bool, bool]:
         model = read(tmp_path, {**config, "attention_bias": True, "mlp_bias": True})
-        return model.attention_bias, model.attention_out_bias, model.mlp_bias, model.qk_norm
+        assert model.dense is not None
+        spec = model.attention(0)
+        return spec.has_bias, spec.has_out_bias, model.dense.has_bias, spec.has_head_norms
 
     assert biases(LLAMA) == (True, True, True, False)
     assert biases(QWEN3) == (True, True, False, True)
     assert biases(QWEN2) == (True, False, False, False)
-    assert read(tmp_path, QWEN2).attention_bias
-    assert not read(tmp_path, QWEN3).attention_bias
+    assert read(tmp_path, QWEN2).attention(0).has_bias
+    assert not read(tmp_path, QWEN3).attention(0).has_bias
 
 
 @pytest.mark.parametrize(
@@ -264,9 +264,9 @@ def test_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 
 def test_attn_factor_multiplies_what_yarn_has_anyway(tmp_path: Path) -> None:
     scaling = {**YARN, "attn_factor": 0.8782488562869419}  # as DeepSeek-R1-0528-Qwen3-8B has it
-    assert read(tmp_path, {**LLAMA, "rope_scaling": scaling}).rope.attention_factor == pytest.approx(1.0)
+    assert read(tmp_path, {**LLAMA, "rope_scaling": scaling}).rotary[0].rope.attention_factor == pytest.approx(1.0)
     both = {**scaling, "attention_factor": 0.9, "extrapolation_factor": 1.0}
-    assert read(tmp_path, {**LLAMA, "rope_scaling": both}).rope.attention_factor == 0.9
+    assert read(tmp_path, {**LLAMA, "rope_scaling": both}).rotary[0].rope.attention_factor == 0.9
     with pytest.raises(UnsupportedModelError, match=r"extrapolation_factor=0\.5"):
         read(tmp_path, {**LLAMA, "rope_scaling": {**YARN, "extrapolation_factor": 0.5}})
 

@@ -40,14 +40,15 @@ def test_settings(architecture: str, change: dict[str, object], tmp_path: Path) 
     if ARCHITECTURES[architecture].local_rope_theta is not None and change in ONE_ROTATION:
         pytest.skip("transformers ignores these settings where layers rotate in two ways")
     ours, theirs = read_model_config(tmp_path, model="least"), AutoConfig.from_pretrained(tmp_path)
-    assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+    assert ours.attention(0).num_kv_heads == theirs.num_key_value_heads
+    head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    assert ours.attention(0).head_dim == head_dim
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     rope = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)  # of kinds of layers, in some
-    assert (ours.rope.theta, ours.rope.kind) == (rope["rope_theta"], rope["rope_type"])
-    assert ours.rope.original_max_position == rope.get(
-        "original_max_position_embeddings", ours.rope.original_max_position
+    assert (ours.rotary[0].rope.theta, ours.rotary[0].rope.kind) == (rope["rope_theta"], rope["rope_type"])
+    assert ours.rotary[0].rope.original_max_position == rope.get(
+        "original_max_position_embeddings", ours.rotary[0].rope.original_max_position
     )
 
 
@@ -62,8 +63,7 @@ def test_layers_with_a_window_rotate_by_settings_of_their_own(tmp_path: Path) ->
     for change, thetas in cases:
         (tmp_path / "config.json").write_text(json.dumps({**GEMMA, **change}))
         config = read_model_config(tmp_path, model="gemma")
-        assert config.local_rope is not None
-        assert (config.rope.theta, config.local_rope.theta) == thetas
+        assert (config.rotary[0].rope.theta, config.rotary[1].rope.theta) == thetas
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from transformers import AutoConfig
 from octavo.config.architectures import ARCHITECTURES
 from octavo.config.hf import read_model_config
 from octavo.config.hf_images import TOWER_READERS
+from octavo.config.layers import DenseSpec
 from octavo.errors import CheckpointError, UnsupportedModelError
 
 TEXT = {
@@ -39,7 +40,7 @@ def test_absent_keys(architecture: str, tmp_path: Path) -> None:
     save(tmp_path, architecture, {})
     ours, theirs = read_model_config(tmp_path, model="least"), AutoConfig.from_pretrained(tmp_path)
     text, vision = theirs.text_config, theirs.vision_config
-    assert (ours.num_kv_heads, ours.rms_norm_eps, ours.rope.theta) == (
+    assert (ours.attention(0).num_kv_heads, ours.rms_norm_eps, ours.rotary[0].rope.theta) == (
         text.num_key_value_heads,
         text.rms_norm_eps,
         text.rope_parameters["rope_theta"],
@@ -62,7 +63,11 @@ def test_older_files_have_the_text_beside_the_rest_and_name_their_rotary_type(tm
     rope = {"rope_parameters": None, "rope_theta": 1e5, "rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 1]}}
     save(tmp_path, NAMES[0], {}, flat=True, tie_word_embeddings=True, **rope)
     config = read_model_config(tmp_path, model="older")
-    assert (config.rope.theta, config.rope.kind, config.rope.sections) == (1e5, "default", (1, 2, 1))
+    assert (config.rotary[0].rope.theta, config.rotary[0].rope.kind, config.rotary[0].rope.sections) == (
+        1e5,
+        "default",
+        (1, 2, 1),
+    )
     assert config.tie_word_embeddings
 
 
@@ -112,9 +117,10 @@ def test_a_nested_model_leaves_out_what_is_its_familys_default(
         vision |= {"image_size": 896, "patch_size": 14}  # transformers' own defaults do not go together
     (tmp_path / "config.json").write_text(json.dumps({**config, "vision_config": vision}))
     ours = read_model_config(tmp_path, model="least")
-    for mine, name in {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"}.items():
-        assert getattr(ours, mine) == getattr(theirs, name)
-    for name in ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings", "rms_norm_eps"):
+    assert ours.num_layers == theirs.num_hidden_layers
+    assert ours.attention(0).num_heads == theirs.num_attention_heads
+    assert ours.dense == DenseSpec(intermediate_size=theirs.intermediate_size)
+    for name in ("vocab_size", "hidden_size", "max_position_embeddings", "rms_norm_eps"):
         assert getattr(ours, name) == getattr(theirs, name), name
-    assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert ours.rope.is_interleaved == (architecture == "Qwen3VLForConditionalGeneration")
+    assert ours.attention(0).num_kv_heads == theirs.num_key_value_heads
+    assert ours.rotary[0].rope.is_interleaved == (architecture == "Qwen3VLForConditionalGeneration")

@@ -8,7 +8,8 @@ import pytest
 
 from octavo.config.args import EngineArgs
 from octavo.config.hf import read_model_config
-from octavo.config.model import ModelConfig, MoEConfig
+from octavo.config.layers import ExpertsSpec
+from octavo.config.model import ModelConfig
 from octavo.errors import CheckpointError, InvalidParameterError, OctavoError, UnsupportedModelError
 
 BASE: dict[str, Any] = {
@@ -35,33 +36,32 @@ def read(folder: Path, config: dict[str, Any]) -> ModelConfig:
     return read_model_config(write(folder, config), model="tiny")
 
 
-def moe(folder: Path, config: dict[str, Any]) -> MoEConfig:
-    result = read(folder, config).moe
+def moe(folder: Path, config: dict[str, Any]) -> ExpertsSpec:
+    result = read(folder, config).experts
     assert result is not None
     return result
 
 
 def test_absent_keys_mean_what_each_architecture_says(tmp_path: Path) -> None:
-    everywhere = (True,) * 4
-    assert moe(tmp_path, MIXTRAL) == MoEConfig(
-        num_experts=8, top_k=2, intermediate_size=45, renormalizes=True, is_sparse=everywhere
-    )
-    assert moe(tmp_path, QWEN2) == MoEConfig(
+    assert moe(tmp_path, MIXTRAL) == ExpertsSpec(num_experts=8, top_k=2, intermediate_size=45, renormalizes=True)
+    assert moe(tmp_path, QWEN2) == ExpertsSpec(
         num_experts=60,
         top_k=4,
         intermediate_size=1408,
         shared_intermediate_size=5632,
         renormalizes=False,
-        is_sparse=everywhere,
     )
-    assert moe(tmp_path, QWEN3) == MoEConfig(
-        num_experts=128, top_k=8, intermediate_size=768, renormalizes=False, is_sparse=everywhere
-    )
+    assert moe(tmp_path, QWEN3) == ExpertsSpec(num_experts=128, top_k=8, intermediate_size=768, renormalizes=False)
     mixtral = read(tmp_path, MIXTRAL)
-    assert (mixtral.rms_norm_eps, mixtral.rope.theta, mixtral.sliding_windows) == (1e-5, 1e6, (None,) * 4)
-    assert (read(tmp_path, QWEN2).attention_bias, read(tmp_path, QWEN2).attention_out_bias) == (True, False)
-    assert not read(tmp_path, {**QWEN2, "qkv_bias": False}).attention_bias
-    assert read(tmp_path, QWEN3).qk_norm
+    assert (mixtral.rms_norm_eps, mixtral.rotary[0].rope.theta, mixtral.attention(0).sliding_window) == (
+        1e-5,
+        1e6,
+        None,
+    )
+    spec = read(tmp_path, QWEN2).attention(0)
+    assert (spec.has_bias, spec.has_out_bias) == (True, False)
+    assert not read(tmp_path, {**QWEN2, "qkv_bias": False}).attention(0).has_bias
+    assert read(tmp_path, QWEN3).attention(0).has_head_norms
 
 
 def test_the_number_of_experts_has_two_names(tmp_path: Path) -> None:
@@ -73,11 +73,13 @@ def test_the_number_of_experts_has_two_names(tmp_path: Path) -> None:
 
 
 def test_which_layers_have_experts(tmp_path: Path) -> None:
-    assert moe(tmp_path, {**QWEN3, "decoder_sparse_step": 2}).is_sparse == (False, True, False, True)
-    mixed = {**QWEN2, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
-    assert moe(tmp_path, mixed).is_sparse == (False, True, False, False)
-    assert moe(tmp_path, {**MIXTRAL, "decoder_sparse_step": 2}).is_sparse == (True,) * 4
-    assert read(tmp_path, {**QWEN3, "mlp_only_layers": [0, 1, 2, 3]}).moe is None
+    def are_sparse(config: dict[str, Any]) -> list[bool]:
+        return [isinstance(layer.feed_forward, ExpertsSpec) for layer in read(tmp_path, config).layers]
+
+    assert are_sparse({**QWEN3, "decoder_sparse_step": 2}) == [False, True, False, True]
+    assert are_sparse({**QWEN2, "decoder_sparse_step": 2, "mlp_only_layers": [3]}) == [False, True, False, False]
+    assert are_sparse({**MIXTRAL, "decoder_sparse_step": 2}) == [True] * 4
+    assert read(tmp_path, {**QWEN3, "mlp_only_layers": [0, 1, 2, 3]}).experts is None
 
 
 @pytest.mark.parametrize(

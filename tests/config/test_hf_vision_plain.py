@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from octavo.config.hf import read_model_config
+from octavo.config.layers import DenseSpec
 from octavo.config.model import ModelConfig
 from octavo.errors import CheckpointError, OctavoError, UnsupportedModelError
 
@@ -49,13 +50,14 @@ WHOLE: dict[str, dict[str, Any]] = {
 def test_absent_keys(whole: dict[str, Any], tmp_path: Path) -> None:
     ours, theirs = read(tmp_path, whole), AutoConfig.from_pretrained(tmp_path)
     text, vision = theirs.text_config, theirs.vision_config
-    names = ("vocab_size", "hidden_size", "intermediate_size", "rms_norm_eps", "max_position_embeddings")
+    names = ("vocab_size", "hidden_size", "rms_norm_eps", "max_position_embeddings")
     assert [getattr(ours, name) for name in names] == [getattr(text, name) for name in names]
-    assert (ours.num_layers, ours.num_heads, ours.num_kv_heads) == (
+    assert (ours.num_layers, ours.attention(0).num_heads, ours.attention(0).num_kv_heads) == (
         text.num_hidden_layers,
         text.num_attention_heads,
         text.num_key_value_heads,
     )
+    assert ours.dense == DenseSpec(intermediate_size=text.intermediate_size)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     tower = ours.vision
     assert tower is not None

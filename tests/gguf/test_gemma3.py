@@ -43,9 +43,9 @@ def read(tmp_path: Path, **changes: Any) -> ModelConfig:
 def test_what_files_leave_out_is_that_of_the_published_models(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert found.sliding_windows == (512,) * 5 + (None,) + (512,) * 2
-    assert found.local_rope is not None
-    assert (found.rope.theta, found.local_rope.theta) == (1e6, 1e4)
-    assert found.attention_scale == pytest.approx(32**-0.5)
+    whole, local = (table.rope for table in found.rotary)
+    assert (whole.theta, local.theta) == (1e6, 1e4)
+    assert found.attention(0).scale == pytest.approx(32**-0.5)
     assert found.logits_soft_cap is None
     assert found.eos_token_ids == (1, 3)
 
@@ -60,11 +60,11 @@ def test_what_they_say_holds(tmp_path: Path) -> None:
     said = {"rope__freq_base_swa": 500.0, "final_logit_softcapping": 30.0, "rope__scaling__factor": 8.0}
     found = read(tmp_path, attention__sliding_window_pattern=2, rope__scaling__type="linear", **said)
     assert found.sliding_windows == (512, None) * 4
-    assert found.local_rope is not None
-    assert (found.local_rope.theta, found.local_rope.kind, found.logits_soft_cap) == (500.0, "default", 30.0)
-    assert (found.rope.kind, found.rope.factor) == ("linear", 8.0)
+    whole, local = (table.rope for table in found.rotary)
+    assert (local.theta, local.kind, found.logits_soft_cap) == (500.0, "default", 30.0)
+    assert (whole.kind, whole.factor) == ("linear", 8.0)
     assert read(tmp_path, attention__sliding_window=None).sliding_windows == (None,) * 8
-    assert read(tmp_path, block_count=62).attention_scale == pytest.approx((64 / 4) ** -0.5)  # as in Gemma 3 27B
+    assert read(tmp_path, block_count=62).attention(0).scale == pytest.approx((64 / 4) ** -0.5)  # as in Gemma 3 27B
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:

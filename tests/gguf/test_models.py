@@ -12,7 +12,8 @@ from tests.models.tiny import TINY_MODELS, TinyModel
 
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
-from octavo.config.model import GenerationDefaults, RopeConfig
+from octavo.config.layers import RopeConfig
+from octavo.config.model import GenerationDefaults
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.layers.rotary import inverse_frequencies
 from octavo.loader.registry import get_model_loader
@@ -87,8 +88,9 @@ def test_factors_of_llama_3_1_are_recognized(tmp_path: Path) -> None:
     from tests.gguf.llama3 import write_llama3
 
     config = read_model_config(write_llama3(tmp_path, factor=8.0), model="m")
-    assert (config.rope.kind, config.rope.factor, config.rope.original_max_position) == ("llama3", 8.0, 8192)
-    others = read_model_config(write_llama3(tmp_path, factor=8.0, wrong=True), model="m").rope
+    rope = config.rotary[0].rope
+    assert (rope.kind, rope.factor, rope.original_max_position) == ("llama3", 8.0, 8192)
+    others = read_model_config(write_llama3(tmp_path, factor=8.0, wrong=True), model="m").rotary[0].rope
     assert others.kind == "default"
     assert [others.divisors[0], others.divisors[-1]] == pytest.approx([1.1, 8.8])
     plain = inverse_frequencies(RopeConfig(theta=others.theta), 64)[0]
@@ -99,7 +101,7 @@ def test_factors_of_llama_3_1_are_recognized(tmp_path: Path) -> None:
 def test_a_factor_without_a_kind_is_linear(key: str, tmp_path: Path) -> None:
     tiny("llama").save(tmp_path)
     changes: dict[str, Any] = {key: 4.0}
-    rope = read_model_config(convert(tmp_path, tmp_path / "model.gguf", **changes), model="m").rope
+    rope = read_model_config(convert(tmp_path, tmp_path / "model.gguf", **changes), model="m").rotary[0].rope
     assert (rope.kind, rope.factor) == ("linear", 4.0)
 
 

@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
 
-from octavo.config.model import RopeConfig
+from octavo.config.layers import RopeConfig
 from octavo.layers.rotary import RotaryEmbedding, inverse_frequencies
 
 HEAD_DIM = 128

@@ -3,21 +3,20 @@
 Legend: T = tokens, H = query heads, G = kv heads, E = head size, C = context positions.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 from tests.models.recurrent import RecurrentForCausalLM, load_as, with_recurrent_layers
 from torch import nn
 
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
-from octavo.config.model import LatentConfig, ModelConfig
+from octavo.config.layers import LatentSpec
+from octavo.config.model import ModelConfig
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
-from octavo.models.llama import Qwen3Attention
+from octavo.models.common import DecoderAttention
 
 
-class LatentAttention(Qwen3Attention):
+class LatentAttention(DecoderAttention):
     """The vector is a head's value and, behind it, its key. Each token attends alone, so that its bits are its own."""
 
     is_recordable = False
@@ -25,7 +24,7 @@ class LatentAttention(Qwen3Attention):
     def __init__(self, config: ModelConfig, layer: int, context: BuildContext) -> None:
         super().__init__(config, layer, context)
         self._kv_group = config.kv_group_of(layer)
-        self._sizes = self.qkv.heads.query.size, self.qkv.heads.kv.size, config.head_dim
+        self._sizes = self.qkv.heads.query.size, self.qkv.heads.kv.size, config.attention(layer).head_dim
 
     def forward(
         self,
@@ -68,7 +67,7 @@ class LatentForCausalLM(RecurrentForCausalLM):
 
     def build_attention(self, layer: int) -> nn.Module:
         """Compose what mixes the tokens of block number `layer`."""
-        if self.config.recurrent is not None and layer in self.config.recurrent.layers:
+        if layer in self.config.recurrent_layers:
             return super().build_attention(layer)
         return LatentAttention(self.config, layer, self.context)
 
@@ -77,8 +76,8 @@ def use_latent_layers(monkeypatch: pytest.MonkeyPatch, recurrent_layers: tuple[i
     """Load checkpoints of Qwen3 as this model from now on."""
 
     def change(config: ModelConfig) -> ModelConfig:
-        latent = LatentConfig(size=2 * config.head_dim, value_size=config.head_dim)
-        config = replace(config, latent=latent)
+        size = config.attention(0).head_dim
+        config = config.with_attention(latent=LatentSpec(2 * size, size))
         return with_recurrent_layers(config, recurrent_layers) if recurrent_layers else config
 
     load_as(monkeypatch, LatentForCausalLM, change)

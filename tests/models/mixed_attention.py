@@ -14,14 +14,14 @@ from octavo.config.model import ModelConfig
 from octavo.layers.attention import SinkWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.rotary import RotaryEmbedding
-from octavo.models.llama import Qwen3Attention
+from octavo.models.common import DecoderAttention
 from octavo.models.llama import Qwen3ForCausalLM as PlainQwen3
 
 CASE = next(case for case in TINY_MODELS if case.name == "qwen3-mixed-windows")  # windows in layers 0 and 2 of 3
 MODULES = MappingProxyType({"Qwen3ForCausalLM": __name__})  # in place of the registry's
 
 
-class MixedAttention(Qwen3Attention):
+class MixedAttention(DecoderAttention):
     def build_sinks(self, context: BuildContext) -> SinkWeights:
         return SinkWeights(self.qkv.heads.query, context=context)
 
@@ -41,7 +41,7 @@ class Qwen3ForCausalLM(PlainQwen3):
         return MixedAttention(self.config, layer, self.context)
 
     def build_rotary_tables(self) -> list[RotaryEmbedding]:
-        rope = replace(self.config.rope, theta=50.0)
+        rope = replace(self.config.rotary[0].rope, theta=50.0)
         partial = RotaryEmbedding(rope, 6, self.config.max_model_len, device=self.context.device)
         return [*super().build_rotary_tables(), partial]
 

@@ -60,7 +60,7 @@ class PagedRunner:
 
     def __init__(self, model: CausalLM, *, num_blocks: int = 64, block_size: int = 4, seed: int = 0) -> None:
         self._model, self._block_size = model, block_size
-        layout = model.context.attention.kv_layout(model.config.head_dim)
+        layout = model.context.attention.kv_layout(model.config.attention(0).head_dim)
         shape = (num_blocks * block_size, model.heads.kv.size, layout.head_size)
         # Rubbish in unwritten slots must not show, so it is large.
         rubbish = 1e4 if layout.dtype.is_floating_point else torch.iinfo(layout.dtype).max

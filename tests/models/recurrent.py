@@ -16,12 +16,13 @@ from torch import nn
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, RecurrentStates
 from octavo.config import args
 from octavo.config.hf import read_model_config
-from octavo.config.model import ModelConfig, RecurrentConfig
+from octavo.config.layers import AttentionSpec, LayerSpec, RecurrentSpec
+from octavo.config.model import ModelConfig
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
 from octavo.models import registry
+from octavo.models.common import DecoderAttention
 from octavo.models.interfaces import CausalLM
-from octavo.models.llama import Qwen3Attention
 from octavo.models.llama import Qwen3ForCausalLM as Qwen3
 
 CONV_WEIGHTS = (0.25, 0.5)  # of the token before the last one, and of the last
@@ -29,15 +30,26 @@ DECAY = 0.75
 INTERVAL = 8
 
 
-class RecurrentMixer(Qwen3Attention):
+class ProjectedSpec(RecurrentSpec, frozen=True, kw_only=True):
+    """A recurrent layer with the projections of one that attends."""
+
+    projections: AttentionSpec
+
+
+def _attending(layer: LayerSpec) -> LayerSpec:
+    return replace(layer, mixer=layer.mixer.projections) if isinstance(layer.mixer, ProjectedSpec) else layer
+
+
+class RecurrentMixer(DecoderAttention):
     """With the projections of attention: h = decay * h + k * conv(v), and q * h / (1 + |h|) comes out."""
 
     is_recordable = False
 
     def __init__(self, config: ModelConfig, layer: int, context: BuildContext) -> None:
-        super().__init__(config, layer, context)
+        attending = replace(config, layers=tuple(map(_attending, config.layers)))
+        super().__init__(attending, layer, context)
         self._kv_group = config.kv_group_of(layer)
-        self._sizes = self.qkv.heads.query.size, self.qkv.heads.kv.size, config.head_dim
+        self._sizes = self.qkv.heads.query.size, self.qkv.heads.kv.size, attending.attention(layer).head_dim
 
     def forward(
         self,
@@ -101,16 +113,21 @@ class RecurrentForCausalLM(Qwen3):
 
     def build_attention(self, layer: int) -> nn.Module:
         """Compose what mixes the tokens of block number `layer`."""
-        assert self.config.recurrent is not None
-        if layer in self.config.recurrent.layers:
+        if layer in self.config.recurrent_layers:
             return RecurrentMixer(self.config, layer, self.context)
         return super().build_attention(layer)
 
 
 def with_recurrent_layers(config: ModelConfig, layers: tuple[int, ...]) -> ModelConfig:
-    shape = config.num_kv_heads, config.head_dim
-    recurrent = RecurrentConfig(layers=layers, conv_shape=(2, *shape), matrix_shape=shape, interval=INTERVAL)
-    return replace(config, recurrent=recurrent)
+    def change(number: int, layer: LayerSpec) -> LayerSpec:
+        if number not in layers:
+            return layer
+        spec = config.attention(number)
+        shape = spec.num_kv_heads, spec.head_dim
+        sizes = {"conv_shape": (2, *shape), "matrix_shape": shape}
+        return replace(layer, mixer=ProjectedSpec(**sizes, interval=INTERVAL, projections=spec))
+
+    return replace(config, layers=tuple(change(number, layer) for number, layer in enumerate(config.layers)))
 
 
 def use_recurrent_layers(monkeypatch: pytest.MonkeyPatch, layers: tuple[int, ...]) -> None:

@@ -23,7 +23,7 @@ from octavo import LLM, SamplingParams
 from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import AttentionMetadata, GroupSlots
 from octavo.config.args import EngineArgs
-from octavo.config.model import RopeConfig
+from octavo.config.layers import RopeConfig
 from octavo.distributed.groups import ParallelGroups
 from octavo.inputs import Prompt
 from octavo.layers.rotary import RotaryEmbedding

@@ -51,8 +51,8 @@ def test_two_and_four_ranks_give_the_tokens_of_one(at: int, name: str, tmp_path:
 
     for size in pick(((2, 4)[at % 2],), (2, 4)):
         results = run_ranks(body, size)
-        assert alone.config.moe is not None
-        assert sum(num_held for *_, num_held in results) == alone.config.moe.num_experts
+        assert alone.config.experts is not None
+        assert sum(num_held for *_, num_held in results) == alone.config.experts.num_experts
         for rank_tokens, rank_logits, rank_loads, _ in results:
             assert rank_tokens == tokens
             torch.testing.assert_close(rank_logits, logits, atol=TOLERANCE, rtol=0)

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 from safetensors.torch import load_file, save_file
 from tests.models.paged import PagedRunner, load
 from tests.models.test_family import CASES, TOKENS, load_as
 
 from octavo.config.hf import read_model_config
+from octavo.config.layers import ExpertsSpec
 from octavo.errors import CheckpointError
 from octavo.layers.moe import MixtureOfExperts
 
@@ -48,10 +50,15 @@ def test_a_stack_that_does_not_fit_is_named(tmp_path: Path) -> None:
 def test_how_tokens_choose_shows_in_the_logits(tmp_path: Path) -> None:
     CASES["qwen2-moe"].save(tmp_path)
     config = read_model_config(tmp_path, model="x")
-    assert config.moe is not None
     expected = load_as(config)
-    for changed in (replace(config.moe, top_k=3), replace(config.moe, renormalizes=True)):
-        assert (load_as(replace(config, moe=changed)) - expected).abs().max() > 0.05
+    for change in ({"top_k": 3}, {"renormalizes": True}):
+        changed = tuple(
+            replace(layer, feed_forward=structs.replace(layer.feed_forward, **change))
+            if isinstance(layer.feed_forward, ExpertsSpec)
+            else layer
+            for layer in config.layers
+        )
+        assert (load_as(replace(config, layers=changed)) - expected).abs().max() > 0.05
 
 
 def test_tokens_are_counted_by_expert(tmp_path: Path) -> None:

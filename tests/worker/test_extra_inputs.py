@@ -54,11 +54,16 @@ def _extra_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.models.registry.MODEL_MODULES", modules)
 
 
+def with_sections(config: EngineConfig, sections: tuple[int, ...]) -> EngineConfig:
+    rotary = tuple(replace(each, rope=replace(each.rope, sections=sections)) for each in config.model.rotary)
+    return replace(config, model=replace(config.model, rotary=rotary))
+
+
 def config_of(folder: Path, **options: Any) -> EngineConfig:
     defaults = {"dtype": "float32", "max_model_len": MAX_LEN, "block_size": 4, "num_kv_blocks": 256, "max_num_seqs": 8}
     args = EngineArgs.from_options({"model_name": str(folder), "tokenizer": "demo", **defaults, **options})
     config = args.resolve()
-    return replace(config, model=replace(config.model, rope=replace(config.model.rope, sections=SECTIONS)))
+    return with_sections(config, SECTIONS)
 
 
 def grid_positions(start: int, height: int, width: int, end: int) -> NDArray[np.int32]:
@@ -230,7 +235,7 @@ def test_blocks_are_shared_by_those_alone_who_bring_the_same(folders: dict[str, 
 
 def test_what_a_model_would_not_read_is_refused(folders: dict[str, Checkpoint]) -> None:
     config = config_of(folders["Qwen2"].folder)
-    one_axis = replace(config, model=replace(config.model, rope=replace(config.model.rope, sections=())))
+    one_axis = with_sections(config, ())
     core = make_core(one_axis, make_executor(one_axis))
     core.add_request(make_request("r", range(3, 33), max_tokens=1, extra_inputs=extras(30)[3][0]))
     assert "rotary_positions" in str(core.step().finished["r"].error)

@@ -90,15 +90,16 @@ def test_a_tied_head_counts_twice_where_packing_copies_it(model: ModelConfig) ->
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_integers_take_what_their_format_says(model: ModelConfig, is_tied: bool) -> None:
     model = replace(model, tie_word_embeddings=is_tied)
-    int8 = held(model, "int8")
+    int8, spec = held(model, "int8"), model.attention(0)
+    assert model.dense is not None
     rows = model.num_layers * (
-        (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-        + 2 * model.intermediate_size
+        (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        + 2 * model.dense.intermediate_size
         + 2 * model.hidden_size
     )
     embedding = model.vocab_size * model.hidden_size
     in_integers = num_weights(empty_model(model)) - embedding * (1 if is_tied else 2)
-    norms = model.num_layers * (2 * model.hidden_size + 2 * model.head_dim * model.qk_norm) + model.hidden_size
+    norms = model.num_layers * (2 * model.hidden_size + 2 * spec.head_dim * spec.has_head_norms) + model.hidden_size
     # Two bytes for the embedding and norms, one for the rest and for the logits head, four for each output's scale.
     expected = 2 * (embedding + norms) + in_integers - norms + embedding + 4 * (rows + model.vocab_size)
     assert int8 == expected

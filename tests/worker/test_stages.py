@@ -30,7 +30,7 @@ DEMO = read_model_config(resolve_model("demo"), model="demo")
 
 
 def with_layers(num_layers: int, vocab_size: int) -> ModelConfig:
-    return replace(DEMO, num_layers=num_layers, vocab_size=vocab_size, sliding_windows=(None,) * num_layers)
+    return replace(DEMO, layers=DEMO.layers[:1] * num_layers, vocab_size=vocab_size)
 
 
 def lengths(model: ModelConfig, num_stages: int) -> list[int]:

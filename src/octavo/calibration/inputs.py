@@ -49,7 +49,7 @@ class RecordedModel:
             kernels=self._kernels, attention=attention, dtype=torch.float32, device=torch.device("cpu")
         )
         model = initialize_model(config, context)
-        if config.recurrent is not None:
+        if config.recurrent_layers:
             raise UnsupportedModelError(f"{config.model}: {config.architecture} cannot be calibrated yet")
         load_weights(model, tensors)
         process_weights_after_loading(model)
@@ -62,7 +62,7 @@ class RecordedModel:
             batch = ForwardBatch.of_sequences(passages, starts, tables, _BLOCK_SIZE, config.kv_groups)
             self._step, self._x = model.attention_step(batch), model.embed(batch)  # [T, D]
         self._residual: torch.Tensor | None = None  # [T, D]
-        layout = attention.kv_layout(config.head_dim)
+        layout = attention.kv_layout(config.attention(0).head_dim)
         shape = (batch.block_table.numel() * _BLOCK_SIZE, model.heads.kv.size, layout.head_size)
         key, value = (torch.zeros(shape, dtype=layout.dtype) for _ in range(2))
         self._cache = LayerKVCache(key=key, value=value)

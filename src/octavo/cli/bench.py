@@ -302,16 +302,16 @@ def _random_adapters(config: "ModelConfig", prompts: BenchOptions, folder: Path)
 
 def _linears(config: "ModelConfig") -> dict[str, tuple[int, int]]:
     """Return outputs and inputs of a layer's linears."""
-    width, of_heads = config.hidden_size, config.num_heads * config.head_dim
-    of_kv = config.num_kv_heads * config.head_dim
+    width, spec = config.hidden_size, config.attention(0)
+    of_heads, of_kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     attention = {
         "self_attn.q_proj": (of_heads, width),
         "self_attn.k_proj": (of_kv, width),
         "self_attn.v_proj": (of_kv, width),
         "self_attn.o_proj": (width, of_heads),
     }
-    if config.moe is not None:
+    if config.experts is not None or config.dense is None:
         return attention
-    inner = config.intermediate_size
+    inner = config.dense.intermediate_size
     gates = {"mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width), "mlp.down_proj": (width, inner)}
     return attention | gates

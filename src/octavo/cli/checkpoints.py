@@ -56,10 +56,12 @@ def inspect(
 
 
 def _model_facts(path: Path, config: ModelConfig, stored: list[HeaderEntry]) -> dict[str, str]:
-    heads = f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} KV heads"
-    experts = f", {config.moe.num_experts} experts, {config.moe.top_k} per token" if config.moe else ""
+    kinds = dict.fromkeys((each.num_heads, each.head_dim, each.num_kv_heads) for each in config.attending)
+    heads = " or ".join(f"{count} heads of {size}, {of_kv} KV heads" for count, size, of_kv in kinds)
+    spec = config.experts
+    experts = "" if spec is None else f", {spec.num_experts} experts, {spec.top_k} per token"
     num_weights, num_bytes = sum(prod(each.shape) for each in stored), _BYTES[config.dtype]
-    kv_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * num_bytes
+    kv_bytes = sum(2 * each.num_kv_heads * each.head_dim * num_bytes for each in config.attending)
     counts, sizes = Counter(each.type for each in stored), Counter[str]()
     for each in stored:
         sizes[each.type] += each.num_bytes

@@ -13,19 +13,11 @@ from typing import Any, cast, get_args
 from octavo.config.architectures import ARCHITECTURES, ArchitectureFacts
 from octavo.config.checkpoint_files import has_own_head
 from octavo.config.hf_images import TOWER_READERS, text_part
-from octavo.config.hf_layers import (
-    max_supported_len,
-    read_attention_scale,
-    read_biases,
-    read_heads,
-    read_local_rope,
-    read_moe,
-    read_rope,
-    read_sliding_windows,
-)
+from octavo.config.hf_layers import max_supported_len, read_layers
 from octavo.config.hf_quantization import GGUF_SAMPLING, read_quantization, with_separate_quantization
 from octavo.config.json_fields import JsonFields
-from octavo.config.model import DType, GenerationDefaults, ModelConfig, RopeConfig
+from octavo.config.layers import RopeConfig
+from octavo.config.model import DType, GenerationDefaults, ModelConfig
 from octavo.errors import InvalidParameterError, UnsupportedModelError, nearest_hint
 from octavo.sampling_params import SamplingParams
 
@@ -81,9 +73,7 @@ def model_config_of(
     if fields.text(key, activations[0]) not in activations:
         raise fields.unsupported(key, f"; known: {activations[0]}")
     max_position_embeddings = fields.integer("max_position_embeddings")
-    num_heads, num_kv_heads, head_dim = read_heads(fields, facts)
-    rope = read_rope(fields, facts, head_dim, max_position_embeddings)
-    has_bias, has_out_bias = read_biases(fields, facts)
+    layers, rotary = read_layers(fields, facts, max_position_embeddings)
     soft_cap_key = "final_logit_softcapping"
     file = path / "generation_config.json"
     generation = JsonFields.read(file) if file.exists() else JsonFields(str(file), {})
@@ -94,25 +84,13 @@ def model_config_of(
         dtype=_dtype(fields, dtype),
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
-        intermediate_size=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        layers=layers,
+        rotary=rotary,
         max_position_embeddings=max_position_embeddings,
-        max_model_len=_max_model_len(max_model_len, rope, max_position_embeddings, facts),
+        max_model_len=_max_model_len(max_model_len, rotary[0].rope, max_position_embeddings, facts),
         rms_norm_eps=fields.number("rms_norm_eps", facts.rms_norm_eps),
-        rope=rope,
-        local_rope=read_local_rope(fields, facts.local_rope_theta),
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
-        attention_bias=has_bias,
-        attention_out_bias=has_out_bias,
-        mlp_bias=facts.has_mlp_bias_key and fields.flag("mlp_bias", False),
-        qk_norm=facts.qk_norm,
-        attention_scale=read_attention_scale(fields, facts),
         logits_soft_cap=fields.number(soft_cap_key) if soft_cap_key in fields else None,
-        sliding_windows=read_sliding_windows(fields, facts),
-        moe=read_moe(fields, facts),
         quantization=read_quantization(fields, _dtype(fields, dtype)),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=generation.token_ids("eos_token_id") or fields.token_ids("eos_token_id"),

@@ -10,10 +10,21 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, cast, get_args
 
+from msgspec import structs
+
 from octavo.config.architectures import ArchitectureFacts, MoEFacts
 from octavo.config.hf_quantization import GGUF_TYPES
 from octavo.config.json_fields import JsonFields
-from octavo.config.model import MoEConfig, RopeConfig, RopeKind
+from octavo.config.layers import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    FeedForward,
+    LayerSpec,
+    RopeConfig,
+    RopeKind,
+    RotarySpec,
+)
 from octavo.errors import CheckpointError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
@@ -32,7 +43,33 @@ _KNOWN_KEYS = frozenset(
 _YARN_NEUTRAL = MappingProxyType({"extrapolation_factor": 1.0, "apply_yarn_scaling": True})
 
 
-def read_heads(fields: JsonFields, facts: ArchitectureFacts) -> tuple[int, int, int]:
+def read_layers(
+    fields: JsonFields, facts: ArchitectureFacts, max_position_embeddings: int
+) -> tuple[tuple[LayerSpec, ...], tuple[RotarySpec, ...]]:
+    """Return the layers, and the tables that they rotate by."""
+    num_heads, num_kv_heads, head_dim = _heads(fields, facts)
+    rotary = [RotarySpec(rope=read_rope(fields, facts, head_dim, max_position_embeddings), width=head_dim)]
+    if (local := _local_rope(fields, facts.local_rope_theta)) is not None:
+        rotary.append(RotarySpec(rope=local, width=head_dim))
+    has_bias, has_out_bias = _biases(fields, facts)
+    attention = AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        scale=_attention_scale(fields, facts),
+        has_bias=has_bias,
+        has_out_bias=has_out_bias,
+        has_head_norms=facts.qk_norm,
+    )
+    windowed = structs.replace(attention, rotary=len(rotary) - 1)
+    layers = tuple(
+        LayerSpec(attention if window is None else structs.replace(windowed, sliding_window=window), after)
+        for window, after in zip(_sliding_windows(fields, facts), _feed_forwards(fields, facts), strict=True)
+    )
+    return layers, tuple(rotary)
+
+
+def _heads(fields: JsonFields, facts: ArchitectureFacts) -> tuple[int, int, int]:
     """Return the numbers of query and KV heads, and the head size."""
     num_heads = fields.integer("num_attention_heads")
     absent = num_heads if "num_key_value_heads" in fields.nulls else facts.num_kv_heads or num_heads
@@ -48,7 +85,7 @@ def read_heads(fields: JsonFields, facts: ArchitectureFacts) -> tuple[int, int, 
     return num_heads, num_kv_heads, head_dim
 
 
-def read_biases(fields: JsonFields, facts: ArchitectureFacts) -> tuple[bool, bool]:
+def _biases(fields: JsonFields, facts: ArchitectureFacts) -> tuple[bool, bool]:
     """Return whether q, k and v have biases, and whether the output projection has one."""
     if facts.has_qkv_bias_key:
         return fields.flag("qkv_bias", True), False
@@ -58,7 +95,7 @@ def read_biases(fields: JsonFields, facts: ArchitectureFacts) -> tuple[bool, boo
     return has_bias, has_bias
 
 
-def read_attention_scale(fields: JsonFields, facts: ArchitectureFacts) -> float | None:
+def _attention_scale(fields: JsonFields, facts: ArchitectureFacts) -> float | None:
     """Return the factor on products of queries and keys; None: the usual one."""
     if not facts.has_attention_scale_key:
         return None
@@ -68,7 +105,7 @@ def read_attention_scale(fields: JsonFields, facts: ArchitectureFacts) -> float 
     return float(fields.number("query_pre_attn_scalar", 256.0) ** -0.5)
 
 
-def read_sliding_windows(fields: JsonFields, facts: ArchitectureFacts) -> tuple[int | None, ...]:
+def _sliding_windows(fields: JsonFields, facts: ArchitectureFacts) -> tuple[int | None, ...]:
     """Return each layer's window in tokens; None for full attention."""
     num_layers = fields.integer("num_hidden_layers")
     if facts.window_rule == "none" and "sliding_window" in fields:
@@ -115,35 +152,42 @@ def _windows_of_types(fields: JsonFields, window: int | None, num_layers: int) -
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
-def read_moe(fields: JsonFields, facts: ArchitectureFacts) -> MoEConfig | None:
-    """Read which layers have experts and how tokens are routed; None if no layer has experts."""
+def _feed_forwards(fields: JsonFields, facts: ArchitectureFacts) -> list[FeedForward]:
+    """Return what follows the attention of each layer."""
+    num_layers = fields.integer("num_hidden_layers")
+    dense = DenseSpec(
+        intermediate_size=fields.integer("intermediate_size"),
+        has_bias=facts.has_mlp_bias_key and fields.flag("mlp_bias", False),
+    )
     if facts.moe is None:
         _refuse_if_set(fields, _NUM_EXPERTS_KEYS)
-        return None
+        return [dense] * num_layers
+    experts = _experts(fields, facts.moe)
+    return [experts if is_sparse else dense for is_sparse in _sparse_layers(fields, facts.moe)]
+
+
+def _experts(fields: JsonFields, facts: MoEFacts) -> ExpertsSpec:
+    """Read how tokens are routed."""
     stated = [key for key in _NUM_EXPERTS_KEYS if key in fields]
     numbers = [fields.integer(key) for key in stated]
     if len(set(numbers)) > 1:
         raise fields.fail(stated[0], f"{stated[1]} is {numbers[1]}")
-    num_experts = numbers[0] if numbers else facts.moe.num_experts
-    top_k = fields.integer("num_experts_per_tok", facts.moe.top_k)
+    num_experts = numbers[0] if numbers else facts.num_experts
+    top_k = fields.integer("num_experts_per_tok", facts.top_k)
     if top_k > num_experts:
         raise fields.fail("num_experts_per_tok", f"at most as many as there are experts ({num_experts})")
-    is_sparse = _sparse_layers(fields, facts.moe)
-    if not any(is_sparse):
-        return None
-    own_key = "intermediate_size" if facts.moe.intermediate_size is None else "moe_intermediate_size"
+    own_key = "intermediate_size" if facts.intermediate_size is None else "moe_intermediate_size"
     shared_size = None
-    if facts.moe.shared_intermediate_size is None:
+    if facts.shared_intermediate_size is None:
         _refuse_if_set(fields, ("shared_expert_intermediate_size", "n_shared_experts"))
     else:
-        shared_size = fields.integer("shared_expert_intermediate_size", facts.moe.shared_intermediate_size)
-    return MoEConfig(
+        shared_size = fields.integer("shared_expert_intermediate_size", facts.shared_intermediate_size)
+    return ExpertsSpec(
         num_experts=num_experts,
         top_k=top_k,
-        intermediate_size=fields.integer(own_key, facts.moe.intermediate_size),
+        intermediate_size=fields.integer(own_key, facts.intermediate_size),
         shared_intermediate_size=shared_size,
-        renormalizes=facts.moe.always_renormalizes or fields.flag("norm_topk_prob", False),
-        is_sparse=is_sparse,
+        renormalizes=facts.always_renormalizes or fields.flag("norm_topk_prob", False),
     )
 
 
@@ -180,7 +224,7 @@ def read_rope(config: JsonFields, facts: ArchitectureFacts, head_dim: int, max_p
     return replace(rope, sections=sections, is_interleaved=fields.flag("mrope_interleaved", facts.interleaves_axes))
 
 
-def read_local_rope(config: JsonFields, default_theta: float | None) -> RopeConfig | None:
+def _local_rope(config: JsonFields, default_theta: float | None) -> RopeConfig | None:
     """Read the rotary settings of layers with a window, where they have their own; None: they do not.
 
     Version 4 writes `rope_local_base_freq`, version 5 `rope_parameters: {sliding_attention, full_attention}`.

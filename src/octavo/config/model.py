@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from octavo.config.json_fields import JsonFields
+from octavo.config.layers import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, RecurrentSpec, RotarySpec
 from octavo.contracts.kv_cache import KVGroup
 from octavo.errors import InvalidParameterError, UnsupportedModelError
 
 DType = Literal["float32", "bfloat16", "float16"]
 QuantizationName = Literal["int8", "int4", "fp8", "gguf", "dequantize"]  # at load
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 VisionActivation = Literal["quick_gelu", "gelu_tanh", "silu"]
 ClassToken = Literal["none", "internal", "output"]
+
+_NO_LIMIT = 1 << 16  # ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,31 +117,6 @@ class VisionConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RopeConfig:
-    """Rotary embedding (Su et al. 2021, arXiv:2104.09864) and its long-context scalings.
-
-    `original_max_position` is the context length before scaling. llama3 uses the two frequency factors, yarn
-    (Peng et al. 2023, arXiv:2309.00071) the betas and the attention factor.
-    """
-
-    theta: float = 10000.0
-    kind: RopeKind = "default"
-    factor: float = 1.0
-    original_max_position: int | None = None
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
-    divisors: tuple[float, ...] = ()  # of the frequencies one by one, from a GGUF file, where no kind describes them
-    sections: tuple[int, ...] = ()  # frequencies by time, height and width (arXiv:2409.12191); (): all by one
-    is_interleaved: bool = False  # the axes take turns (Qwen3-VL, arXiv:2511.21631); else each has a run of frequencies
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationDefaults:
     """Default sampling parameters from `generation_config.json` or a GGUF file; None if absent."""
 
@@ -149,36 +126,6 @@ class GenerationDefaults:
     min_p: float | None = None
     repetition_penalty: float | None = None
     max_tokens: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MoEConfig:
-    """Layers whose MLP is a mixture of experts (Shazeer et al. 2017, arXiv:1701.06538)."""
-
-    num_experts: int
-    top_k: int  # experts per token
-    intermediate_size: int  # of one expert
-    shared_intermediate_size: int | None = None  # of the shared expert, which every token uses; None: there is none
-    renormalizes: bool  # the weights of the chosen experts are normalized to sum to 1
-    is_sparse: tuple[bool, ...]  # per layer; False: a dense MLP of the model's intermediate_size
-
-
-@dataclass(frozen=True, slots=True)
-class LatentConfig:
-    """What attention caches per token if all heads share one vector (DeepSeek-AI 2024, arXiv:2405.04434)."""
-
-    size: int  # elements of the vector
-    value_size: int  # elements at its front that are the value; all are the key
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecurrentConfig:
-    """Layers that keep a state of fixed size instead of keys and values: of a convolution, and of the recurrence."""
-
-    layers: tuple[int, ...]
-    conv_shape: tuple[int, ...]  # in the model's dtype
-    matrix_shape: tuple[int, ...]  # in float32
-    interval: int = 512  # tokens between the states that are kept for prefix hits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,36 +152,67 @@ class ModelConfig:
     dtype: DType  # of weights and activations, resolved
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[LayerSpec, ...]
+    rotary: tuple[RotarySpec, ...]  # the tables that layers rotate by
     max_position_embeddings: int
     max_model_len: int  # prompt plus output of one request
     rms_norm_eps: float
-    rope: RopeConfig
-    local_rope: RopeConfig | None = None  # of layers with a window; None: they rotate as all others do
     tie_word_embeddings: bool = False
-    attention_bias: bool = False  # on q, k, v
-    attention_out_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    attention_scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)
     logits_soft_cap: float | None = None  # logits l become logits_soft_cap * tanh(l / logits_soft_cap)
-    sliding_windows: tuple[int | None, ...] = ()  # per layer; None: full attention
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    moe: MoEConfig | None = None  # None: no MoE layers
     quantization: CheckpointQuantization | None = None  # of the checkpoint's weights; None: dense
-    latent: LatentConfig | None = None  # None: layers that attend keep a key and a value for each kv head
-    recurrent: RecurrentConfig | None = None  # None: all layers attend
     vision: VisionConfig | None = None  # None: the model takes text only
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def attention(self, layer: int) -> AttentionSpec:
+        """Return the spec of a layer that attends."""
+        mixer = self.layers[layer].mixer
+        assert isinstance(mixer, AttentionSpec), f"layer {layer} does not attend"
+        return mixer
+
+    @property
+    def attending(self) -> tuple[AttentionSpec, ...]:
+        """The specs of all layers that attend."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+
+    @property
+    def recurrent_layers(self) -> tuple[int, ...]:
+        """The layers that keep a state of fixed size."""
+        return tuple(at for at, layer in enumerate(self.layers) if isinstance(layer.mixer, RecurrentSpec))
+
+    @property
+    def sliding_windows(self) -> tuple[int | None, ...]:
+        """The tokens that a position sees in each layer; None: all, or a state of all."""
+        mixers = (layer.mixer for layer in self.layers)
+        return tuple(mixer.sliding_window if isinstance(mixer, AttentionSpec) else None for mixer in mixers)
+
+    @property
+    def max_tensor_parallel_size(self) -> int:
+        """Every rank needs a query head of each layer that attends."""
+        return min((spec.num_heads for spec in self.attending), default=_NO_LIMIT)
+
+    @property
+    def experts(self) -> ExpertsSpec | None:
+        """The mixture of the first layer that has one; None: no layer has."""
+        return next((each.feed_forward for each in self.layers if isinstance(each.feed_forward, ExpertsSpec)), None)
+
+    @property
+    def dense(self) -> DenseSpec | None:
+        """The MLP of the first layer that has one; None: all layers have experts."""
+        return next((each.feed_forward for each in self.layers if isinstance(each.feed_forward, DenseSpec)), None)
+
+    def with_attention(self, **changes: object) -> "ModelConfig":
+        """Return the model with changed fields in all layers that attend."""
+        return replace(self, layers=tuple(layer.with_attention(**changes) for layer in self.layers))
+
+    @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
-        """The KV groups: what layers keep of a context, by kind; the same on every rank.
+        """The KV groups: what layers keep of a context, by kind and size; the same on every rank.
 
         Recurrent ones are the last: attention backends plan for those before them.
         """
@@ -246,10 +224,12 @@ class ModelConfig:
         return self.kv_groups.index(self._kv_group(layer))
 
     def _kv_group(self, layer: int) -> KVGroup:
-        if self.recurrent is not None and layer in self.recurrent.layers:
-            return KVGroup.recurrent(self.recurrent.interval)
-        window = self.sliding_windows[layer] if self.sliding_windows else None
+        mixer = self.layers[layer].mixer
+        if isinstance(mixer, RecurrentSpec):
+            return KVGroup.recurrent(mixer.interval)
+        window = mixer.sliding_window
         return KVGroup(
-            kind="attention" if self.latent is None else "latent",
+            kind="attention" if mixer.latent is None else "latent",
             sliding_window=window if window and window < self.max_model_len else None,
+            entry_kind=mixer.entry_kind,
         )

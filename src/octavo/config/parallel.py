@@ -34,13 +34,13 @@ class ParallelConfig:
 
     def check_fits(self, model: ModelConfig) -> None:
         """Check that every rank gets a part of the model: a head, a layer, experts. Raises InvalidParameterError."""
-        if self.tensor_parallel_size > model.num_heads:
-            limit = f"at most {model.num_heads}: every rank needs an attention head"
+        if self.tensor_parallel_size > model.max_tensor_parallel_size:
+            limit = f"at most {model.max_tensor_parallel_size}: every rank needs an attention head"
             raise InvalidParameterError("tensor_parallel_size", self.tensor_parallel_size, limit)
         if self.pipeline_parallel_size > model.num_layers:
             limit = f"at most {model.num_layers}: every stage needs a layer"
             raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
-        if self.enable_expert_parallel and model.moe is None:
+        if self.enable_expert_parallel and model.experts is None:
             limit = f"requires a MoE model; {model.model} ({model.architecture}) has no experts"
             raise InvalidParameterError("enable_expert_parallel", True, limit)
         if self.enable_expert_parallel and self.tensor_parallel_size == 1:

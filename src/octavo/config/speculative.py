@@ -149,7 +149,7 @@ def resolve_draft_model(
         eagle = _read_eagle(settings, draft, model)
     else:
         draft = read_model_config(path, model=options.model, dtype=model.dtype)
-    if draft.recurrent is not None:
+    if draft.recurrent_layers:
         raise UnsupportedModelError(
             f"{_OPTION}: {draft.model}: its recurrent states cannot roll back drafts that were rejected"
         )

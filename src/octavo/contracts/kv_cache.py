@@ -31,6 +31,7 @@ class KVGroup:
     sliding_window: int | None = None  # position p sees p - sliding_window + 1 ... p; None: all up to p
     tile: int = ATTENTION_TILE
     interval: int | None = None  # positions of a block; None: `block_size` of them
+    entry_kind: int = 0  # keys and values of layers with other numbers have other sizes
 
     @classmethod
     def recurrent(cls, interval: int) -> Self:

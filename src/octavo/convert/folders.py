@@ -29,7 +29,7 @@ _WRITTEN = ("config.json", "*.index.json")
 
 def write_companions(checkpoint: Checkpoint, folder: Path) -> None:
     """Write config.json, generation_config.json and the tokenizer's files to a folder."""
-    if checkpoint.model.rope.divisors:
+    if any(table.rope.divisors for table in checkpoint.model.rotary):
         why = "its rope_freqs.weight is no scaling that config.json can name; only gguf has a place for it"
         raise UnsupportedModelError(f"{checkpoint.path}: {why}")
     write_json(folder / "config.json", checkpoint.settings)
@@ -152,8 +152,8 @@ class _OneOf(SingleRank):
 
 def write_sharded(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
     size = options.tensor_parallel_size or 1
-    if size > checkpoint.model.num_heads:
-        limit = f"at most {checkpoint.model.num_heads}: every rank needs an attention head"
+    if size > checkpoint.model.max_tensor_parallel_size:
+        limit = f"at most {checkpoint.model.max_tensor_parallel_size}: every rank needs an attention head"
         raise InvalidParameterError("tensor_parallel_size", size, limit)
     write_companions(checkpoint, out)
     for rank in range(size):

@@ -78,7 +78,8 @@ class _Tensors:
         kind = next(key for key, name in arch.items() if name == architecture)
         self._names = library.get_tensor_name_map(kind, model.num_layers)
         is_paired = architecture == "llama"  # rows of queries and keys, for rotation of adjacent pairs
-        self._heads = {"attn_q": model.num_heads, "attn_k": model.num_kv_heads} if is_paired else {}
+        spec = model.attention(0)
+        self._heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads} if is_paired else {}
         self._model: CausalLM = empty_model(model)
 
     def write(self, writer: Any) -> None:
@@ -125,7 +126,8 @@ class _Tensors:
             if renamed is None:
                 raise CheckpointError(f"{self._checkpoint.path}: tensor {name!r} has no name in gguf")
             yield renamed, self._in_order(renamed.split(".")[-2], tensor)
-        rope, head_dim = self._checkpoint.model.rope, self._checkpoint.model.head_dim
+        table = self._checkpoint.model.rotary[0]
+        rope, head_dim = table.rope, table.width
         if rope.kind == "llama3" or rope.divisors:  # divisors of frequencies: of Llama 3.1's scaling, or the source's
             scaled, _ = inverse_frequencies(rope, head_dim)
             plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)

@@ -41,48 +41,51 @@ def write_settings(writer: Any, library: Any, model: ModelConfig) -> None:
     writer.add_context_length(model.max_position_embeddings)
     writer.add_embedding_length(model.hidden_size)
     writer.add_block_count(model.num_layers)
-    writer.add_feed_forward_length(model.intermediate_size)
-    writer.add_head_count(model.num_heads)
-    writer.add_head_count_kv(model.num_kv_heads)
-    writer.add_key_length(model.head_dim)
-    writer.add_value_length(model.head_dim)
+    spec, windows = model.attention(0), model.sliding_windows
+    after = model.dense or model.experts
+    assert after is not None, "a model has layers"
+    writer.add_feed_forward_length(after.intermediate_size)
+    writer.add_head_count(spec.num_heads)
+    writer.add_head_count_kv(spec.num_kv_heads)
+    writer.add_key_length(spec.head_dim)
+    writer.add_value_length(spec.head_dim)
     writer.add_layer_norm_rms_eps(model.rms_norm_eps)
-    writer.add_rope_dimension_count(model.head_dim)
+    writer.add_rope_dimension_count(model.rotary[0].width)
     _write_rope(writer, library, model)
     if model.architecture == "Gemma3ForCausalLM":
-        _write_gemma3_settings(writer, model)
-    elif len(windows := set(model.sliding_windows)) > 1:
+        _write_gemma3_settings(writer, model, windows)
+    elif len(set(windows)) > 1:
         raise UnsupportedModelError(f"{model.model}: gguf files have one sliding window for all layers")
-    elif window := next(iter(windows), None):
-        writer.add_sliding_window(window)
-    if model.moe is not None:
-        writer.add_expert_count(model.moe.num_experts)
-        writer.add_expert_used_count(model.moe.top_k)
-        writer.add_expert_feed_forward_length(model.moe.intermediate_size)
-        if model.moe.shared_intermediate_size is not None:
-            writer.add_expert_shared_feed_forward_length(model.moe.shared_intermediate_size)
+    elif windows[0] is not None:
+        writer.add_sliding_window(windows[0])
+    if (experts := model.experts) is not None:
+        writer.add_expert_count(experts.num_experts)
+        writer.add_expert_used_count(experts.top_k)
+        writer.add_expert_feed_forward_length(experts.intermediate_size)
+        if experts.shared_intermediate_size is not None:
+            writer.add_expert_shared_feed_forward_length(experts.shared_intermediate_size)
 
 
-def _write_gemma3_settings(writer: Any, model: ModelConfig) -> None:
+def _write_gemma3_settings(writer: Any, model: ModelConfig, windows: tuple[int | None, ...]) -> None:
     """Add windows, the rotary base of layers that have one, and the cap of logits."""
-    divisor = gemma3_attention_divisor(model.num_layers, model.hidden_size, model.num_heads, model.head_dim)
-    scale = model.attention_scale
+    spec = model.attention(0)
+    divisor = gemma3_attention_divisor(model.num_layers, model.hidden_size, spec.num_heads, spec.head_dim)
+    scale = spec.scale
     if scale is None or not math.isclose(scale, divisor**-0.5, rel_tol=1e-6):
         said = "none" if scale is None else f"{scale**-2:g}"
         limit = f"query_pre_attn_scalar is {said}; files do not say it, and readers take {divisor}"
         raise UnsupportedModelError(f"{model.model}: cannot be written as gguf: {limit}")
-    windows = [window for window in model.sliding_windows if window is not None]
-    if windows:
-        writer.add_sliding_window(windows[0])
-        writer.add_sliding_window_pattern([window is not None for window in model.sliding_windows])
-    if model.local_rope is not None:
-        writer.add_rope_freq_base_swa(model.local_rope.theta)
+    if window := next(filter(None, windows), None):
+        writer.add_sliding_window(window)
+        writer.add_sliding_window_pattern([window is not None for window in windows])
+    for table in model.rotary[1:]:
+        writer.add_rope_freq_base_swa(table.rope.theta)
     if model.logits_soft_cap is not None:
         writer.add_final_logit_softcapping(model.logits_soft_cap)
 
 
 def _write_rope(writer: Any, library: Any, model: ModelConfig) -> None:
-    rope = model.rope
+    rope = model.rotary[0].rope
     writer.add_rope_freq_base(rope.theta)
     if rope.kind in ("default", "llama3"):  # the latter's factors are a tensor
         return

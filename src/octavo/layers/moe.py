@@ -19,7 +19,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from octavo.config.model import MoEConfig
+from octavo.config.layers import ExpertsSpec
 from octavo.distributed.groups import ParallelGroups, Share
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.reference import ExpertAdapters
@@ -34,7 +34,7 @@ class ExpertRouter(MergedLinear):
 
     role = "router"
 
-    def __init__(self, hidden_size: int, moe: MoEConfig, *, context: BuildContext) -> None:
+    def __init__(self, hidden_size: int, moe: ExpertsSpec, *, context: BuildContext) -> None:
         parts = {"experts": Share.whole(moe.num_experts)}
         if moe.shared_intermediate_size is not None:
             parts["shared"] = Share.whole(1)
@@ -93,7 +93,7 @@ class MixtureOfExperts(nn.Module):
     """
 
     def __init__(
-        self, layer: int, hidden_size: int, moe: MoEConfig, activation: Activation, *, context: BuildContext
+        self, layer: int, hidden_size: int, moe: ExpertsSpec, activation: Activation, *, context: BuildContext
     ) -> None:
         super().__init__()
         self.layer, self._activation = layer, activation
@@ -175,7 +175,7 @@ class ExpertParallelMoE(MixtureOfExperts):
     is_recordable = False  # the rows each rank gets depend on the routing
 
     def __init__(
-        self, layer: int, hidden_size: int, moe: MoEConfig, activation: Activation, *, context: BuildContext
+        self, layer: int, hidden_size: int, moe: ExpertsSpec, activation: Activation, *, context: BuildContext
     ) -> None:
         self._ranks = context.groups.experts
         self._expert_shares = [Share.of(moe.num_experts, rank, self._ranks.size) for rank in range(self._ranks.size)]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from octavo.config.hf_layers import yarn_attention_factor
-from octavo.config.model import RopeConfig
+from octavo.config.layers import RopeConfig
 
 
 class RotaryEmbedding(nn.Module):

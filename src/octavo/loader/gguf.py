@@ -32,7 +32,8 @@ class GgufLoader(ModelLoader):
             raise CheckpointError(f"{path} is a folder; load_format='gguf' reads a file")
         names, slots = TensorNames(path, model.config.architecture), weight_slots(model)
         # Only these files interleave the rows of queries and keys, for rotation of adjacent pairs.
-        heads = {"attn_q": model.config.num_heads, "attn_k": model.config.num_kv_heads}
+        spec = model.config.attention(0)
+        heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}
         file = GgufFile.read(path)
         paired, num_read, ahead = heads if file.architecture == "llama" else {}, 0, ReadAhead(file.paths)
         for tensor in file.tensors.values():

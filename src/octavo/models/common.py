@@ -54,22 +54,24 @@ class DecoderAttention(nn.Module):
     """Project to queries, keys and values, attend, project back."""
 
     num_inputs: ClassVar[int] = 1  # vectors of the hidden size, side by side, that are projected
-    # Added to the weights of norms over each head of queries and keys before rotation (QK norm); None: there are none.
-    head_norm_offset: ClassVar[float | None] = None
+    head_norm_offset: ClassVar[float] = 0.0  # added to the weights of norms over each head of queries and keys
 
     def __init__(self, config: ModelConfig, layer: int, context: BuildContext) -> None:
         super().__init__()
         context = context.at(f"layers.{layer}.attention")
-        in_size, heads = self.num_inputs * config.hidden_size, (config.num_heads, config.num_kv_heads, config.head_dim)
-        self.qkv = QKVLinear(in_size, *heads, has_bias=config.attention_bias, context=context.at("qkv"))
-        offset, size, eps = self.head_norm_offset, config.head_dim, config.rms_norm_eps
-        self.head_norms = None if offset is None else HeadNormWeights(size, eps, context=context, offset=offset)
+        in_size, spec = self.num_inputs * config.hidden_size, config.attention(layer)
+        heads = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        self.qkv = QKVLinear(in_size, *heads, has_bias=spec.has_bias, context=context.at("qkv"))
+        self.head_norms = None
+        if spec.has_head_norms:
+            norms = HeadNormWeights(spec.head_dim, config.rms_norm_eps, context=context, offset=self.head_norm_offset)
+            self.head_norms = norms
         self.sinks = self.build_sinks(context)
         self._kernels, self.is_last = context.kernels, layer == config.num_layers - 1
         self.layer, self.backend = self.describe(config, layer), context.attention
         self.backend.check(self.layer)
-        has_bias = config.attention_out_bias
-        self.out = Linear(self.qkv.parts["q"], config.hidden_size, has_bias=has_bias, context=context.at("out"))
+        has_bias, size = spec.has_out_bias, config.hidden_size
+        self.out = Linear(self.qkv.parts["q"], size, has_bias=has_bias, context=context.at("out"))
 
     def build_sinks(self, context: BuildContext) -> SinkWeights | None:
         """Hook for families whose heads have sinks: `SinkWeights(self.qkv.heads.query, ...)`."""
@@ -92,12 +94,15 @@ class DecoderAttention(nn.Module):
         return self.out(attended, step.adapter_ids_after(is_last=self.is_last)), residual
 
     def describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
-        """Describe this layer's attention. Models whose layers differ override this: `replace(super()...)`."""
+        """Describe this layer's attention. What no spec says yet, models override: `replace(super()...)`."""
+        spec = config.attention(layer)
         return AttentionLayer(
             num_heads=self.qkv.heads.query.size,
             num_kv_heads=self.qkv.heads.kv.size,
-            head_dim=config.head_dim,
-            sliding_window=config.sliding_windows[layer],
+            head_dim=spec.head_dim,
+            sliding_window=spec.sliding_window,
+            rotary=spec.rotary,
+            scale=spec.scale,
             kv_group=config.kv_group_of(layer),
             norms=self.head_norms.values if self.head_norms is not None else None,
             sinks=self.sinks.values if self.sinks is not None else None,

@@ -7,13 +7,11 @@ Legend: I = images, U = patches of a token, V = the tower's hidden size, N = tok
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 import torch
 from torch import nn
 
-from octavo.attention.base import AttentionLayer
 from octavo.config.model import ModelConfig, VisionConfig
 from octavo.distributed.groups import Share
 from octavo.kernels.types import Activation
@@ -21,7 +19,6 @@ from octavo.layers.context import BuildContext
 from octavo.layers.linear import MergedLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import TensorSpec
-from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.common import DecoderAttention, DecoderLayer
 from octavo.models.interfaces import CausalLM
 from octavo.models.llama import Qwen3ForCausalLM
@@ -32,13 +29,9 @@ NORM_OFFSET = 1.0
 
 
 class Gemma3Attention(DecoderAttention):
-    """Attention with QK norm and a scale of its own; with a window, also with a rotary table of its own."""
+    """Attention whose head norms are stored minus one, as all norms are."""
 
     head_norm_offset = NORM_OFFSET
-
-    def describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
-        rotary = int(config.sliding_windows[layer] is not None)
-        return replace(super().describe(config, layer), scale=config.attention_scale, rotary=rotary)
 
 
 class Gemma3ForCausalLM(CausalLM):
@@ -65,13 +58,6 @@ class Gemma3ForCausalLM(CausalLM):
     def build_layer(self, layer: int) -> nn.Module:
         before, between, *post = [self.build_norm() for _ in range(4)]
         return DecoderLayer(before, self.build_attention(layer), between, self.build_mlp(layer), (post[0], post[1]))
-
-    def build_rotary_tables(self) -> list[RotaryEmbedding]:
-        """Of layers that see the whole context, and of those with a window."""
-        config = self.config
-        assert config.local_rope is not None, f"{config.architecture} has rotary settings of its own for windows"
-        local = RotaryEmbedding(config.local_rope, config.head_dim, config.max_model_len, device=self.context.device)
-        return [*super().build_rotary_tables(), local]
 
 
 _WEIGHT = "mm_input_projection_weight"

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache
+from octavo.config.layers import ExpertsSpec
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
 from octavo.distributed.groups import HeadShare
@@ -123,7 +124,7 @@ class CausalLM(nn.Module):
 
     @property
     def num_experts(self) -> int:
-        return self.config.moe.num_experts if self.config.moe else 0
+        return self.config.experts.num_experts if self.config.experts else 0
 
     @property
     def recording_obstacle(self) -> str | None:
@@ -143,9 +144,9 @@ class CausalLM(nn.Module):
 
     @property
     def heads(self) -> HeadShare:
-        """The attention heads of this rank."""
-        group = self.context.groups.tensor
-        return HeadShare.of(self.config.num_heads, self.config.num_kv_heads, group.rank, group.size)
+        """The attention heads of this rank, in the first layer that attends."""
+        group, spec = self.context.groups.tensor, self.config.attending[0]
+        return HeadShare.of(spec.num_heads, spec.num_kv_heads, group.rank, group.size)
 
     def ignores_weight(self, name: str) -> bool:
         """Return whether a checkpoint may contain this tensor although the model does not use it."""
@@ -191,8 +192,8 @@ class CausalLM(nn.Module):
 
     def build_rotary_tables(self) -> list[RotaryEmbedding]:
         """Make the tables by which layers rotate queries and keys; each names its own: `AttentionLayer.rotary`."""
-        config = self.config
-        return [RotaryEmbedding(config.rope, config.head_dim, config.max_model_len, device=self.context.device)]
+        size, device = self.config.max_model_len, self.context.device
+        return [RotaryEmbedding(table.rope, table.width, size, device=device) for table in self.config.rotary]
 
     def build_norm(self) -> RMSNorm:
         size, eps = self.config.hidden_size, self.config.rms_norm_eps
@@ -202,12 +203,12 @@ class CausalLM(nn.Module):
         return self.attention_class(self.config, layer, self.context)
 
     def build_mlp(self, layer: int) -> nn.Module:
-        config, size = self.config, self.config.hidden_size
-        if config.moe is not None and config.moe.is_sparse[layer]:
+        spec, size = self.config.layers[layer].feed_forward, self.config.hidden_size
+        if isinstance(spec, ExpertsSpec):
             mixture = ExpertParallelMoE if self.context.groups.experts.size > 1 else MixtureOfExperts
-            return mixture(layer, size, config.moe, self.activation, context=self.context)
-        context, has_bias = self.context.at(f"layers.{layer}.mlp"), config.mlp_bias
-        return GatedMLP(size, config.intermediate_size, has_bias=has_bias, context=context, activation=self.activation)
+            return mixture(layer, size, spec, self.activation, context=self.context)
+        context, inner = self.context.at(f"layers.{layer}.mlp"), spec.intermediate_size
+        return GatedMLP(size, inner, has_bias=spec.has_bias, context=context, activation=self.activation)
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
         """Embed the step's tokens: [T, D]. First stage only."""

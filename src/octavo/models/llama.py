@@ -2,7 +2,7 @@
 
 from types import MappingProxyType
 
-from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderAttention
+from octavo.models.common import DECODER_WEIGHT_NAMES
 from octavo.models.interfaces import CausalLM
 
 
@@ -21,16 +21,9 @@ class Qwen2ForCausalLM(CausalLM):
     """
 
 
-class Qwen3Attention(DecoderAttention):
-    """Attention with a norm over each head of queries and keys."""
-
-    head_norm_offset = 0.0
-
-
 class Qwen3ForCausalLM(CausalLM):
     """Qwen3, dense (Yang et al. 2025, arXiv:2505.09388): QK norm, and two more norms in the checkpoint."""
 
-    attention_class = Qwen3Attention
     weight_names = MappingProxyType(
         {
             **DECODER_WEIGHT_NAMES,

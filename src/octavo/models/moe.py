@@ -1,7 +1,7 @@
 """Mixtures of experts: Mixtral, and those of Qwen. They differ from their dense kin in the names of weights alone.
 
 A checkpoint has one tensor per expert, or, since transformers 5, one stack per layer: gates and ups [experts, 2 * N,
-K], gates first; downs [experts, N, K]. Which layers have experts is a setting (`ModelConfig.moe`).
+K], gates first; downs [experts, N, K]. Which layers have experts is a setting (`LayerSpec.feed_forward`).
 """
 
 from types import MappingProxyType

@@ -18,7 +18,8 @@ from torch import nn
 from torch.nn.functional import gelu
 
 from octavo.attention.metadata import AttentionMetadata, LayerKVCache
-from octavo.config.model import RopeConfig, VisionConfig
+from octavo.config.layers import RopeConfig
+from octavo.config.model import VisionConfig
 from octavo.distributed.groups import Share
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear, MergedLinear

@@ -49,8 +49,8 @@ class DraftBuilder:
         with named_by_key():
             self._context = devices.build_context(draft.model, draft.quantization, config)
         self._state_bytes = self._num_features * self._context.dtype.itemsize
-        layout = self._context.attention.kv_layout(draft.model.head_dim)
-        self._spec = make_kv_cache_spec(draft.model, range(draft.model.num_layers), config.cache.block_size, layout)
+        layout_of, layers = self._context.attention.kv_layout, range(draft.model.num_layers)
+        self._spec = make_kv_cache_spec(draft.model, layers, config.cache.block_size, layout_of)
 
     def initialize(self) -> CausalLM:
         """Return the model without weights."""

@@ -1,14 +1,15 @@
 """The KV tensors of a rank, and the prefaulting of their memory."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from octavo.attention.base import KVLayout
 from octavo.attention.metadata import LayerCache, LayerKVCache, RecurrentStates
-from octavo.config.model import ModelConfig
-from octavo.contracts.kv_cache import KVCacheSpec, KVGroupSpec, KVKind, KVPart
+from octavo.config.layers import AttentionSpec, Mixer, RecurrentSpec
+from octavo.config.model import DType, ModelConfig
+from octavo.contracts.kv_cache import KVCacheSpec, KVGroupSpec, KVPart
 from octavo.errors import InvalidParameterError
 from octavo.kernels.large_pages import LARGE_PAGE_BYTES, prefault, zeros_on_large_pages
 
@@ -20,24 +21,27 @@ _MAX_AHEAD_BYTES = 2 << 30
 _MAX_AHEAD_SHARE = 16  # of memory: on small machines other processes need it more
 
 
-def make_kv_cache_spec(model: ModelConfig, layers: Sequence[int], block_size: int, layout: KVLayout) -> KVCacheSpec:
-    """Return the KV cache spec of these layers of a rank's shard; `layout` is that of its attention layers.
+def make_kv_cache_spec(
+    model: ModelConfig, layers: Sequence[int], block_size: int, layout_of: Callable[[int], KVLayout]
+) -> KVCacheSpec:
+    """Return the KV cache spec of these layers of a rank's shard; `layout_of` a head size is that of attention.
 
     Raises InvalidParameterError: latent vectors in another dtype than the model's.
     """
     group_of = [model.kv_group_of(layer) for layer in layers]
-    return KVCacheSpec(
-        block_size=block_size,
-        groups=tuple(
+    groups = []
+    for index, group in enumerate(model.kv_groups):
+        mixer = next(each.mixer for at, each in enumerate(model.layers) if model.kv_group_of(at) == index)
+        latent = mixer.latent if isinstance(mixer, AttentionSpec) else None
+        groups.append(
             KVGroupSpec(
                 group=group,
                 layers=tuple(layer for layer, of in enumerate(group_of) if of == index),
-                parts=_parts(group.kind, model, layout),
-                value_size=model.latent.value_size if model.latent and group.kind == "latent" else None,
+                parts=_parts(mixer, model.dtype, layout_of),
+                value_size=None if latent is None else latent.value_size,
             )
-            for index, group in enumerate(model.kv_groups)
-        ),
-    )
+        )
+    return KVCacheSpec(block_size=block_size, groups=tuple(groups))
 
 
 def attention_parts(num_kv_heads: int, layout: KVLayout) -> tuple[KVPart, ...]:
@@ -45,19 +49,16 @@ def attention_parts(num_kv_heads: int, layout: KVLayout) -> tuple[KVPart, ...]:
     return (_part((num_kv_heads, layout.head_size), layout.dtype),) * 2
 
 
-def _parts(kind: KVKind, model: ModelConfig, layout: KVLayout) -> tuple[KVPart, ...]:
-    dtype: torch.dtype = getattr(torch, model.dtype)
-    if kind == "recurrent":
-        assert model.recurrent is not None
-        return _part(model.recurrent.conv_shape, dtype), _part(model.recurrent.matrix_shape, torch.float32)
-    if kind == "latent":
-        assert model.latent is not None
-        if layout.dtype != dtype:
-            raise InvalidParameterError(
-                "kv_cache_dtype", str(layout.dtype), f"latent vectors are kept in {model.dtype}"
-            )
-        return (_part((1, model.latent.size), dtype),)
-    return attention_parts(model.num_kv_heads, layout)
+def _parts(mixer: Mixer, dtype_name: DType, layout_of: Callable[[int], KVLayout]) -> tuple[KVPart, ...]:
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    if isinstance(mixer, RecurrentSpec):
+        return _part(mixer.conv_shape, dtype), _part(mixer.matrix_shape, torch.float32)
+    layout = layout_of(mixer.head_dim)
+    if mixer.latent is None:
+        return attention_parts(mixer.num_kv_heads, layout)
+    if layout.dtype != dtype:
+        raise InvalidParameterError("kv_cache_dtype", str(layout.dtype), f"latent vectors are kept in {dtype_name}")
+    return (_part((1, mixer.latent.size), dtype),)
 
 
 def _part(shape: tuple[int, ...], dtype: torch.dtype) -> KVPart:

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from msgspec import structs
 from torch import nn
 
 from octavo.attention.torch_sdpa import SdpaAttention
 from octavo.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from octavo.config.layers import AttentionSpec, DenseSpec, FeedForward, LayerSpec
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import RankPlace, Stage
 from octavo.contracts.kv_cache import KVCacheSpec, capacity_tokens
@@ -80,30 +82,36 @@ def sharded_config(model: ModelConfig, place: RankPlace, *, is_expert_parallel: 
     Raises UnsupportedModelError: recurrent layers, which cannot be sharded.
     """
     rank, size = place.tp_rank, place.tp_size
-    if model.recurrent is not None and size > 1:
+    if model.recurrent_layers and size > 1:
         raise UnsupportedModelError(
             f"tensor_parallel_size={size}: {model.model} has recurrent states, which are not sharded"
         )
-    moe = model.moe
-    if moe is not None and is_expert_parallel:
-        # Whole experts; a token never causes more work on a rank than on a single one. Router rows go with experts.
-        moe = replace(moe, num_experts=Share.of(moe.num_experts, rank, size).size)
-    elif moe is not None:
-        shared = moe.shared_intermediate_size
-        moe = replace(
-            moe,
-            intermediate_size=Share.of_features(moe.intermediate_size, rank, size).size,
-            shared_intermediate_size=None if shared is None else Share.of_features(shared, rank, size).size,
-        )
-    heads = HeadShare.of(model.num_heads, model.num_kv_heads, rank, size)
     return replace(
         model,
-        num_heads=heads.query.size,
-        num_kv_heads=heads.kv.size,
-        intermediate_size=Share.of_features(model.intermediate_size, rank, size).size,
+        layers=tuple(_shard(layer, rank, size, is_expert_parallel=is_expert_parallel) for layer in model.layers),
         vocab_size=Share.of_features(model.vocab_size, rank, size).size,
-        moe=moe,
     )
+
+
+def _shard(layer: LayerSpec, rank: int, size: int, *, is_expert_parallel: bool) -> LayerSpec:
+    after = layer.feed_forward
+    if isinstance(after, DenseSpec):
+        after = structs.replace(after, intermediate_size=Share.of_features(after.intermediate_size, rank, size).size)
+    elif is_expert_parallel:
+        # Whole experts; a token never causes more work on a rank than on a single one. Router rows go with experts.
+        after = structs.replace(after, num_experts=Share.of(after.num_experts, rank, size).size)
+    else:
+        shared = after.shared_intermediate_size
+        after = structs.replace(
+            after,
+            intermediate_size=Share.of_features(after.intermediate_size, rank, size).size,
+            shared_intermediate_size=None if shared is None else Share.of_features(shared, rank, size).size,
+        )
+    if not isinstance(layer.mixer, AttentionSpec):
+        return replace(layer, feed_forward=after)
+    heads = HeadShare.of(layer.mixer.num_heads, layer.mixer.num_kv_heads, rank, size)
+    mixer = structs.replace(layer.mixer, num_heads=heads.query.size, num_kv_heads=heads.kv.size)
+    return LayerSpec(mixer, after)
 
 
 def activation_bytes(model: ModelConfig, stage: Stage, limits: SchedulerConfig, dtype_bytes: int) -> int:
@@ -113,15 +121,20 @@ def activation_bytes(model: ModelConfig, stage: Stage, limits: SchedulerConfig, 
     sample, in the slices used by the LM head and the sampler (64 rows, four copies). All experts of a token are held at
     once: input, gate and up, their product, output. Between stages, incoming and outgoing tensors.
     """
-    width = 3 * model.hidden_size + 3 * model.intermediate_size
-    if model.moe is not None:
-        inner = model.moe.top_k * model.moe.intermediate_size + (model.moe.shared_intermediate_size or 0)
-        num_choices = model.moe.top_k + (model.moe.shared_intermediate_size is not None)
-        width = max(width, (3 + 2 * num_choices) * model.hidden_size + 3 * inner)
+    width = max(_inner_width(model.layers[layer].feed_forward, model.hidden_size) for layer in stage.layers)
     if not stage.is_whole:
         width += 4 * model.hidden_size
     logits = min(64, limits.max_num_seqs) * model.vocab_size * 4 * 4 * stage.is_last
     return limits.max_num_batched_tokens * width * dtype_bytes + logits
+
+
+def _inner_width(spec: FeedForward, size: int) -> int:
+    """Return the elements of a token that are alive at the peak."""
+    if isinstance(spec, DenseSpec):
+        return 3 * size + 3 * spec.intermediate_size
+    inner = spec.top_k * spec.intermediate_size + (spec.shared_intermediate_size or 0)
+    num_choices = spec.top_k + (spec.shared_intermediate_size is not None)
+    return (3 + 2 * num_choices) * size + 3 * inner
 
 
 def check_weights_fit(model: ModelConfig, num_weights: int, weights_bytes: int, budget_bytes: int) -> None:
@@ -136,7 +149,7 @@ def check_weights_fit(model: ModelConfig, num_weights: int, weights_bytes: int, 
 
 def check_length_fits(model: ModelConfig, budget_bytes: int) -> None:
     """Check before building the model, which computes rotary tables. Raises InsufficientMemoryError."""
-    table_bytes = peak_table_bytes(model.head_dim, model.max_model_len)
+    table_bytes = max(peak_table_bytes(table.width, model.max_model_len) for table in model.rotary)
     if table_bytes > budget_bytes:
         raise InsufficientMemoryError(
             f"max_model_len={model.max_model_len}: the table of its rotary angles needs {gib(table_bytes)}, "

@@ -147,7 +147,7 @@ class RotaryOffsets(ModelState):
 
     def __init__(self, model: CausalLM, send: Send) -> None:
         super().__init__(send)
-        self._has_axes = bool(model.config.rope.sections)
+        self._has_axes = any(table.rope.sections for table in model.config.rotary)
 
     def prepare(self, step: SchedulerOutput) -> None:
         for new in step.scheduled_new_reqs:

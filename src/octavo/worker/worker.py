@@ -113,8 +113,8 @@ class Worker:
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
-        layout = self._attention.kv_layout(self.config.model.head_dim)
-        spec = make_kv_cache_spec(self._part, self._stage.layers, self.config.cache.block_size, layout)
+        block_size, layout_of = self.config.cache.block_size, self._attention.kv_layout
+        spec = make_kv_cache_spec(self._part, self._stage.layers, block_size, layout_of)
         return spec if self._draft is None else self._draft.with_draft(spec)
 
     def load_model(self) -> None:
@@ -312,7 +312,7 @@ class Worker:
     def _takes_graphs(self) -> bool:
         """Whether decoding is captured. Not with several ranks, nor if attention or experts wait for the device."""
         is_capturable = self._attention.is_capturable and self.place.tp_size == 1
-        if self.config.model.moe is not None:
+        if self.config.model.experts is not None:
             is_capturable &= self._kernels.captures_experts
         return self.queue is not None and is_capturable and not self.config.enforce_eager
 

@@ -1,0 +1,112 @@
+"""What the layers of a decoder are: `LayerSpec`, one for each, from the numbers in a checkpoint's configuration.
+
+Counts are of the whole model, or, after sharding, of one rank. What a layer may be one of is tagged: the configuration
+travels to other processes.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import msgspec
+
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RopeConfig:
+    """Rotary embedding (Su et al. 2021, arXiv:2104.09864) and its long-context scalings.
+
+    `original_max_position` is the context length before scaling. llama3 uses the two frequency factors, yarn
+    (Peng et al. 2023, arXiv:2309.00071) the betas and the attention factor.
+    """
+
+    theta: float = 10000.0
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    original_max_position: int | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    divisors: tuple[float, ...] = ()  # of the frequencies one by one, from a GGUF file, where no kind describes them
+    sections: tuple[int, ...] = ()  # frequencies by time, height and width (arXiv:2409.12191); (): all by one
+    is_interleaved: bool = False  # the axes take turns (Qwen3-VL, arXiv:2511.21631); else each has a run of frequencies
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RotarySpec:
+    """One table of angles. Several layers may rotate by the same one."""
+
+    rope: RopeConfig
+    width: int  # elements at the front of a head that are rotated
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """What attention caches per token if all heads share one vector (DeepSeek-AI 2024, arXiv:2405.04434)."""
+
+    size: int  # elements of the vector
+    value_size: int  # elements at its front that are the value; all are the key
+
+
+class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
+    """A layer that attends."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary: int | None = 0  # which of the model's tables; None: queries and keys are not rotated
+    sliding_window: int | None = None  # tokens that a position sees, itself included; None: all before it
+    scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)
+    has_bias: bool = False  # on q, k and v
+    has_out_bias: bool = False
+    has_head_norms: bool = False  # over each head of queries and keys, before rotation
+    latent: LatentSpec | None = None  # None: a key and a value for each kv head are cached
+    entry_kind: int = 0  # layers whose cached keys and values have other sizes have other numbers
+
+
+class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="recurrent"):
+    """A layer that keeps a state of fixed size instead of keys and values: of a convolution, and of the recurrence."""
+
+    conv_shape: tuple[int, ...]  # in the model's dtype
+    matrix_shape: tuple[int, ...]  # in float32
+    interval: int = 512  # tokens between the states that are kept for prefix hits
+
+
+class DenseSpec(msgspec.Struct, frozen=True, kw_only=True, tag="dense"):
+    """An MLP that every token uses."""
+
+    intermediate_size: int
+    has_bias: bool = False
+
+
+class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
+    """A mixture of experts (Shazeer et al. 2017, arXiv:1701.06538)."""
+
+    num_experts: int
+    top_k: int  # experts per token
+    intermediate_size: int  # of one expert
+    shared_intermediate_size: int | None = None  # of the shared expert, which every token uses; None: there is none
+    renormalizes: bool  # the weights of the chosen experts are normalized to sum to 1
+
+
+Mixer = AttentionSpec | RecurrentSpec
+FeedForward = DenseSpec | ExpertsSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One block: what mixes the tokens of a request, and what each token goes through alone."""
+
+    mixer: Mixer
+    feed_forward: FeedForward
+
+    def with_attention(self, **changes: object) -> "LayerSpec":
+        """Return the layer with changed fields of its attention; one that does not attend stays as it is."""
+        if not isinstance(self.mixer, AttentionSpec):
+            return self
+        return replace(self, mixer=msgspec.structs.replace(self.mixer, **changes))
