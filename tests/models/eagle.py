@@ -166,7 +166,7 @@ def states_of(model: Any, tokens: list[int], layers: tuple[int, ...]) -> torch.T
 
 
 def memorizing(
-    head: TinyHead, model: Any, sequences: list[tuple[list[int], int]], num_steps: int = 30
+    head: TinyHead, model: Any, sequences: list[tuple[list[int], int]], num_steps: int = 20
 ) -> dict[str, torch.Tensor]:
     """Return weights that draft these sequences well: each has tokens, and the number of those that are prompt."""
     tensors = head.tensors()
