@@ -40,8 +40,10 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     (COMPLETION, {**SAMPLED, "stream": True, "prompt": ["Octavo is", "A block is"]}),
     (COMPLETION, {**SAMPLED, "max_tokens": -5}),
     (COMPLETION, {**SAMPLED, "timeout": 0.03, "max_tokens": 400}),
+    ("/v1/embeddings", {"input": ["Octavo is", "A block is"], "encoding_format": "base64"}),
+    ("/v1/embeddings", {"input": "x", "dimensions": 3}),
 ]
-RICH = [  # what fake models do not have
+RICH: list[tuple[str, dict[str, Any]]] = [  # what fake models do not have
     (CHAT, {**QUESTION, "n": 3, "stream": True, "logprobs": True, "top_logprobs": 2, "temperature": 1.0}),
     (CHAT, CALL | {"stream": True}),
     (CHAT, CALL | {"temperature": 1.0, "parallel_tool_calls": False}),

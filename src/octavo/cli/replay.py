@@ -22,15 +22,13 @@ if TYPE_CHECKING:
 
 @with_derived_flags
 def replay(
-    request_id: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="id of an answer, or X-Request-Id of a response", metavar="REQUEST_ID...", show_default=False
-        ),
-    ] = None,
     request_log: Annotated[
         Path, typer.Option("--request-log", "--journal", help="folder of the server's --request-log", metavar="DIR")
-    ] = Path(),
+    ],
+    request_id: Annotated[
+        list[str] | None,
+        typer.Argument(help="id of an answer, or X-Request-Id of a response", metavar="REQUEST_ID", show_default=False),
+    ] = None,
     list_all: Annotated[
         bool, typer.Option("--list", help="show what is in the log, the oldest first, and exit")
     ] = False,

@@ -96,7 +96,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """A request and how it ended, without its contents."""
 
     request_id: str  # X-Request-Id
-    reply_id: str = ""  # empty if it was refused before it was prepared
+    reply_id: str = ""  # empty: it has none, or was refused before it was prepared
     path: str
     owner: str  # digest of its API key; empty: the server has none
     is_stream: bool

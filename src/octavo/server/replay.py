@@ -17,15 +17,17 @@ from octavo.server.answer_diff import (
 from octavo.server.errors import ApiError, as_api_error
 from octavo.server.kept_responses import Reply
 from octavo.server.logged_requests import LoggedRequest
+from octavo.server.openai.embeddings import Embeddings, EmbeddingsRequest
 from octavo.server.openai.params import LARGE_BODY
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest, read_request
 from octavo.server.openai.service import OpenAICompatibleService
 
-# By route: the type of the body, and what prepares the answer.
-_ROUTES: Mapping[str, tuple[type[GenerationRequest], str]] = MappingProxyType(
+# By route: the type of the body, and what prepares the answer, or makes it if nothing is drawn for it.
+_ROUTES: Mapping[str, tuple[type[GenerationRequest | EmbeddingsRequest], str]] = MappingProxyType(
     {
         "/v1/chat/completions": (ChatCompletionRequest, "begin_chat"),
         "/v1/completions": (CompletionRequest, "begin_completion"),
+        "/v1/embeddings": (EmbeddingsRequest, "embeddings"),
     }
 )
 Verdict = Literal["equal", "differs", "cannot"]
@@ -59,7 +61,8 @@ async def replay(service: OpenAICompatibleService, logged: LoggedRequest) -> Rep
     kind, begin = _ROUTES[facts.path]
     try:
         wire, _ = read_request(body, kind)
-        reply: Reply = await getattr(service, begin)(wire, lambda _: None, len(body) > LARGE_BODY, facts.birth)
+        births = () if isinstance(wire, EmbeddingsRequest) else (facts.birth,)
+        reply: Reply | Embeddings = await getattr(service, begin)(wire, _ignore, len(body) > LARGE_BODY, *births)
     except ApiError as error:
         return Replayed(
             status=error.status,
@@ -68,6 +71,8 @@ async def replay(service: OpenAICompatibleService, logged: LoggedRequest) -> Rep
             was_refused=True,
             answer=error.body,
         )
+    if isinstance(reply, Embeddings):
+        return Replayed(answer=msgspec.json.encode(reply))
     parts: list[bytes] = []
     try:
         if facts.is_stream:
@@ -79,6 +84,10 @@ async def replay(service: OpenAICompatibleService, logged: LoggedRequest) -> Rep
         status, text = api_error.status, api_error.detail.message
         return Replayed(status=status, error=text, answer=b"".join(parts), token_ids=reply.token_ids)
     return Replayed(answer=b"".join(parts), token_ids=reply.token_ids)
+
+
+def _ignore(warning: str) -> None:
+    """The client was told."""
 
 
 async def _stream(reply: Reply, parts: list[bytes]) -> None:
@@ -101,7 +110,7 @@ def compare(logged: LoggedRequest, now: Replayed) -> Comparison:
     facts, contents = logged.facts, logged.contents
     if now.was_refused and now.code in ("model_not_found", "unknown_url") and facts.status != now.status:
         return Comparison(verdict="cannot", text=f"cannot be computed here: {now.error}")
-    was_refused = not facts.reply_id
+    was_refused = facts.status != 200 and not facts.reply_id
     if was_refused != now.was_refused or (facts.status == 200 and now.status != 200):
         ends = (
             f"{status} {error or ''}".strip()

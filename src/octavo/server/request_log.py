@@ -10,7 +10,7 @@ import random
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from octavo.server.exchange import CLIENT_LEFT, Exchange, route_path
 from octavo.server.kept_responses import Begin, Reply
 from octavo.server.logged_requests import FILE_NAME, LOG, Contents, Facts, Identity
 from octavo.server.openai.birth import Birth
+from octavo.server.openai.embeddings import Embeddings
+from octavo.server.sse import FrameSource
 from octavo.server.state_db import StateDatabase
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ _ROW_BYTES = 1024  # of a request in the file, beside its contents
 _MAX_SAID = 100  # different problems
 _FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _encode = msgspec.msgpack.Encoder().encode
+Answer = Callable[[], Awaitable[msgspec.Struct | FrameSource]]
 
 
 class RequestLog:
@@ -71,7 +74,7 @@ class RequestLog:
 
     def watched(self, exchange: Exchange, is_stream: bool, begin: Begin) -> Begin:
         """Return what prepares a request and logs it when it has ended, if it is one of those that are logged."""
-        if self._sample < 1.0 and random.random() >= self._sample:
+        if not self._is_chosen():
             return begin
 
         async def begin_watched(birth: Birth) -> Reply:
@@ -84,6 +87,26 @@ class RequestLog:
             return LoggedReply(reply, birth, exchange, self, is_stream=is_stream, started_s=started_s)
 
         return begin_watched
+
+    def watched_vectors(self, exchange: Exchange, embed: Answer) -> Answer:
+        """As `watched`, of a request for vectors, which has no seed. One that is cancelled is not logged."""
+        if not self._is_chosen():
+            return embed
+
+        async def embed_watched() -> Embeddings:
+            birth, started_s = Birth(), time.time()
+            try:
+                reply = await embed()
+                assert isinstance(reply, Embeddings)
+            except ApiError as error:
+                self._refused(exchange, False, birth, started_s, error)
+                raise
+            num_tokens = reply.usage.prompt_tokens
+            facts = _facts(exchange, birth, False, started_s, status=200, error=None, num_prompt_tokens=num_tokens)
+            self.put(facts, Contents(body=exchange.body, answer=msgspec.json.encode(reply), token_ids=[]))
+            return reply
+
+        return embed_watched
 
     def put(self, facts: Facts, contents: Contents) -> None:
         """Log a request, soon. Never raises: an answer is sent whether it is logged or not."""
@@ -99,6 +122,9 @@ class RequestLog:
             self._waiting.append((facts, contents))
             self._start_writing()
 
+    def _is_chosen(self) -> bool:
+        return random.random() < self._sample  # which is below 1
+
     def _refused(self, exchange: Exchange, is_stream: bool, birth: Birth, started_s: float, error: ApiError) -> None:
         facts = _facts(exchange, birth, is_stream, started_s, status=error.status, error=error.detail.message)
         self.put(facts, Contents(body=exchange.body, answer=error.body, token_ids=[]))
@@ -112,6 +138,8 @@ class RequestLog:
             requests, self._waiting = self._waiting, []
             try:
                 await self._database.run(partial(self._store, requests))
+                if not requests:
+                    await self._database.shrink()
             except (StateError, ApiError, OSError) as error:
                 self._fail(str(error))
             else:

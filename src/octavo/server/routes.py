@@ -286,6 +286,8 @@ class Routes:
                 num_inputs(wire) if isinstance(wire, EmbeddingsRequest) else num_samples(wire, self._args)
             )
             _limit(exchange, wire.timeout)
+        if isinstance(wire, EmbeddingsRequest) and self._request_log is not None:
+            work = self._request_log.watched_vectors(exchange, work)
         if isinstance(wire, GenerationRequest) and begin is not None:
             is_stream = bool(wire.stream)
             prepare: Begin = partial(begin, wire, exchange.warnings.append, is_large)
