@@ -187,5 +187,23 @@ def test_what_cannot_be_computed(log: Path, replay: Callable[..., tuple[int, str
     assert "cannot be computed here: The model 'adapter' does not exist. Available: octavo." in said
 
 
+@pytest.mark.full
+def test_adapters_and_drafts_and_a_change_of_weights(replay: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    flags = ("--request-log", str(tmp_path), "--enable-lora", "--lora-modules", "a=demo-json", "--speculative-config")
+    body: dict[str, Any] = {**SAMPLED, "prompt": "Octavo is a book. " * 8, "max_tokens": 30, "temperature": 0.7}
+    with HttpServer(*flags, '{"method": "ngram", "num_speculative_tokens": 4}') as server:
+        for model in ("a", "demo"):
+            assert server.post(COMPLETION, {**body, "model": model}).status_code == 200
+            server.stream(COMPLETION, {**body, "model": model})
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait() == 0, server.log
+    code, said = replay(tmp_path, "--all")
+    assert (code, said.count(": equal")) == (0, 4), said
+    code, said = replay(tmp_path, "--all", "--quantization", "int4")
+    assert code == 1
+    assert "  quantization was the default, is 'int4'\n" in said
+    assert "  profile was '" in said
+
+
 def _text(frame: bytes) -> str:
     return str(msgspec.json.decode(frame.removeprefix(b"data: "))["choices"][0]["text"])

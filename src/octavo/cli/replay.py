@@ -140,8 +140,12 @@ def _report(
     if comparison.verdict == "differs" and tokens is None and difference is not None and difference.where != "status":
         lines.append("  all tokens are equal")
     others = logged.identity.differences(now)
-    lines += [f"  {name} was {pair[0]!r}, is {pair[1]!r}" for name, pair in others.items()]
+    lines += [f"  {name} was {_value(pair[0])}, is {_value(pair[1])}" for name, pair in others.items()]
     return lines if others else [*lines, "  version, device, kernels, weights and options are as they were"]
+
+
+def _value(value: object) -> str:
+    return "the default" if value is None else repr(value)
 
 
 def _tokens(tokens: "TokenDifference", tokenizer: "Tokenizer") -> str:
