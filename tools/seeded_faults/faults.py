@@ -232,6 +232,12 @@ FAULTS = [
         tests="server/test_returning_killed.py",
     ),
     Fault(
+        name="the request log forgets the seeds that were drawn",
+        right="self._birth = msgspec.structs.replace(birth, seeds=reply.seeds, model_key=reply.model_key)",
+        wrong="self._birth = birth",
+        tests="cli/test_replay.py",
+    ),
+    Fault(
         name="the tail of a row of bfloat16 is cut off, not rounded",
         right="  const u16x16 half = narrow(value);\n  __builtin_memcpy(to, &half,",
         wrong="  const u16x16 half = upper_halves((u32x16)value);\n  __builtin_memcpy(to, &half,",
