@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache
-from octavo.config.layers import ExpertsSpec
+from octavo.config.layers import AttentionSpec, ExpertsSpec
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
 from octavo.distributed.groups import HeadShare
@@ -145,7 +145,19 @@ class CausalLM(nn.Module):
     @property
     def heads(self) -> HeadShare:
         """The attention heads of this rank, in the first layer that attends."""
-        group, spec = self.context.groups.tensor, self.config.attending[0]
+        return self._heads_of(self.config.attending[0])
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Query heads per kv head, for each KV group whose layers attend; the order is that of the groups."""
+        by_group: dict[int, int] = {}
+        for layer, spec in enumerate(self.config.layers):
+            if isinstance(spec.mixer, AttentionSpec):
+                by_group.setdefault(self.config.kv_group_of(layer), self._heads_of(spec.mixer).group_size)
+        return tuple(by_group[group] for group in sorted(by_group))
+
+    def _heads_of(self, spec: AttentionSpec) -> HeadShare:
+        group = self.context.groups.tensor
         return HeadShare.of(spec.num_heads, spec.num_kv_heads, group.rank, group.size)
 
     def ignores_weight(self, name: str) -> bool:

@@ -48,7 +48,7 @@ class StepGraph:
         self._model, self._kv_caches, self._block_size = model, kv_caches, block_size
         attention = model.context.attention
         assert isinstance(attention, NativeAttention), "only this backend is recorded"
-        self._attention, self._group_size = attention, model.heads.group_size
+        self._attention, self._group_sizes = attention, model.group_sizes
         dtype = model.context.dtype
         self._x = torch.empty(max_tokens, model.input_size, dtype=dtype)  # input of the first call
         # [max_tokens, D] residual stream from the previous stage
@@ -85,7 +85,9 @@ class StepGraph:
             assert self._residual is not None, "the first stage has no incoming tensors"
             self._x[:num_tokens], self._residual[:num_tokens] = incoming.hidden, incoming.residual
         step, make_step = self._model.attention_step(batch), self._attention.make_step
-        recording.tape.replay(num_tokens, [make_step(plan, step.rotary, self._group_size) for plan in step.plans])
+        sizes = zip(step.plans, self._group_sizes, strict=True)
+        steps = [make_step(plan, step.rotary, group_size) for plan, group_size in sizes]
+        recording.tape.replay(num_tokens, steps)
         num_rows = num_tokens
         if self._model.stage.is_last and batch.kept_indices is not None:
             num_rows = len(batch.kept_indices)
