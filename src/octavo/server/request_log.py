@@ -8,16 +8,14 @@ import asyncio
 import logging
 import random
 import sqlite3
-import stat
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from octavo.errors import InvalidParameterError, StateError
+from octavo.errors import StateError
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, as_api_error
 from octavo.server.exchange import CLIENT_LEFT, Exchange, route_path
@@ -27,6 +25,7 @@ from octavo.server.openai.birth import Birth
 from octavo.server.openai.embeddings import Embeddings
 from octavo.server.sse import FrameSource
 from octavo.server.state_db import StateDatabase
+from octavo.server.state_dir import private_folder
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,6 @@ _SWEEP_S = 3600.0  # how often to look for what is too old, in a server without 
 _MAX_WAITING_BYTES = 64 * _MIB  # of answers that are over and not written yet
 _ROW_BYTES = 1024  # of a request in the file, beside its contents
 _MAX_SAID = 100  # different problems
-_FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _encode = msgspec.msgpack.Encoder().encode
 Answer = Callable[[], Awaitable[msgspec.Struct | FrameSource]]
 
@@ -53,7 +51,7 @@ class RequestLog:
         self._max_bytes, self._max_age_s = args.request_log_mib * _MIB, args.request_log_days * _DAY_S
         self._identify = identify
         self._identity: bytes | None = None
-        self._database = StateDatabase(private_folder(args.request_log) / FILE_NAME, LOG)
+        self._database = StateDatabase(private_folder("request_log", args.request_log) / FILE_NAME, LOG)
         self._waiting: list[tuple[Facts, Contents]] = []
         self._num_waiting_bytes = 0  # and of those that are being written
         self._writing: asyncio.Task[None] | None = None
@@ -275,19 +273,6 @@ def _facts(exchange: Exchange, birth: Birth, is_stream: bool, started_s: float, 
         birth=birth,
         **rest,
     )
-
-
-def private_folder(path: str) -> Path:
-    """Create the folder of a log for its user only, or warn that others may enter it. Raises InvalidParameterError."""
-    folder = Path(path)
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mode = stat.S_IMODE(folder.stat().st_mode) & _FOR_OTHERS
-    except OSError as error:
-        raise InvalidParameterError("request_log", path, f"cannot be used: {error.strerror or error}") from error
-    if mode:
-        logger.warning("others may enter the request log's folder %s (mode %03o of 077): chmod 700 it", path, mode)
-    return folder
 
 
 def _remove_oldest(db: sqlite3.Connection, max_bytes: int, oldest_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The folder of `--state-dir`: what must outlive the server, on disk, and owned by one server at a time."""
+"""Folders for what outlives the server: their user's only; that of `--state-dir` is owned by one server at a time."""
 
 import fcntl
 import logging
@@ -16,9 +16,25 @@ _LOCK_NAME = "lock"
 _FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
+def private_folder(option: str, path: str) -> Path:
+    """Create a folder with mode 0700 if it is missing, or warn that others may enter it.
+
+    Raises InvalidParameterError, which names the option: it cannot be used.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = stat.S_IMODE(folder.stat().st_mode) & _FOR_OTHERS
+    except OSError as error:
+        raise InvalidParameterError(option, path, f"cannot be used: {error.strerror or error}") from error
+    if mode:
+        logger.warning("others may enter the folder of %s, %s (mode %03o of 077): chmod 700 it", option, path, mode)
+    return folder
+
+
 @contextmanager
 def holding_state_dir(path: str | None) -> Generator[None, None, None]:
-    """Create the folder with mode 0700 if it is missing, and keep other servers out of it during the block.
+    """Create the folder if it is missing, and keep other servers out of it during the block.
 
     The kernel gives the lock back however the process ends. Without a path nothing happens.
 
@@ -27,16 +43,13 @@ def holding_state_dir(path: str | None) -> Generator[None, None, None]:
     if path is None:
         yield
         return
-    folder = Path(path)
+    folder = private_folder("state_dir", path)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise InvalidParameterError("state_dir", path, f"cannot be used: {error.strerror or error}") from error
     try:
         _lock(descriptor, path)
-        if mode := stat.S_IMODE(folder.stat().st_mode) & _FOR_OTHERS:
-            logger.warning("others may enter the state folder %s (mode %03o of 077): chmod 700 it", path, mode)
         yield
     finally:
         os.close(descriptor)
