@@ -74,7 +74,7 @@ def run(
 def read_input(file: Path, max_line_bytes: int) -> "list[InputLine]":
     """Return the lines of a file. Raises InvalidParameterError: it cannot be read, or names its mistakes by line."""
     from octavo.server.batch_input import check_input
-    from octavo.server.batch_lines import ENDPOINTS
+    from octavo.server.openai.service import ENDPOINTS
 
     try:
         lines, errors = check_input(file, ENDPOINTS, max_lines=2**31, max_line_bytes=max_line_bytes)

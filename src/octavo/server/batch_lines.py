@@ -4,9 +4,8 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -19,13 +18,11 @@ from octavo.server.exchange import check_timeout
 from octavo.server.openai.embeddings import EmbeddingsRequest, EmbeddingsUsage, num_inputs
 from octavo.server.openai.params import LARGE_BODY, num_samples
 from octavo.server.openai.protocol import (
-    ChatCompletionRequest,
-    CompletionRequest,
     GenerationRequest,
     read_request,
 )
 from octavo.server.openai.replies import CompletionTokensDetails, PromptTokensDetails, Usage
-from octavo.server.openai.service import OpenAICompatibleService
+from octavo.server.openai.service import ENDPOINTS, OpenAICompatibleService
 from octavo.server.openai.stored import BatchLine, LineFailure, LineResponse, LineResult
 
 logger = logging.getLogger(__name__)
@@ -34,14 +31,6 @@ _NUMBER = re.compile(r"\d+")
 _MAX_REMEMBERED = 1000  # warnings, each of which is logged once
 
 WireRequest = GenerationRequest | EmbeddingsRequest
-# What lines may ask for: the type of the body, and the method of the service.
-ENDPOINTS: Mapping[str, tuple[type[WireRequest], str]] = MappingProxyType(
-    {
-        "/v1/chat/completions": (ChatCompletionRequest, "chat_completions"),
-        "/v1/completions": (CompletionRequest, "completions"),
-        "/v1/embeddings": (EmbeddingsRequest, "embeddings"),
-    }
-)
 
 
 class InterruptedLineError(Exception):
@@ -74,7 +63,7 @@ class LineAnswerer:
         assert isinstance(body, msgspec.Raw)
         data = bytes(body)
         try:
-            wire, warnings = read_request(data, ENDPOINTS[url][0])
+            wire, warnings = read_request(data, ENDPOINTS[url].wire)
             if wire.timeout is not None:
                 check_timeout(wire.timeout)
         except (ApiError, InvalidParameterError) as error:
@@ -100,7 +89,7 @@ class LineAnswerer:
     async def _reply(self, line: ReadLine) -> msgspec.Struct:
         if isinstance(line.wire, ApiError):
             raise line.wire
-        method = getattr(self._find_service(), ENDPOINTS[line.url][1])
+        method = getattr(self._find_service(), ENDPOINTS[line.url].answer)
         work: Awaitable[msgspec.Struct] = method(line.wire, self._warn, line.is_large)
         try:
             async with asyncio.timeout(line.wire.timeout) as limit:

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from octavo.server.args import ServerArgs
 from octavo.server.batch_input import InputLine
-from octavo.server.batch_lines import ENDPOINTS
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.file_store import DAY_S, check_expiry, find_file
 from octavo.server.openai.replies import Usage
+from octavo.server.openai.service import ENDPOINTS
 from octavo.server.openai.stored import (
     UNFINISHED,
     Batch,

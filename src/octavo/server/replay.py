@@ -1,8 +1,6 @@
 """Computes a logged request again, by the code that answers HTTP, and compares the answers."""
 
 import asyncio
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -19,17 +17,9 @@ from octavo.server.kept_responses import Reply
 from octavo.server.logged_requests import LoggedRequest
 from octavo.server.openai.embeddings import Embeddings, EmbeddingsRequest
 from octavo.server.openai.params import LARGE_BODY
-from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest, read_request
-from octavo.server.openai.service import OpenAICompatibleService
+from octavo.server.openai.protocol import read_request
+from octavo.server.openai.service import ENDPOINTS, OpenAICompatibleService
 
-# By route: the type of the body, and what prepares the answer, or makes it if nothing is drawn for it.
-_ROUTES: Mapping[str, tuple[type[GenerationRequest | EmbeddingsRequest], str]] = MappingProxyType(
-    {
-        "/v1/chat/completions": (ChatCompletionRequest, "begin_chat"),
-        "/v1/completions": (CompletionRequest, "begin_completion"),
-        "/v1/embeddings": (EmbeddingsRequest, "embeddings"),
-    }
-)
 Verdict = Literal["equal", "differs", "cannot"]
 
 
@@ -56,13 +46,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 async def replay(service: OpenAICompatibleService, logged: LoggedRequest) -> Replayed:
     """Compute a logged request with the seeds, ids and time that it had. Errors are in the result."""
     facts, body = logged.facts, logged.contents.body
-    if facts.path not in _ROUTES:
+    if (endpoint := ENDPOINTS.get(facts.path)) is None:
         return Replayed(status=404, error=f"This version has no {facts.path}.", code="unknown_url", was_refused=True)
-    kind, begin = _ROUTES[facts.path]
     try:
-        wire, _ = read_request(body, kind)
+        wire, _ = read_request(body, endpoint.wire)
         births = () if isinstance(wire, EmbeddingsRequest) else (facts.birth,)
-        reply: Reply | Embeddings = await getattr(service, begin)(wire, _ignore, len(body) > LARGE_BODY, *births)
+        reply: Reply | Embeddings = await getattr(service, endpoint.begin)(
+            wire, _ignore, len(body) > LARGE_BODY, *births
+        )
     except ApiError as error:
         return Replayed(
             status=error.status,

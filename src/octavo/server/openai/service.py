@@ -1,11 +1,12 @@
 """`OpenAICompatibleService`: converts wire requests to engine requests and back."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
 
 from octavo._version import __version__
 from octavo.engine.async_llm_engine import MANY_BAD_WORDS, AsyncLLMEngine
@@ -186,3 +187,20 @@ async def _prepared(work: Callable[[], T], request: object, is_large: bool) -> T
         if isinstance(request, GenerationRequest):
             names = wire_names(request)
         raise as_api_error(error, names) from error
+
+
+class Endpoint(NamedTuple):
+    """What answers requests of one route: methods of the service, by name."""
+
+    wire: type[GenerationRequest | EmbeddingsRequest]
+    answer: str
+    begin: str  # prepares the answer; where nothing is drawn for it, makes it
+
+
+ENDPOINTS: Mapping[str, Endpoint] = MappingProxyType(
+    {
+        "/v1/chat/completions": Endpoint(ChatCompletionRequest, "chat_completions", "begin_chat"),
+        "/v1/completions": Endpoint(CompletionRequest, "completions", "begin_completion"),
+        "/v1/embeddings": Endpoint(EmbeddingsRequest, "embeddings", "embeddings"),
+    }
+)
