@@ -54,8 +54,4 @@ def graph_seconds(run: Callable[[], object], num_calls: int = 20) -> float:
     with torch.cuda.graph(graph):
         for _ in range(num_calls):
             run()
-    return _round_of_graph(graph) / num_calls
-
-
-def _round_of_graph(graph: torch.cuda.CUDAGraph) -> float:
-    return min(_round(graph.replay, torch.device("cuda"), 1) for _ in range(5))
+    return min(_round(graph.replay, torch.device("cuda"), 1) for _ in range(5)) / num_calls

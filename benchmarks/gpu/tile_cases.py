@@ -17,7 +17,7 @@ from octavo.attention.triton_paged import Tiles, TritonAttention
 from octavo.kernels.triton import dense, one_row
 from octavo.kernels.triton.dense import DenseTiling, dense_linear
 from octavo.kernels.triton.one_row import OneRowTiling, one_row_linear
-from octavo.kernels.types import SILU, Fused, PackedLinear
+from octavo.kernels.types import SILU, Activation, Fused, PackedLinear
 
 _BYTES_PER_US, _OPERATIONS_PER_US = 4.3e6, 7.6e8  # of an H200, measured
 _BLOCK_SIZE, _NEVER = 32, 1 << 30
@@ -209,10 +209,11 @@ def one_row_linears(sizes: Sizes) -> Iterator[Contest]:
             tiling: OneRowTiling,
             x: Tensor = x,
             packed: list[PackedLinear] = packed,
-            options: dict[str, Any] = {"fused": fused, "activation": activation},  # noqa: B006 - never changed
+            fused: Fused | None = fused,
+            activation: Activation | None = activation,
         ) -> Callable[[], Tensor]:
             turns = cycle(packed)
-            return lambda: one_row_linear(x, next(turns), tiling=tiling, **options)[0]
+            return lambda: one_row_linear(x, next(turns), fused=fused, activation=activation, tiling=tiling)[0]
 
         candidates = [Candidate(_name(each), partial(make, each)) for each in dict.fromkeys((chosen, *tilings))]
         yield Contest(f"one row {name}", 2.0 * num_outputs * in_size / _BYTES_PER_US, candidates)

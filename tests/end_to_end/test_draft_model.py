@@ -34,24 +34,28 @@ if native_kernels() is not None:
     MODELS += [("demo in bfloat16", {"quantization": "int8"})]
 
 
+def save_draft(source: Path, folder: Path) -> str:
+    """Save a model that often agrees with that in `source`: the same weights with some noise."""
+    for file in source.iterdir():
+        if file.suffix == ".json":
+            (folder / file.name).write_bytes(file.read_bytes())
+    generator = torch.Generator().manual_seed(1)
+    tensors = load_file(source / "model.safetensors")
+    for tensor in tensors.values():
+        if tensor.dim() > 1:
+            noise = torch.randn(tensor.shape, generator=generator) * tensor.float().std()
+            tensor.add_((0.04 * noise).to(tensor.dtype))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
 @pytest.fixture(scope="module")
 def draft_of(checkpoint: GetCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> GetDraft:
-    """Return a model that often agrees with another: the same weights with some noise."""
+    """Return what makes a draft of a model by its name."""
 
     def make(name: str) -> str:
         source = demo_model_path() if name.startswith("demo") else checkpoint(name.partition(" ")[0]).folder
-        folder = tmp_path_factory.mktemp("draft")
-        for file in source.iterdir():
-            if file.suffix == ".json":
-                (folder / file.name).write_bytes(file.read_bytes())
-        generator = torch.Generator().manual_seed(1)
-        tensors = load_file(source / "model.safetensors")
-        for tensor in tensors.values():
-            if tensor.dim() > 1:
-                noise = torch.randn(tensor.shape, generator=generator) * tensor.float().std()
-                tensor.add_((0.04 * noise).to(tensor.dtype))
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-        return str(folder)
+        return save_draft(source, tmp_path_factory.mktemp("draft"))
 
     return make
 

@@ -12,8 +12,8 @@ import torch
 from tests.breadth import pick
 from tests.end_to_end.conftest import GetCheckpoint, MakeLLM
 from tests.end_to_end.support import random_prompt
-from tests.end_to_end.test_adapters import LORA, Adapters, adapters  # noqa: F401 - a fixture
-from tests.end_to_end.test_draft_model import always, draft_of  # noqa: F401 - a fixture
+from tests.end_to_end.test_adapters import LORA, make
+from tests.end_to_end.test_draft_model import always, save_draft
 from tests.fakes.far_device import FAR, FarMode, far_devices
 from tests.fakes.queued_device import RecordedQueue
 from tests.models.eagle import TinyHead
@@ -52,8 +52,8 @@ def test_requests_of_all_kinds(name: str, make_queue: Callable[[], Any], make_ll
 
 
 @queued
-def test_drafts(make_queue: Callable[[], Any], make_llm: MakeLLM, draft_of: Callable[[str], str]) -> None:  # noqa: F811
-    expected, draft = run(make_llm("llama")), draft_of("llama")
+def test_drafts(make_queue: Callable[[], Any], make_llm: MakeLLM, checkpoint: GetCheckpoint, tmp_path: Path) -> None:
+    expected, draft = run(make_llm("llama")), save_draft(checkpoint("llama").folder, tmp_path)
     for config in ({"method": "ngram", "num_speculative_tokens": 3}, always(draft)):
         with far_devices(make_queue):
             assert run(make_llm("llama", device="xpu", speculative_config=config)) == expected
@@ -61,7 +61,8 @@ def test_drafts(make_queue: Callable[[], Any], make_llm: MakeLLM, draft_of: Call
 
 @queued
 @pytest.mark.full
-def test_adapters(make_queue: Callable[[], Any], make_llm: MakeLLM, adapters: Adapters) -> None:  # noqa: F811
+def test_adapters(make_queue: Callable[[], Any], make_llm: MakeLLM, tmp_path: Path) -> None:
+    adapters = make("qwen3", tmp_path)
     prompts: list[Any] = [PROMPTS[2]] * len(adapters.requests)
 
     def generate(llm: LLM) -> list[Any]:

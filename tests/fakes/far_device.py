@@ -58,11 +58,11 @@ class FarTensor(torch.Tensor):
             raise TypeError(f"can't convert {FAR.type} device type tensor to numpy; copy it to the host first")
         return self.cpu().numpy()
 
-    def __repr__(self) -> str:  # type: ignore[override]
+    def __repr__(self) -> str:  # type: ignore[override]  # torch's takes contents
         return f"FarTensor({self.inside})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # as torch calls it
         """Every op on such a tensor, in any thread."""
         return _run(func, args, kwargs or {})
 
@@ -71,16 +71,16 @@ class FarMode(TorchDispatchMode):
     """Makes new tensors on the device, in the thread that enters it."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
 
     def __enter__(self) -> "FarMode":
         self._lifts_cpu_only = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` makes a tensor of the host, and then copies it
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch's
         return self
 
     def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
         torch._C._set_only_lift_cpu_tensors(self._lifts_cpu_only)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

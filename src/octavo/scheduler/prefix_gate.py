@@ -194,7 +194,7 @@ class PrefixGate(Gate):
         stored, failed = self._store.stored, dict[int, str]()
         if (error := read.future.exception() or self._store.place(read.places)) is None:
             for of_rank in read.future.result():
-                failed |= {index: what for index, what in of_rank}  # noqa: C416 - pairs are lists, from other processes
+                failed.update(of_rank)
         elif isinstance(error, EngineDeadError):
             raise error
         else:
