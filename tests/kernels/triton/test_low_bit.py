@@ -114,7 +114,7 @@ def test_a_row_has_its_bits_in_any_batch(form: PlainFormat, monkeypatch: pytest.
         assert torch.equal(compute(slice(start, stop)), whole[start:stop])
     monkeypatch.setattr(module, "_MAX_SOME", 17)
     assert torch.equal(compute(slice(0, 66)), whole)
-    split = split_size(40, 300, 64, 256)
+    split = split_size(40, 300)
     assert split < 300
     monkeypatch.setattr(module, "_PROGRAMS", 0)  # never apart; splits stay as they were
     monkeypatch.setattr(module, "split_size", lambda *_: split)
@@ -185,7 +185,7 @@ def test_no_rows_are_no_rows() -> None:
 
 @pytest.mark.parametrize("shape", [(1024, 2048), (6144, 1024), (151936, 1024), (4096, 12288), (1, 128)])
 def test_splits_fill_a_gpu_with_one_tile_of_rows(shape: tuple[int, int]) -> None:
-    split, tiles = split_size(*shape, 64, 256), -(-shape[0] // 64)
+    split, tiles = split_size(*shape), -(-shape[0] // 64)
     assert split % 128 == 0
     num_programs = tiles * -(-shape[1] // split)
     assert num_programs <= max(tiles, 256)

@@ -164,7 +164,7 @@ def _launch(
     out = torch.empty(num_rows, num_outputs, dtype=dtype, device=x.device)
     if num_rows == 0:
         return out
-    split = split_size(num_outputs, in_size, FEW.outputs, _PROGRAMS)
+    split = split_size(num_outputs, in_size)
     num_splits = triton.cdiv(in_size, split)
     tiles = triton.cdiv(num_outputs, tiling.outputs), triton.cdiv(num_rows, tiling.rows)
     is_apart = num_splits > 1 and tiles[0] * tiles[1] < _PROGRAMS
@@ -198,7 +198,7 @@ def _join(parts: Tensor, scales: Tensor, row_scales: Tensor, bias: Tensor, out: 
     )
 
 
-def split_size(num_outputs: int, in_size: int, outputs: int, num_programs: int) -> int:
-    """Return the inputs per split, such that one tile of rows, by `outputs`, yields this many programs."""
-    num_splits = max(1, num_programs // -(-num_outputs // outputs))
+def split_size(num_outputs: int, in_size: int) -> int:
+    """Return the inputs per split, such that one tile of few rows yields enough programs."""
+    num_splits = max(1, _PROGRAMS // -(-num_outputs // FEW.outputs))
     return -(-in_size // (num_splits * STEP)) * STEP
