@@ -19,6 +19,7 @@ import msgspec
 
 from octavo.server.openai.birth import Birth
 from octavo.server.recording import Event
+from octavo.server.write_problem import WriteProblem
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,6 @@ CREATE TABLE alive (seconds REAL NOT NULL);
 """
 _ALIVE_S = 10.0  # how often the journal notes that the server lives, while there are requests
 _PAGE_BYTES = 4096
-_MAX_SAID = 100  # different problems
 _SPARE_BYTES = 2**20  # of the file, for tables and what is being replaced
 MAX_ATTEMPTS = 3  # to compute a request again: it may be what kills the server
 MAX_OUTAGE_S = 3600.0  # after which nobody waits for an answer any more
@@ -91,14 +91,13 @@ class Journal:
         self._body_bytes: dict[str, int] = {}  # of unfinished requests
         self._thread: threading.Thread | None = None
         self._connection: sqlite3.Connection | None = None
-        self._failure: str | None = None  # of the last write
+        self._failure = WriteProblem(logger, "a request is not journaled, and would not outlive the server")
         self._loss: str | None = None  # at the start
-        self._said: set[str] = set()
 
     @property
     def problem(self) -> str | None:
         """Why requests are not journaled, or what was lost at the start; None: all is well."""
-        return self._failure or self._loss
+        return self._failure.text or self._loss
 
     def load(self) -> Found:
         """Open the file, return what is in it, and begin to write. A damaged file is set aside."""
@@ -111,7 +110,7 @@ class Journal:
             except (sqlite3.Error, OSError, TypeError, ValueError, msgspec.MsgspecError) as error:
                 self._close_connection()
                 if is_second_try or isinstance(error, OSError):
-                    self._fail(f"{self._path.name} cannot be used: {error}")
+                    self._failure.set(f"{self._path.name} cannot be used: {error}")
                     break
                 self._loss = f"{self._path.name} was damaged, and is set aside: {error}"
                 logger.error("requests of the server before are lost: %s", self._loss)
@@ -125,7 +124,7 @@ class Journal:
     def add(self, entry: Entry, body: bytes) -> "asyncio.Future[None]":
         """Write a request; done when it is on disk, or when it cannot be."""
         if sum(self._body_bytes.values()) + len(body) > self._max_body_bytes:
-            self._fail("there are more bodies of running requests than --keep-mib allows")
+            self._failure.set("there are more bodies of running requests than --keep-mib allows")
             done = asyncio.get_running_loop().create_future()
             done.set_result(None)
             return done
@@ -196,7 +195,7 @@ class Journal:
             for each in [[work] for work in works] or [[]]:
                 self._commit(each)
         except (sqlite3.Error, OSError) as error:
-            self._fail(f"{self._path.name} cannot be written: {error}")
+            self._failure.set(f"{self._path.name} cannot be written: {error}")
 
     def _commit(self, works: list[Work]) -> None:
         assert self._connection is not None
@@ -205,13 +204,7 @@ class Journal:
                 work(self._connection)
             self._connection.execute("UPDATE alive SET seconds = ?", (time.time(),))
         if works:
-            self._failure = None
-
-    def _fail(self, text: str) -> None:
-        if text not in self._said and len(self._said) < _MAX_SAID:
-            self._said.add(text)
-            logger.error("a request is not journaled, and would not outlive the server: %s (logged once)", text)
-        self._failure = text
+            self._failure.clear()
 
     def _close_connection(self) -> None:
         if self._connection is not None:

@@ -26,6 +26,7 @@ from octavo.server.openai.embeddings import Embeddings
 from octavo.server.sse import FrameSource
 from octavo.server.state_db import StateDatabase
 from octavo.server.state_dir import private_folder
+from octavo.server.write_problem import WriteProblem
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,6 @@ _MIB, _DAY_S = 2**20, 86_400.0
 _SWEEP_S = 3600.0  # how often to look for what is too old, in a server without requests
 _MAX_WAITING_BYTES = 64 * _MIB  # of answers that are over and not written yet
 _ROW_BYTES = 1024  # of a request in the file, beside its contents
-_MAX_SAID = 100  # different problems
 _encode = msgspec.msgpack.Encoder().encode
 Answer = Callable[[], Awaitable[msgspec.Struct | FrameSource]]
 
@@ -55,8 +55,12 @@ class RequestLog:
         self._waiting: list[tuple[Facts, Contents]] = []
         self._num_waiting_bytes = 0  # and of those that are being written
         self._writing: asyncio.Task[None] | None = None
-        self._said: set[str] = set()
-        self.problem: str | None = None  # why requests are not logged; None: all is well
+        self._failure = WriteProblem(logger, "requests are not logged")
+
+    @property
+    def problem(self) -> str | None:
+        """Why requests are not logged; None: all is well."""
+        return self._failure.text
 
     async def run(self) -> None:
         """Remove what is too old, until cancelled."""
@@ -112,9 +116,9 @@ class RequestLog:
             return
         num_bytes = contents.num_bytes + _ROW_BYTES
         if num_bytes > self._max_bytes:
-            self._fail("a request and its answer are larger than --request-log-mib")
+            self._failure.set("a request and its answer are larger than --request-log-mib")
         elif self._num_waiting_bytes + num_bytes > _MAX_WAITING_BYTES:
-            self._fail("requests end faster than the disk takes them")
+            self._failure.set("requests end faster than the disk takes them")
         else:
             self._num_waiting_bytes += num_bytes
             self._waiting.append((facts, contents))
@@ -139,9 +143,10 @@ class RequestLog:
                 if not requests:
                     await self._database.shrink()
             except (StateError, ApiError, OSError) as error:
-                self._fail(str(error))
+                self._failure.set(str(error))
             else:
-                self.problem = None if requests else self.problem
+                if requests:
+                    self._failure.clear()
             self._num_waiting_bytes -= sum(contents.num_bytes + _ROW_BYTES for _, contents in requests)
             if not self._waiting:
                 return
@@ -163,12 +168,6 @@ class RequestLog:
             parts = (number, contents.body, contents.answer, _encode(contents.token_ids))
             db.execute("INSERT INTO contents VALUES (?, ?, ?, ?)", parts)
         db.execute("UPDATE totals SET num_bytes = num_bytes + ?", (sum(sizes),))
-
-    def _fail(self, text: str) -> None:
-        if text not in self._said and len(self._said) < _MAX_SAID:
-            self._said.add(text)
-            logger.error("requests are not logged: %s (logged once)", text)
-        self.problem = text
 
 
 class LoggedReply:
