@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from tests.breadth import pick
 from tests.end_to_end.conftest import MakeLLM
 from tests.end_to_end.support import answers, random_prompt
 from tests.models.recurrent import load_as
@@ -33,7 +34,7 @@ def with_another_last_layer(config: ModelConfig) -> ModelConfig:
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", pick(["bfloat16"], ["float32", "bfloat16", "float16"]))
 def test_same_bytes(dtype: str, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone, and in a batch with chunks, too little memory, and prefixes from the cache."""
     load_as(monkeypatch, Qwen3ForCausalLM, with_another_last_layer)
