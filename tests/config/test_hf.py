@@ -4,17 +4,18 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from octavo.config.architectures import ARCHITECTURES
+from octavo.config.families import FAMILIES
 from octavo.config.hf import read_model_config
 from octavo.config.layers import AttentionSpec, DenseSpec, LayerSpec, RopeConfig, RotarySpec
 from octavo.config.model import GenerationDefaults, ModelConfig
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
-from octavo.models.registry import MODEL_MODULES
+from octavo.models.interfaces import CausalLM
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -363,8 +364,10 @@ def test_dtype_option(tmp_path: Path) -> None:
         read(tmp_path, LLAMA, dtype="int8")
 
 
-def test_every_architecture_that_can_be_read_can_be_built() -> None:
-    assert set(ARCHITECTURES) == set(MODEL_MODULES)
+def test_every_family_has_a_class() -> None:
+    for family in FAMILIES.values():
+        module, _, name = family.model.partition(":")
+        assert issubclass(getattr(import_module(module), name), CausalLM)
 
 
 def test_reading_a_configuration_needs_neither_torch_nor_transformers() -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from octavo.config.architectures import ARCHITECTURES
+from octavo.config.families import FAMILIES
 from octavo.config.hf import read_model_config
-from octavo.config.hf_images import TOWER_READERS
 from octavo.errors import CheckpointError, UnsupportedModelError
 
 # All that Octavo insists on. 32 heads suit every default number of kv heads.
@@ -33,11 +32,11 @@ WINDOWS = [{"sliding_window": None}, {"use_sliding_window": True}, {"use_sliding
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name not in TOWER_READERS])
+@pytest.mark.parametrize("architecture", [name for name, family in FAMILIES.items() if family.read_tower is None])
 def test_settings(architecture: str, change: dict[str, object], tmp_path: Path) -> None:
-    config = {**LEAST, "architectures": [architecture], "model_type": ARCHITECTURES[architecture].model_type, **change}
+    config = {**LEAST, "architectures": [architecture], "model_type": FAMILIES[architecture].model_type, **change}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    if ARCHITECTURES[architecture].local_rope_theta is not None and change in ONE_ROTATION:
+    if FAMILIES[architecture].local_rope_theta is not None and change in ONE_ROTATION:
         pytest.skip("transformers ignores these settings where layers rotate in two ways")
     ours, theirs = read_model_config(tmp_path, model="least"), AutoConfig.from_pretrained(tmp_path)
     assert ours.attention(0).num_kv_heads == theirs.num_key_value_heads
@@ -98,7 +97,7 @@ def test_a_scaled_length_is_not_scaled_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Qwen3", "Gemma3"])
 def test_windows(family: str, change: dict[str, object], tmp_path: Path) -> None:
     architecture = f"{family}ForCausalLM"
-    config = {**LEAST, "architectures": [architecture], "model_type": ARCHITECTURES[architecture].model_type, **change}
+    config = {**LEAST, "architectures": [architecture], "model_type": FAMILIES[architecture].model_type, **change}
     (tmp_path / "config.json").write_text(json.dumps(config))
     theirs = AutoConfig.from_pretrained(tmp_path)
     kinds = getattr(theirs, "layer_types", ["sliding_attention"] * 30)

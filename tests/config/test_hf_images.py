@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from octavo.config.architectures import ARCHITECTURES
+from octavo.config.families import FAMILIES
 from octavo.config.hf import read_model_config
-from octavo.config.hf_images import TOWER_READERS
 from octavo.config.layers import DenseSpec
 from octavo.errors import CheckpointError, UnsupportedModelError
 
@@ -24,13 +23,13 @@ TEXT = {
     "rope_parameters": {"rope_type": "default", "mrope_section": [1, 2, 1]},
 }
 SIZES = {"Qwen2VLForConditionalGeneration": "hidden_size"}
-NAMES = [name for name, facts in ARCHITECTURES.items() if facts.has_rotary_axes]
+NAMES = [name for name, facts in FAMILIES.items() if facts.has_rotary_axes]
 
 
 def save(folder: Path, architecture: str, vision: dict[str, Any], *, flat: bool = False, **others: Any) -> None:
     text = TEXT if flat else {"text_config": TEXT}
     vision = {SIZES.get(architecture, "out_hidden_size"): 64, **vision}
-    kind = ARCHITECTURES[architecture].model_type
+    kind = FAMILIES[architecture].model_type
     config = {"architectures": [architecture], "model_type": kind, "vision_config": vision, **text, **others}
     (folder / "config.json").write_text(json.dumps(config))
 
@@ -100,14 +99,14 @@ def test_sections_must_cover_the_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "kind"),
     [
-        *((name, None) for name in TOWER_READERS),
+        *((name, None) for name, family in FAMILIES.items() if family.read_tower is not None),
         *(("LlavaForConditionalGeneration", kind) for kind in ("mistral", "qwen2")),
     ],
 )
 def test_a_nested_model_leaves_out_what_is_its_familys_default(
     architecture: str, kind: str | None, tmp_path: Path
 ) -> None:
-    facts, text = ARCHITECTURES[architecture], {} if kind is None else {"model_type": kind}
+    facts, text = FAMILIES[architecture], {} if kind is None else {"model_type": kind}
     config = {"architectures": [architecture], "model_type": facts.model_type, "text_config": text}
     theirs = AutoConfig.for_model(facts.model_type, text_config=dict(text)).get_text_config()
     vision = AutoConfig.for_model(facts.model_type).vision_config.to_dict()

@@ -48,7 +48,8 @@ def test_it_is_the_same_model(name: str, tmp_path: Path) -> None:
     assert torch.equal(logits_of(out), logits_of(source))
     ours, theirs = (read_model_config(path, model="m", dtype="float32") for path in (out, source))
     for field in theirs.__dataclass_fields__:
-        if field not in ("path", "architecture"):
+        # Files have no settings of Llama 3.1, but the divisors that follow from them.
+        if field not in ("path", "architecture", *(["rotary"] if name == "llama-3.1" else [])):
             assert getattr(ours, field) == getattr(theirs, field), field
 
 

@@ -1,17 +1,18 @@
-"""A made-up family: its last layer has heads of another size, and its own table of angles, KV group and MLP."""
+"""A made-up family, by the recipe in CONTRIBUTING.
 
-from dataclasses import replace
+Windows in every third layer; the last layer has heads of another size, and its own table of angles, KV group and MLP.
+"""
 
-import msgspec
 import pytest
 from tests.breadth import pick
 from tests.end_to_end.conftest import MakeLLM
 from tests.end_to_end.support import answers, random_prompt
-from tests.models.recurrent import load_as
 
+from octavo.config import families
+from octavo.config.family import DECODER_NAMES, HEAD_NORM_NAMES, Family, Layers
+from octavo.config.hf_layers import read_layers
+from octavo.config.json_fields import JsonFields
 from octavo.config.layers import DenseSpec, LayerSpec, RotarySpec
-from octavo.config.model import ModelConfig
-from octavo.models.llama import Qwen3ForCausalLM
 from octavo.sampling_params import SamplingParams
 
 PROMPTS = [random_prompt(length, seed=length) for length in (3, 20, 11)]
@@ -22,22 +23,27 @@ PARAMS = [
 ]
 
 
-def with_another_last_layer(config: ModelConfig) -> ModelConfig:
-    last = config.attention(config.num_layers - 1)
-    other = msgspec.structs.replace(
-        last, head_dim=2 * last.head_dim, num_kv_heads=1, rotary=1, sliding_window=None, entry_kind=1
-    )
-    return replace(
-        config,
-        layers=(*config.layers[:-1], LayerSpec(other, DenseSpec(intermediate_size=24))),
-        rotary=(*config.rotary, RotarySpec(rope=config.rotary[0].rope, width=other.head_dim)),
-    )
+def read_odd_layers(fields: JsonFields, family: Family, max_position_embeddings: int) -> Layers:
+    layers, [rotary] = read_layers(fields, family, max_position_embeddings)
+    windows = [layer.with_attention(sliding_window=None if at % 3 else 8) for at, layer in enumerate(layers)]
+    last = windows[-1].with_attention(head_dim=2 * rotary.width, num_kv_heads=1, rotary=1, entry_kind=1)
+    other = LayerSpec(last.mixer, DenseSpec(intermediate_size=24))
+    return (*windows[:-1], other), (rotary, RotarySpec(rope=rotary.rope, width=2 * rotary.width))
+
+
+ODD = Family(
+    name="Qwen3ForCausalLM",  # which the checkpoint says
+    model_type="qwen3",
+    weight_names={**DECODER_NAMES, **HEAD_NORM_NAMES},
+    read_layers=read_odd_layers,
+    qk_norm=True,
+)
 
 
 @pytest.mark.parametrize("dtype", pick(["bfloat16"], ["float32", "bfloat16", "float16"]))
 def test_same_bytes(dtype: str, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone, and in a batch with chunks, too little memory, and prefixes from the cache."""
-    load_as(monkeypatch, Qwen3ForCausalLM, with_another_last_layer)
+    monkeypatch.setattr(families, "FAMILIES", {**families.FAMILIES, ODD.name: ODD})
     options = {"dtype": dtype, "load_format": "dummy", "seed": 0}
     alone = make_llm("qwen3", **options)
     expected = [answers(alone.generate([p], s, use_tqdm=False))[0] for p, s in zip(PROMPTS, PARAMS, strict=True)]

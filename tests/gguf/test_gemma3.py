@@ -68,9 +68,9 @@ def test_what_they_say_holds(tmp_path: Path) -> None:
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"gemma3\.attention\.sliding_window_pattern=.*for each of 8 layers"):
+    with pytest.raises(CheckpointError, match=r"gemma3: attention\.sliding_window_pattern=.*for each of 8 layers"):
         read(tmp_path, attention__sliding_window_pattern=[True, False])
-    with pytest.raises(CheckpointError, match=r"gemma3\.block_count='many': an integer is expected"):
+    with pytest.raises(CheckpointError, match=r"gemma3: block_count='many': an integer is expected"):
         read(tmp_path, block_count="many")
 
 

@@ -84,12 +84,11 @@ def test_defaults_of_sampling(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     assert caplog.text.count("has no effect") == 4
 
 
-def test_factors_of_llama_3_1_are_recognized(tmp_path: Path) -> None:
+def test_factors_of_frequencies_are_divisors(tmp_path: Path) -> None:
     from tests.gguf.llama3 import write_llama3
 
-    config = read_model_config(write_llama3(tmp_path, factor=8.0), model="m")
-    rope = config.rotary[0].rope
-    assert (rope.kind, rope.factor, rope.original_max_position) == ("llama3", 8.0, 8192)
+    of_llama = read_model_config(write_llama3(tmp_path, factor=8.0), model="m").rotary[0].rope
+    assert (of_llama.kind, of_llama.divisors[0], of_llama.divisors[-1]) == ("default", 1.0, 8.0)
     others = read_model_config(write_llama3(tmp_path, factor=8.0, wrong=True), model="m").rotary[0].rope
     assert others.kind == "default"
     assert [others.divisors[0], others.divisors[-1]] == pytest.approx([1.1, 8.8])

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -10,15 +9,21 @@ from tests.models.tiny import TINY_MODELS
 from torch import nn
 
 from octavo.attention.base import AttentionLayer
+from octavo.config import families
 from octavo.config.model import ModelConfig
 from octavo.layers.attention import SinkWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.common import DecoderAttention
-from octavo.models.llama import Qwen3ForCausalLM as PlainQwen3
+from octavo.models.interfaces import CausalLM
 
 CASE = next(case for case in TINY_MODELS if case.name == "qwen3-mixed-windows")  # windows in layers 0 and 2 of 3
-MODULES = MappingProxyType({"Qwen3ForCausalLM": __name__})  # in place of the registry's
+_QWEN3 = families.FAMILIES["Qwen3ForCausalLM"]
+FAMILY = replace(
+    _QWEN3,
+    model=f"{__name__}:MixedForCausalLM",
+    weight_names={**_QWEN3.weight_names, "model.layers.{layer}.self_attn": "layers.{layer}.attention.sinks"},
+)
 
 
 class MixedAttention(DecoderAttention):
@@ -30,12 +35,8 @@ class MixedAttention(DecoderAttention):
         return replace(super().describe(config, layer), rotary=rotary, soft_cap=2.5 if layer else None, scale=0.4)
 
 
-class Qwen3ForCausalLM(PlainQwen3):
-    """The name that the checkpoint has."""
-
-    weight_names = MappingProxyType(
-        {**PlainQwen3.weight_names, "model.layers.{layer}.self_attn": "layers.{layer}.attention.sinks"}
-    )
+class MixedForCausalLM(CausalLM):
+    """Qwen3's family, computed otherwise."""
 
     def build_attention(self, layer: int) -> nn.Module:
         return MixedAttention(self.config, layer, self.context)

@@ -14,16 +14,14 @@ import torch
 from torch import nn
 
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, RecurrentStates
-from octavo.config import args
+from octavo.config import args, families
 from octavo.config.hf import read_model_config
 from octavo.config.layers import AttentionSpec, LayerSpec, RecurrentSpec
 from octavo.config.model import ModelConfig
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
-from octavo.models import registry
 from octavo.models.common import DecoderAttention
 from octavo.models.interfaces import CausalLM
-from octavo.models.llama import Qwen3ForCausalLM as Qwen3
 
 CONV_WEIGHTS = (0.25, 0.5)  # of the token before the last one, and of the last
 DECAY = 0.75
@@ -108,7 +106,7 @@ def _recur(
     return out.flatten(1, 2).to(query.dtype), torch.stack((conv[:, 1], value), dim=1), matrix
 
 
-class RecurrentForCausalLM(Qwen3):
+class RecurrentForCausalLM(CausalLM):
     """Qwen3 with a `RecurrentMixer` in some layers."""
 
     def build_attention(self, layer: int) -> nn.Module:
@@ -144,4 +142,6 @@ def load_as(
         return replace(change(read_model_config(*arguments, **options)), architecture=model.__name__)
 
     monkeypatch.setattr(args, "read_model_config", read)
-    monkeypatch.setattr(registry, "MODEL_MODULES", {**registry.MODEL_MODULES, model.__name__: model.__module__})
+    qwen3 = families.FAMILIES["Qwen3ForCausalLM"]
+    family = replace(qwen3, name=model.__name__, model=f"{model.__module__}:{model.__name__}")
+    monkeypatch.setattr(families, "FAMILIES", {**families.FAMILIES, family.name: family})

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.attention.steps import Pool, Shape, make_batch
 from tests.breadth import each
 from tests.distributed.ranks import run_ranks
-from tests.models.mixed_attention import MODULES, save_mixed
+from tests.models.mixed_attention import FAMILY, save_mixed
 from tests.models.paged import DTYPES, PagedRunner, load, make_context
 from tests.models.test_exactness import TOLERANCE, random_tokens
 from transformers.models.gemma2 import modeling_gemma2
@@ -22,12 +22,12 @@ from transformers.models.smollm3 import modeling_smollm3
 from octavo import LLM, SamplingParams
 from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import AttentionMetadata, GroupSlots
+from octavo.config import families
 from octavo.config.args import EngineArgs
 from octavo.config.layers import RopeConfig
 from octavo.distributed.groups import ParallelGroups
 from octavo.inputs import Prompt
 from octavo.layers.rotary import RotaryEmbedding
-from octavo.models import registry
 from octavo.worker.graph import StepGraph
 from octavo.worker.worker import Worker
 
@@ -118,7 +118,7 @@ def test_as_in_transformers(make: Callable[[], Any], rotary_dim: int) -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint of the mixed model, and the model known by its architecture's name."""
     save_mixed(tmp_path)
-    monkeypatch.setattr(registry, "MODEL_MODULES", MODULES)
+    monkeypatch.setattr(families, "FAMILIES", {**families.FAMILIES, FAMILY.name: FAMILY})
     return tmp_path
 
 

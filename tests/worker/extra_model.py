@@ -1,6 +1,6 @@
 """A Llama that reads a step's extra inputs: adapters, embeddings, and rows, for per-request state.
 
-It has the name of the model it replaces: the registry looks it up here.
+Tests put it in the place of the family's class.
 """
 
 from collections.abc import Sequence
@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 import torch
 
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache
-from octavo.models import llama
-from octavo.models.interfaces import IntermediateTensors
+from octavo.models.interfaces import CausalLM, IntermediateTensors
 
 _NUM_ROWS = 16
 
 
-class LlamaForCausalLM(llama.LlamaForCausalLM):
+class LlamaForCausalLM(CausalLM):
     has_state: ClassVar[bool] = True  # each token's embedding is a running mean over the request
 
     def __init__(self, *arguments: Any) -> None:

@@ -19,6 +19,7 @@ from tests.worker.conftest import Place
 from tests.worker.extra_model import LlamaForCausalLM
 from tests.worker.threaded_ranks import ThreadedRanks
 
+from octavo.config import families
 from octavo.config.args import EngineArgs
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import AdapterRef, EmbeddingSpan, EngineCoreRequest, ExtraInputs
@@ -50,8 +51,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
 
 @pytest.fixture(autouse=True)
 def _extra_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {"LlamaForCausalLM": "tests.worker.extra_model", "Qwen2ForCausalLM": "octavo.models.llama"}
-    monkeypatch.setattr("octavo.models.registry.MODEL_MODULES", modules)
+    llama = replace(families.FAMILIES["LlamaForCausalLM"], model="tests.worker.extra_model:LlamaForCausalLM")
+    monkeypatch.setattr(families, "FAMILIES", {**families.FAMILIES, llama.name: llama})
 
 
 def with_sections(config: EngineConfig, sections: tuple[int, ...]) -> EngineConfig:

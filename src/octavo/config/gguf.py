@@ -1,8 +1,8 @@
 """Converts the metadata of a GGUF file to the model's equivalent `config.json`.
 
-Settings are parsed in one place for all formats: names are translated here, `config/hf.py` checks the values. Keys are
-those of ggml's docs/gguf.md and of llama.cpp (`gguf-py/gguf/constants.py`, `common/sampling.cpp`). Of Gemma 3, files
-leave out what llama.cpp's own code knows of the published models (`src/models/gemma3.cpp`).
+Settings are parsed in one place for all formats: names are translated here, `config/hf.py` checks the values. What one
+family has beside these is in its `GgufFacts`. Keys are those of ggml's docs/gguf.md and of llama.cpp
+(`gguf-py/gguf/constants.py`, `common/sampling.cpp`).
 """
 
 import logging
@@ -10,10 +10,12 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from octavo.config import families
+from octavo.config.family import Family, GgufFacts
 from octavo.config.hf_layers import yarn_attention_factor
 from octavo.config.hf_quantization import GGUF_SAMPLING, GGUF_TYPES
 from octavo.config.json_fields import JsonFields
@@ -23,19 +25,7 @@ from octavo.gguf.names import IGNORED, TensorNames
 
 logger = logging.getLogger(__name__)
 
-_ARCHITECTURES = MappingProxyType(
-    {
-        "llama": "LlamaForCausalLM",  # also used for Mistral and Mixtral
-        "qwen2": "Qwen2ForCausalLM",
-        "qwen3": "Qwen3ForCausalLM",
-        "qwen2moe": "Qwen2MoeForCausalLM",
-        "qwen3moe": "Qwen3MoeForCausalLM",
-        "gemma3": "Gemma3ForCausalLM",
-    }
-)
 _ROPE_TYPES = {"none": None, "linear": "linear", "yarn": "yarn"}
-# Llama 3.1 and 3.2: the file has only the factors derived from these; see `_scaling_by_frequency`.
-_LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
 # Further settings of YaRN, and the values that leave it as it is.
 _YARN_NEUTRAL = MappingProxyType(
     {"rope.scaling.yarn_log_multiplier": 0.0, "rope.scaling.yarn_ext_factor": 1.0, "rope.scaling.yarn_attn_factor": 1.0}
@@ -73,10 +63,10 @@ class _Translation:
             why = "an image projector (mmproj) without a language model; of GGUF files, only text models are supported"
             hint = "load models that take images from a folder or repository with safetensors"
             raise UnsupportedModelError(f"{file.path}: {why}; {hint}")
-        if architecture not in _ARCHITECTURES:
-            known = ", ".join(sorted(_ARCHITECTURES))
-            raise UnsupportedModelError(f"{file.path}: architecture {architecture!r} is not supported; known: {known}")
         self._prefix = architecture + "."
+        own = {key.removeprefix(self._prefix): key for key in file.metadata if key.startswith(self._prefix)}
+        self._own = JsonFields(f"{file.path}: {architecture}", {name: file.metadata[key] for name, key in own.items()})
+        self._family, self._facts = self._find_family()
 
     def fields(self) -> JsonFields:
         """Translate everything; what is absent in the file stays absent."""
@@ -89,7 +79,7 @@ class _Translation:
         head_dim = self._get("attention.key_length", hidden // heads if is_divisor else None)
         kinds = {tensor.type.name for tensor in self._file.tensors.values() if len(tensor.shape) > 1}
         values = {
-            "architectures": [self._architecture()],
+            "architectures": [self._family.name],
             "vocab_size": embedding.shape[0],
             "hidden_size": hidden,
             "intermediate_size": self._get("feed_forward_length"),
@@ -112,8 +102,7 @@ class _Translation:
             GGUF_TYPES: self._types(),
             GGUF_SAMPLING: _sampling_settings(self._file.path, self._file.metadata),
         }
-        if self._file.architecture == "gemma3":
-            values |= _gemma3_settings(self._file, values["rope_parameters"])
+        values |= self._facts.settings(self._own, values)
         if self._get("attention.value_length", head_dim) != head_dim:
             raise self._unsupported("attention.value_length", f"it must be that of keys ({head_dim}) as well")
         return JsonFields(str(self._file.path), values)
@@ -129,13 +118,15 @@ class _Translation:
         value = self._file.metadata.get(self._prefix + key)
         return UnsupportedModelError(f"{self._file.path}: {self._prefix + key}={value!r} is not supported: {why}")
 
-    def _architecture(self) -> str:
-        name = _ARCHITECTURES[self._file.architecture]
-        if name != "LlamaForCausalLM":
-            return name
-        if self._get("expert_count", 0):
-            return "MixtralForCausalLM"
-        return "MistralForCausalLM" if self._get("attention.sliding_window", 0) else name
+    def _find_family(self) -> tuple[Family, GgufFacts]:
+        """Return the family and what is known of such files: the one that fits of those with this architecture."""
+        known = [(family, family.gguf) for family in families.FAMILIES.values() if family.gguf is not None]
+        for family, facts in known:
+            if facts.architecture == self._file.architecture and facts.fits(self._own):
+                return family, facts
+        names = ", ".join(sorted({facts.architecture for _, facts in known}))
+        what = f"architecture {self._file.architecture!r} is not supported"
+        raise UnsupportedModelError(f"{self._file.path}: {what}; known: {names}")
 
     def _end_ids(self) -> list[Any]:
         metadata = self._file.metadata
@@ -153,12 +144,11 @@ class _Translation:
             "num_experts_per_tok": self._get("expert_used_count"),
             "moe_intermediate_size": self._get("expert_feed_forward_length", None),
             "shared_expert_intermediate_size": self._get("expert_shared_feed_forward_length", None),
-            "norm_topk_prob": self._file.architecture != "qwen2moe",
         }
 
     def _types(self) -> dict[str, str]:
         """Return the types of quantized tensors by layer."""
-        names, types = TensorNames(self._file.path, self._architecture()), dict[str, str]()
+        names, types = TensorNames(self._file.path, self._facts.parts), dict[str, str]()
         for tensor in self._file.tensors.values():
             if tensor.type.is_quantized and tensor.name not in IGNORED:
                 _, wanted = names.translate(tensor)
@@ -172,16 +162,14 @@ class _Translation:
         if dimensions != head_dim:
             raise self._unsupported("rope.dimension_count", f"all {head_dim} dimensions of a head must be rotated")
         theta = self._get("rope.freq_base", 10000.0)
-        scaled = self._scaling_by_frequency(theta, dimensions) if _FACTORS in self._file.tensors else None
-        if scaled is not None and "divisors" not in scaled:
-            return {"rope_theta": theta, **scaled}
+        divisors = self._divisors(dimensions) if _FACTORS in self._file.tensors else None
         factor = self._get("rope.scaling.factor", self._get("rope.scale_linear", None))  # the older name
         name = self._get("rope.scaling.type", "linear" if factor else "none")
         if name not in _ROPE_TYPES:
             raise self._unsupported("rope.scaling.type", "known: " + ", ".join(_ROPE_TYPES))
         if _ROPE_TYPES[name] is None:
-            return {"rope_theta": theta, **(scaled or {"rope_type": "default"})}
-        if scaled is not None:
+            return {"rope_theta": theta, "rope_type": "default", **({"divisors": divisors} if divisors else {})}
+        if divisors is not None:
             raise self._unsupported("rope.scaling.type", f"the file also has {_FACTORS}, which is no {name} scaling")
         scaling = {
             "rope_theta": theta,
@@ -205,36 +193,15 @@ class _Translation:
             "beta_slow": self._get("rope.scaling.yarn_beta_slow", None),
         }
 
-    def _scaling_by_frequency(self, theta: float, dimensions: int) -> dict[str, Any]:
-        """Return the settings of Llama 3.1 if they yield exactly the file's factors, else the factors themselves."""
+    def _divisors(self, dimensions: int) -> list[float]:
+        """Return the numbers that the frequencies are divided by."""
         tensor = self._file.tensors[_FACTORS]
         if tensor.type.name != "F32" or tensor.shape != (dimensions // 2,):
             raise CheckpointError(f"{self._file.path}: {_FACTORS}: {dimensions // 2} numbers in F32 are expected")
         found = tensor.data.view(np.float32).astype(np.float64)
-        factor = float(found.max())
-        made = [_llama3_factor(theta ** (-2 * index / dimensions), factor) for index in range(dimensions // 2)]
         if not np.all(np.isfinite(found) & (found > 0)):
             raise CheckpointError(f"{self._file.path}: {_FACTORS}: finite numbers above 0 are expected")
-        if not np.allclose(found, made, rtol=1e-4):
-            return {"rope_type": "default", "divisors": found.tolist()}
-        return {
-            "rope_type": "llama3",
-            "factor": factor,
-            "low_freq_factor": _LLAMA3_LOW,
-            "high_freq_factor": _LLAMA3_HIGH,
-            "original_max_position_embeddings": _LLAMA3_ORIGINAL,
-        }
-
-
-def _llama3_factor(frequency: float, factor: float) -> float:
-    """Return the divisor of a frequency in Llama 3.1 (transformers' `llama3` rotary scaling)."""
-    wavelength = 2 * math.pi / frequency
-    if wavelength < _LLAMA3_ORIGINAL / _LLAMA3_HIGH:
-        return 1.0
-    if wavelength > _LLAMA3_ORIGINAL / _LLAMA3_LOW:
-        return factor
-    smooth = (_LLAMA3_ORIGINAL / wavelength - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
-    return 1 / ((1 - smooth) / factor + smooth)
+        return cast(list[float], found.tolist())
 
 
 def _plain_float(value: Any) -> Any:
@@ -261,43 +228,3 @@ def _sampling_settings(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any
         if metadata.get(prefix + key, neutral) != neutral:
             logger.warning("%s: %s%s=%r has no effect: unsupported", path, prefix, key, metadata[prefix + key])
     return settings
-
-
-def _gemma3_settings(file: GgufFile, rope: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of `config.json` that other architectures lack or have differently.
-
-    `rope` has the rotary settings of layers without a window.
-    """
-    fields = JsonFields(str(file.path), file.metadata)
-    num_layers, num_heads = fields.integer("gemma3.block_count"), fields.integer("gemma3.attention.head_count")
-    hidden_size = fields.integer("gemma3.embedding_length")
-    head_dim = fields.integer("gemma3.attention.key_length", hidden_size // num_heads)
-    window = fields.integer("gemma3.attention.sliding_window", 0, minimum=0)
-    local = fields.number("gemma3.rope.freq_base_swa", 10000.0)
-    return {
-        "sliding_window": window or None,
-        "layer_types": _gemma3_layer_types(fields, num_layers) if window else ["full_attention"] * num_layers,
-        "rope_parameters": {
-            "full_attention": rope,
-            "sliding_attention": {"rope_type": "default", "rope_theta": local},
-        },
-        "query_pre_attn_scalar": gemma3_attention_divisor(num_layers, hidden_size, num_heads, head_dim),
-        "final_logit_softcapping": fields.number("gemma3.final_logit_softcapping", 0.0, can_be_zero=True) or None,
-    }
-
-
-def gemma3_attention_divisor(num_layers: int, hidden_size: int, num_heads: int, head_dim: int) -> int:
-    """Return the number whose square root divides scores: it is not in the file, and differs for the 27B model."""
-    return hidden_size // num_heads if num_layers == 62 else head_dim
-
-
-def _gemma3_layer_types(fields: JsonFields, num_layers: int) -> list[str]:
-    """Return `layer_types`. A number n stands for n - 1 layers with a window and one without, over and over."""
-    key = "gemma3.attention.sliding_window_pattern"
-    pattern = fields.values.get(key, 6)
-    if not isinstance(pattern, list):
-        every = fields.integer(key, 6)
-        pattern = [index % every < every - 1 for index in range(num_layers)]
-    elif len(pattern) != num_layers:
-        raise fields.fail(key, f"one entry for each of {num_layers} layers is expected")
-    return ["sliding_attention" if has_window else "full_attention" for has_window in pattern]

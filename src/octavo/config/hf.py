@@ -10,9 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast, get_args
 
-from octavo.config.architectures import ARCHITECTURES, ArchitectureFacts
+from octavo.config import families
 from octavo.config.checkpoint_files import has_own_head
-from octavo.config.hf_images import TOWER_READERS, text_part
+from octavo.config.family import Family
+from octavo.config.hf_images import text_part
 from octavo.config.hf_layers import max_supported_len, read_layers
 from octavo.config.hf_quantization import GGUF_SAMPLING, read_quantization, with_separate_quantization
 from octavo.config.json_fields import JsonFields
@@ -59,21 +60,19 @@ def model_config_of(
     fields: JsonFields, path: Path, *, model: str, dtype: str = "auto", max_model_len: int | None = None
 ) -> ModelConfig:
     """Do so with the keys of `config.json` in `fields`."""
-    architecture = _architecture(fields)
-    facts = ARCHITECTURES[architecture]
-    whole = fields
-    read_tower = TOWER_READERS.get(architecture)
+    whole, family = fields, find_family(fields)
+    architecture, read_tower = family.name, family.read_tower
     if read_tower is not None:
-        fields, facts = text_part(whole, facts)
-    fields = fields.with_defaults(facts.defaults)
+        fields, family = text_part(whole, family, families.FAMILIES)
+    fields = fields.with_defaults(family.defaults)
     for key in _REFUSED_KEYS:
         if fields.values.get(key):
             raise fields.unsupported(key)
-    key, *activations = _ACTIVATIONS[facts.activation]
+    key, *activations = _ACTIVATIONS[family.activation]
     if fields.text(key, activations[0]) not in activations:
         raise fields.unsupported(key, f"; known: {activations[0]}")
     max_position_embeddings = fields.integer("max_position_embeddings")
-    layers, rotary = read_layers(fields, facts, max_position_embeddings)
+    layers, rotary = (family.read_layers or read_layers)(fields, family, max_position_embeddings)
     soft_cap_key = "final_logit_softcapping"
     file = path / "generation_config.json"
     generation = JsonFields.read(file) if file.exists() else JsonFields(str(file), {})
@@ -87,8 +86,10 @@ def model_config_of(
         layers=layers,
         rotary=rotary,
         max_position_embeddings=max_position_embeddings,
-        max_model_len=_max_model_len(max_model_len, rotary[0].rope, max_position_embeddings, facts),
-        rms_norm_eps=fields.number("rms_norm_eps", facts.rms_norm_eps),
+        max_model_len=_max_model_len(max_model_len, rotary[0].rope, max_position_embeddings, family),
+        rms_norm_eps=fields.number("rms_norm_eps", family.rms_norm_eps),
+        norm_offset=family.norm_offset,
+        activation=family.activation,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         logits_soft_cap=fields.number(soft_cap_key) if soft_cap_key in fields else None,
         quantization=read_quantization(fields, _dtype(fields, dtype)),
@@ -108,26 +109,26 @@ def read_config_fields(path: Path) -> JsonFields:
     return with_separate_quantization(JsonFields.read(path / "config.json"), path)
 
 
-def _architecture(fields: JsonFields) -> str:
-    """Look up the architecture by name, however cased, or by `model_type` if the file names none, a base class or a
+def find_family(fields: JsonFields) -> Family:
+    """Look up the family by its name, however cased, or by `model_type` if the file names none, a base class or a
     class that training wraps models in.
     """
+    known = families.FAMILIES
     value = fields.values.get("architectures")
     names = [value] if isinstance(value, str) else fields.texts("architectures") if value is not None else []
     named = [name.removeprefix("FSDP") for name in names if name not in _WRAPPERS]
-    by_name = {name.casefold(): name for name in ARCHITECTURES}
+    by_name = {name.casefold(): family for name, family in known.items()}
     for name in named:
         if name.casefold() in by_name:
             return by_name[name.casefold()]
     kind = fields.text("model_type", "" if named else None)
-    by_type = next((name for name, facts in ARCHITECTURES.items() if facts.model_type == kind), None)
-    stem = (by_type or "").partition("For")[0]  # of transformers' classes without a logits head
+    by_type = next((family for family in known.values() if family.model_type == kind), None)
+    stem = (by_type.name if by_type else "").partition("For")[0]  # of transformers' classes without a logits head
     if by_type is not None and (not named or not {f"{stem}Model", f"{stem}TextModel"}.isdisjoint(named)):
         return by_type
     asked = ", ".join(names) or kind
-    known = sorted(ARCHITECTURES)
-    nearest = nearest_hint(asked, known)
-    supported = "" if nearest.startswith("known") else f" supported: {', '.join(known)};"
+    nearest = nearest_hint(asked, sorted(known))
+    supported = "" if nearest.startswith("known") else f" supported: {', '.join(sorted(known))};"
     raise UnsupportedModelError(f"{fields.origin}: architecture {asked!r} is not supported;{supported} {nearest}")
 
 
@@ -172,9 +173,9 @@ def _dtype(fields: JsonFields, asked: str) -> DType:
     return cast(DType, stated)
 
 
-def _max_model_len(asked: int | None, rope: RopeConfig, max_position_embeddings: int, facts: ArchitectureFacts) -> int:
+def _max_model_len(asked: int | None, rope: RopeConfig, max_position_embeddings: int, family: Family) -> int:
     by_rope = max_supported_len(rope, max_position_embeddings)
-    limit = max_position_embeddings if facts.is_length_scaled else by_rope
+    limit = max_position_embeddings if family.is_length_scaled else by_rope
     if asked is None:
         return limit
     if asked > limit:

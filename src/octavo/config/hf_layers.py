@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 
 from msgspec import structs
 
-from octavo.config.architectures import ArchitectureFacts, MoEFacts
+from octavo.config.family import Family, Layers, MoEFacts
 from octavo.config.hf_quantization import GGUF_TYPES
 from octavo.config.json_fields import JsonFields
 from octavo.config.layers import (
@@ -43,61 +43,59 @@ _KNOWN_KEYS = frozenset(
 _YARN_NEUTRAL = MappingProxyType({"extrapolation_factor": 1.0, "apply_yarn_scaling": True})
 
 
-def read_layers(
-    fields: JsonFields, facts: ArchitectureFacts, max_position_embeddings: int
-) -> tuple[tuple[LayerSpec, ...], tuple[RotarySpec, ...]]:
+def read_layers(fields: JsonFields, family: Family, max_position_embeddings: int) -> Layers:
     """Return the layers, and the tables that they rotate by."""
-    num_heads, num_kv_heads, head_dim = _heads(fields, facts)
-    rotary = [RotarySpec(rope=read_rope(fields, facts, head_dim, max_position_embeddings), width=head_dim)]
-    if (local := _local_rope(fields, facts.local_rope_theta)) is not None:
+    num_heads, num_kv_heads, head_dim = _heads(fields, family)
+    rotary = [RotarySpec(rope=read_rope(fields, family, head_dim, max_position_embeddings), width=head_dim)]
+    if (local := _local_rope(fields, family.local_rope_theta)) is not None:
         rotary.append(RotarySpec(rope=local, width=head_dim))
-    has_bias, has_out_bias = _biases(fields, facts)
+    has_bias, has_out_bias = _biases(fields, family)
     attention = AttentionSpec(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        scale=_attention_scale(fields, facts),
+        scale=_attention_scale(fields, family),
         has_bias=has_bias,
         has_out_bias=has_out_bias,
-        has_head_norms=facts.qk_norm,
+        has_head_norms=family.qk_norm,
     )
     windowed = structs.replace(attention, rotary=len(rotary) - 1)
     layers = tuple(
         LayerSpec(attention if window is None else structs.replace(windowed, sliding_window=window), after)
-        for window, after in zip(_sliding_windows(fields, facts), _feed_forwards(fields, facts), strict=True)
+        for window, after in zip(_sliding_windows(fields, family), _feed_forwards(fields, family), strict=True)
     )
     return layers, tuple(rotary)
 
 
-def _heads(fields: JsonFields, facts: ArchitectureFacts) -> tuple[int, int, int]:
+def _heads(fields: JsonFields, family: Family) -> tuple[int, int, int]:
     """Return the numbers of query and KV heads, and the head size."""
     num_heads = fields.integer("num_attention_heads")
-    absent = num_heads if "num_key_value_heads" in fields.nulls else facts.num_kv_heads or num_heads
+    absent = num_heads if "num_key_value_heads" in fields.nulls else family.num_kv_heads or num_heads
     num_kv_heads = fields.integer("num_key_value_heads", absent)
     if num_heads % num_kv_heads:
         raise fields.fail("num_attention_heads", f"a multiple of num_key_value_heads ({num_kv_heads}) is expected")
     hidden_size = fields.integer("hidden_size")
-    if "head_dim" not in fields and facts.head_dim is None and hidden_size % num_heads:
+    if "head_dim" not in fields and family.head_dim is None and hidden_size % num_heads:
         raise fields.fail("hidden_size", f"a multiple of num_attention_heads ({num_heads}) is expected, or head_dim")
-    head_dim = fields.integer("head_dim", facts.head_dim or hidden_size // num_heads)
+    head_dim = fields.integer("head_dim", family.head_dim or hidden_size // num_heads)
     if head_dim % 2:
         raise UnsupportedModelError(f"{fields.origin}: head_dim={head_dim}: rotary embedding needs an even number")
     return num_heads, num_kv_heads, head_dim
 
 
-def _biases(fields: JsonFields, facts: ArchitectureFacts) -> tuple[bool, bool]:
+def _biases(fields: JsonFields, family: Family) -> tuple[bool, bool]:
     """Return whether q, k and v have biases, and whether the output projection has one."""
-    if facts.has_qkv_bias_key:
+    if family.has_qkv_bias_key:
         return fields.flag("qkv_bias", True), False
-    if facts.qkv_bias is not None:
-        return facts.qkv_bias, False
+    if family.qkv_bias is not None:
+        return family.qkv_bias, False
     has_bias = fields.flag("attention_bias", False)
     return has_bias, has_bias
 
 
-def _attention_scale(fields: JsonFields, facts: ArchitectureFacts) -> float | None:
+def _attention_scale(fields: JsonFields, family: Family) -> float | None:
     """Return the factor on products of queries and keys; None: the usual one."""
-    if not facts.has_attention_scale_key:
+    if not family.has_attention_scale_key:
         return None
     for key in ("attn_logit_softcapping", "use_bidirectional_attention"):
         if fields.values.get(key):
@@ -105,39 +103,39 @@ def _attention_scale(fields: JsonFields, facts: ArchitectureFacts) -> float | No
     return float(fields.number("query_pre_attn_scalar", 256.0) ** -0.5)
 
 
-def _sliding_windows(fields: JsonFields, facts: ArchitectureFacts) -> tuple[int | None, ...]:
+def _sliding_windows(fields: JsonFields, family: Family) -> tuple[int | None, ...]:
     """Return each layer's window in tokens; None for full attention."""
     num_layers = fields.integer("num_hidden_layers")
-    if facts.window_rule == "none" and "sliding_window" in fields:
+    if family.window_rule == "none" and "sliding_window" in fields:
         logger.warning("%s: sliding_window has no effect in this architecture", fields.origin)
-    window = _window(fields, facts)
-    by_rule = tuple(window if _has_window(layer, fields, facts) else None for layer in range(num_layers))
+    window = _window(fields, family)
+    by_rule = tuple(window if _has_window(layer, fields, family) else None for layer in range(num_layers))
     if "layer_types" not in fields:
         return by_rule
     by_type = _windows_of_types(fields, window, num_layers)
-    if facts.window_rule not in _RULES_OF_DEFAULTS and by_type != by_rule:
+    if family.window_rule not in _RULES_OF_DEFAULTS and by_type != by_rule:
         raise UnsupportedModelError(f"{fields.origin}: layer_types: in this architecture all layers are of one type")
     return by_type
 
 
-def _window(fields: JsonFields, facts: ArchitectureFacts) -> int | None:
+def _window(fields: JsonFields, family: Family) -> int | None:
     """Return the window of layers that have one. An absent key means the default, null means no window."""
-    if facts.window_rule == "none" or "sliding_window" in fields.nulls:
+    if family.window_rule == "none" or "sliding_window" in fields.nulls:
         return None
-    if facts.window_rule not in {"all_layers", "pattern"} and not fields.flag("use_sliding_window", False):
+    if family.window_rule not in {"all_layers", "pattern"} and not fields.flag("use_sliding_window", False):
         return None
-    if "sliding_window" not in fields and facts.window is None:
+    if "sliding_window" not in fields and family.window is None:
         return None
-    return fields.integer("sliding_window", facts.window)
+    return fields.integer("sliding_window", family.window)
 
 
-def _has_window(layer: int, fields: JsonFields, facts: ArchitectureFacts) -> bool:
-    if facts.window_rule == "pattern":
+def _has_window(layer: int, fields: JsonFields, family: Family) -> bool:
+    if family.window_rule == "pattern":
         return (layer + 1) % fields.integer("sliding_window_pattern", 6) != 0
-    if facts.window_rule not in _RULES_OF_DEFAULTS:
+    if family.window_rule not in _RULES_OF_DEFAULTS:
         return True
     border = fields.integer("max_window_layers", 28, minimum=0)
-    return layer >= border if facts.window_rule == "upper_layers" else layer < border and layer % 2 == 0
+    return layer >= border if family.window_rule == "upper_layers" else layer < border and layer % 2 == 0
 
 
 def _windows_of_types(fields: JsonFields, window: int | None, num_layers: int) -> tuple[int | None, ...]:
@@ -152,49 +150,49 @@ def _windows_of_types(fields: JsonFields, window: int | None, num_layers: int) -
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
-def _feed_forwards(fields: JsonFields, facts: ArchitectureFacts) -> list[FeedForward]:
+def _feed_forwards(fields: JsonFields, family: Family) -> list[FeedForward]:
     """Return what follows the attention of each layer."""
     num_layers = fields.integer("num_hidden_layers")
     dense = DenseSpec(
         intermediate_size=fields.integer("intermediate_size"),
-        has_bias=facts.has_mlp_bias_key and fields.flag("mlp_bias", False),
+        has_bias=family.has_mlp_bias_key and fields.flag("mlp_bias", False),
     )
-    if facts.moe is None:
+    if family.moe is None:
         _refuse_if_set(fields, _NUM_EXPERTS_KEYS)
         return [dense] * num_layers
-    experts = _experts(fields, facts.moe)
-    return [experts if is_sparse else dense for is_sparse in _sparse_layers(fields, facts.moe)]
+    experts = _experts(fields, family.moe)
+    return [experts if is_sparse else dense for is_sparse in _sparse_layers(fields, family.moe)]
 
 
-def _experts(fields: JsonFields, facts: MoEFacts) -> ExpertsSpec:
+def _experts(fields: JsonFields, moe: MoEFacts) -> ExpertsSpec:
     """Read how tokens are routed."""
     stated = [key for key in _NUM_EXPERTS_KEYS if key in fields]
     numbers = [fields.integer(key) for key in stated]
     if len(set(numbers)) > 1:
         raise fields.fail(stated[0], f"{stated[1]} is {numbers[1]}")
-    num_experts = numbers[0] if numbers else facts.num_experts
-    top_k = fields.integer("num_experts_per_tok", facts.top_k)
+    num_experts = numbers[0] if numbers else moe.num_experts
+    top_k = fields.integer("num_experts_per_tok", moe.top_k)
     if top_k > num_experts:
         raise fields.fail("num_experts_per_tok", f"at most as many as there are experts ({num_experts})")
-    own_key = "intermediate_size" if facts.intermediate_size is None else "moe_intermediate_size"
+    own_key = "intermediate_size" if moe.intermediate_size is None else "moe_intermediate_size"
     shared_size = None
-    if facts.shared_intermediate_size is None:
+    if moe.shared_intermediate_size is None:
         _refuse_if_set(fields, ("shared_expert_intermediate_size", "n_shared_experts"))
     else:
-        shared_size = fields.integer("shared_expert_intermediate_size", facts.shared_intermediate_size)
+        shared_size = fields.integer("shared_expert_intermediate_size", moe.shared_intermediate_size)
     return ExpertsSpec(
         num_experts=num_experts,
         top_k=top_k,
-        intermediate_size=fields.integer(own_key, facts.intermediate_size),
+        intermediate_size=fields.integer(own_key, moe.intermediate_size),
         shared_intermediate_size=shared_size,
-        renormalizes=facts.always_renormalizes or fields.flag("norm_topk_prob", False),
+        renormalizes=moe.always_renormalizes or fields.flag("norm_topk_prob", False),
     )
 
 
-def _sparse_layers(fields: JsonFields, facts: MoEFacts) -> tuple[bool, ...]:
+def _sparse_layers(fields: JsonFields, moe: MoEFacts) -> tuple[bool, ...]:
     """Return whether each layer has experts: every decoder_sparse_step-th, except mlp_only_layers."""
     num_layers = fields.integer("num_hidden_layers")
-    if not facts.has_dense_layers:
+    if not moe.has_dense_layers:
         return (True,) * num_layers
     step, dense = fields.integer("decoder_sparse_step", 1), fields.integers("mlp_only_layers")
     if dense and max(dense) >= num_layers:
@@ -208,20 +206,20 @@ def _refuse_if_set(fields: JsonFields, keys: tuple[str, ...]) -> None:
             raise fields.unsupported(key, " in this architecture")
 
 
-def read_rope(config: JsonFields, facts: ArchitectureFacts, head_dim: int, max_position_embeddings: int) -> RopeConfig:
+def read_rope(config: JsonFields, family: Family, head_dim: int, max_position_embeddings: int) -> RopeConfig:
     """Read the rotary embedding settings. Positions with three axes divide the frequencies of a head among them."""
     fields = _merged(config)
-    if not facts.has_rotary_axes:
-        return _one_axis(config, fields, max_position_embeddings, facts.rope_theta)
+    if not family.has_rotary_axes:
+        return _one_axis(config, fields, max_position_embeddings, family.rope_theta)
     plain = {key: value for key, value in fields.values.items() if key not in ("mrope_section", "mrope_interleaved")}
     for key in ("type", "rope_type"):
         if plain.get(key) == "mrope":  # the name that older files give to three axes of the default kind
             plain[key] = "default"
-    rope = _one_axis(config, JsonFields(fields.origin, plain), max_position_embeddings, facts.rope_theta)
-    sections = tuple(fields.integers("mrope_section")) or facts.rotary_sections
+    rope = _one_axis(config, JsonFields(fields.origin, plain), max_position_embeddings, family.rope_theta)
+    sections = tuple(fields.integers("mrope_section")) or family.rotary_sections
     if len(sections) != 3 or sum(sections) != head_dim // 2:
         raise fields.fail("mrope_section", f"three numbers are expected that add up to {head_dim // 2}")
-    return replace(rope, sections=sections, is_interleaved=fields.flag("mrope_interleaved", facts.interleaves_axes))
+    return replace(rope, sections=sections, is_interleaved=fields.flag("mrope_interleaved", family.interleaves_axes))
 
 
 def _local_rope(config: JsonFields, default_theta: float | None) -> RopeConfig | None:

@@ -12,6 +12,7 @@ from octavo.errors import InvalidParameterError, UnsupportedModelError
 
 DType = Literal["float32", "bfloat16", "float16"]
 QuantizationName = Literal["int8", "int4", "fp8", "gguf", "dequantize"]  # at load
+ActivationName = Literal["silu", "gelu_tanh"]
 VisionActivation = Literal["quick_gelu", "gelu_tanh", "silu"]
 ClassToken = Literal["none", "internal", "output"]
 
@@ -157,6 +158,8 @@ class ModelConfig:
     max_position_embeddings: int
     max_model_len: int  # prompt plus output of one request
     rms_norm_eps: float
+    norm_offset: float = 0.0  # 1 if the checkpoint stores norm weights minus one
+    activation: ActivationName = "silu"  # of MLPs and experts
     tie_word_embeddings: bool = False
     logits_soft_cap: float | None = None  # logits l become logits_soft_cap * tanh(l / logits_soft_cap)
     bos_token_id: int | None = None

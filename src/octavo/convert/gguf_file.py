@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from octavo.config import families
+from octavo.config.family import GgufFacts
 from octavo.convert.gguf_metadata import write_settings, write_special_ids, write_tokenizer
 from octavo.convert.source import SINGLE_FILES, Checkpoint, TargetOptions, import_library
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
@@ -25,16 +27,6 @@ from octavo.worker.memory import empty_model
 
 logger = logging.getLogger(__name__)
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "MixtralForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen2MoeForCausalLM": "qwen2moe",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3moe",
-    "Gemma3ForCausalLM": "gemma3",
-}
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _WRITTEN_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")  # that the library quantizes to
@@ -50,13 +42,14 @@ def write_gguf(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> Non
     if model.quantization is not None:
         why = f"weights are quantized (quant_method {model.quantization.method}); use the original"
         raise UnsupportedModelError(f"{checkpoint.path}: cannot be written as gguf: {why}")
-    architecture = ARCHITECTURES.get(model.architecture)
-    if architecture is None:
-        why = f"{model.architecture}; known: {', '.join(ARCHITECTURES)}"
+    facts = families.FAMILIES[model.architecture].gguf
+    if facts is None or not facts.is_written:
+        known = (name for name, family in families.FAMILIES.items() if family.gguf and family.gguf.is_written)
+        why = f"{model.architecture}; known: {', '.join(known)}"
         raise UnsupportedModelError(f"{checkpoint.path}: cannot be written as gguf: {why}")
     if kind not in _WRITTEN_TYPES:
         raise InvalidParameterError("gguf_type", kind, "one of " + ", ".join(_WRITTEN_TYPES))
-    writer = library.GGUFWriter(out / SINGLE_FILES["gguf"], architecture)
+    writer = library.GGUFWriter(out / SINGLE_FILES["gguf"], facts.architecture)
     write_settings(writer, library, model)
     has_tokenizer = checkpoint.path.is_file() or (checkpoint.path / "tokenizer.json").is_file()
     files = read_tokenizer_files(checkpoint.path) if has_tokenizer else None
@@ -65,21 +58,20 @@ def write_gguf(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> Non
         logger.warning("%s has no tokenizer.json: none is written", checkpoint.path)
     else:
         write_tokenizer(writer, files, model, str(checkpoint.path))
-    _Tensors(checkpoint, library, architecture, library.GGMLQuantizationType[kind]).write(writer)
+    _Tensors(checkpoint, library, facts, library.GGMLQuantizationType[kind]).write(writer)
     writer.close()
 
 
 class _Tensors:
     """The tensors of a checkpoint under ggml's names, in ggml's order of rows."""
 
-    def __init__(self, checkpoint: Checkpoint, library: Any, architecture: str, matrix_type: Any) -> None:
+    def __init__(self, checkpoint: Checkpoint, library: Any, facts: GgufFacts, matrix_type: Any) -> None:
         self._checkpoint, self._library, self._matrix_type = checkpoint, library, matrix_type
         model, arch = checkpoint.model, library.MODEL_ARCH_NAMES
-        kind = next(key for key, name in arch.items() if name == architecture)
+        kind = next(key for key, name in arch.items() if name == facts.architecture)
         self._names = library.get_tensor_name_map(kind, model.num_layers)
-        is_paired = architecture == "llama"  # rows of queries and keys, for rotation of adjacent pairs
         spec = model.attention(0)
-        self._heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads} if is_paired else {}
+        self._heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads} if facts.interleaves_rows else {}
         self._model: CausalLM = empty_model(model)
 
     def write(self, writer: Any) -> None:
@@ -138,5 +130,5 @@ class _Tensors:
         if part in self._heads:  # of each head, halves become interleaved pairs
             halves = tensor.reshape(self._heads[part], 2, -1, *tensor.shape[1:])
             return halves.transpose(1, 2).reshape(tensor.shape)
-        offset = self._model.norm_offset if part.endswith("norm") else 0.0
+        offset = self._model.config.norm_offset if part.endswith("norm") else 0.0
         return tensor.float() + offset if offset else tensor

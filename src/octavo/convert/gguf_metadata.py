@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.config.gguf import gemma3_attention_divisor
+from octavo.config.families.gemma3 import gguf_attention_divisor
 from octavo.config.hf_layers import yarn_attention_factor
 from octavo.config.model import ModelConfig
 from octavo.errors import UnsupportedModelError
@@ -69,7 +69,7 @@ def write_settings(writer: Any, library: Any, model: ModelConfig) -> None:
 def _write_gemma3_settings(writer: Any, model: ModelConfig, windows: tuple[int | None, ...]) -> None:
     """Add windows, the rotary base of layers that have one, and the cap of logits."""
     spec = model.attention(0)
-    divisor = gemma3_attention_divisor(model.num_layers, model.hidden_size, spec.num_heads, spec.head_dim)
+    divisor = gguf_attention_divisor(model.num_layers, model.hidden_size, spec.num_heads, spec.head_dim)
     scale = spec.scale
     if scale is None or not math.isclose(scale, divisor**-0.5, rel_tol=1e-6):
         said = "none" if scale is None else f"{scale**-2:g}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from octavo.config.architectures import ARCHITECTURES
+from octavo.config import families
 from octavo.config.engine import LoadConfig, LoadFormat
 from octavo.config.gguf import read_gguf_fields
 from octavo.config.hf import read_config_fields, read_model_config
@@ -17,6 +17,7 @@ from octavo.config.hf_quantization import GGUF_TYPES, read_quantization
 from octavo.config.hub import resolve_model
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import ModelConfig
+from octavo.convert.rope_factors import with_llama3_settings
 from octavo.errors import InvalidParameterError
 from octavo.loader.registry import get_model_loader
 from octavo.worker.memory import empty_model
@@ -94,9 +95,10 @@ def _settings(path: Path, model: ModelConfig, *, is_cast: bool) -> dict[str, Any
     """Return config.json's contents: the folder's own, or those that a GGUF file's metadata stands for."""
     if path.is_file():
         settings = {key: value for key, value in read_gguf_fields(path).values.items() if key != GGUF_TYPES}
+        settings = with_llama3_settings(settings, str(path))
         if model.architecture == "MixtralForCausalLM":
             settings["num_local_experts"] = settings.pop("num_experts")
-        settings = {"model_type": ARCHITECTURES[model.architecture].model_type, **settings}  # for transformers
+        settings = {"model_type": families.FAMILIES[model.architecture].model_type, **settings}  # for transformers
     else:
         own = read_config_fields(path)
         settings = {**own.values, **dict.fromkeys(own.nulls)}
@@ -104,7 +106,7 @@ def _settings(path: Path, model: ModelConfig, *, is_cast: bool) -> dict[str, Any
         settings.pop("torch_dtype", None)
         settings["dtype"] = model.dtype
     if not model.tie_word_embeddings:
-        is_default = ARCHITECTURES[model.architecture].defaults.get("tie_word_embeddings", False)
+        is_default = families.FAMILIES[model.architecture].defaults.get("tie_word_embeddings", False)
         settings = _untied(settings, is_default=is_default)
     return settings
 

@@ -1,6 +1,7 @@
 """Maps tensor names of GGUF files to those of other checkpoints. They follow llama.cpp's converter."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,16 +29,9 @@ _PLAIN = MappingProxyType(
         "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
         "ffn_up_shexp": "mlp.shared_expert.up_proj",
         "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    }
-)
-_EXPERTS = MappingProxyType({"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"})
-_MIXTRAL = MappingProxyType({"ffn_gate_inp": "block_sparse_moe.gate"})
-_MIXTRAL_EXPERTS = MappingProxyType({"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"})
-_GEMMA3 = MappingProxyType(
-    {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
+        "ffn_gate_exps": "mlp.experts.{expert}.gate_proj",
+        "ffn_up_exps": "mlp.experts.{expert}.up_proj",
+        "ffn_down_exps": "mlp.experts.{expert}.down_proj",
     }
 )
 # Per block; in old files each expert is a tensor of its own.
@@ -49,33 +43,26 @@ IGNORED = ("rope_freqs.weight",)  # settings: `config/gguf.py` reads them
 class TensorNames:
     """Maps tensor names of a GGUF file to checkpoint names."""
 
-    def __init__(self, path: Path, architecture: str) -> None:
-        is_mixtral = architecture == "MixtralForCausalLM"
-        self._path = path
-        self._plain: dict[str, str] = dict(_PLAIN)
-        if is_mixtral:
-            self._plain |= _MIXTRAL
-        elif architecture == "Gemma3ForCausalLM":
-            self._plain |= _GEMMA3
-        self._experts = _MIXTRAL_EXPERTS if is_mixtral else _EXPERTS
-        self._expert_place = "block_sparse_moe.experts" if is_mixtral else "mlp.experts"
+    def __init__(self, path: Path, own: Mapping[str, str]) -> None:
+        """`own` are a family's names of a block's parts where they differ from the usual ones: `GgufFacts.parts`."""
+        self._path, self._names = path, {**_PLAIN, **own}
 
     def translate(self, tensor: GgufTensor) -> tuple[str, list[str]]:
         """Return the part of a block, and the names of the tensor: one, or one per expert."""
         if found := _OUTSIDE.fullmatch(tensor.name):
-            return found["part"], [f"{self._plain[found['part']]}.{found['what']}"]
+            return found["part"], [f"{self._names[found['part']]}.{found['what']}"]
         found = _IN_BLOCK.fullmatch(tensor.name)
         if found is None:
             raise self._unknown(tensor)
-        part, prefix, what = found["part"], f"model.layers.{found['layer']}", found["what"]
-        stacked = part if found["expert"] is None else f"{part}_exps"
-        if stacked in self._experts:
-            numbers = range(tensor.shape[0]) if found["expert"] is None else [int(found["expert"])]
-            place = f"{prefix}.{self._expert_place}"
-            return part, [f"{place}.{number}.{self._experts[stacked]}.{what}" for number in numbers]
-        if part not in self._plain:
+        part = found["part"]
+        name = self._names.get(part if found["expert"] is None else f"{part}_exps")
+        if name is None or (found["expert"] is not None and "{expert}" not in name):
             raise self._unknown(tensor)
-        return part, [f"{prefix}.{self._plain[part]}.{what}"]
+        full = f"model.layers.{found['layer']}.{name}.{found['what']}"
+        if "{expert}" not in name:
+            return part, [full]
+        experts = range(tensor.shape[0]) if found["expert"] is None else [int(found["expert"])]
+        return part, [full.replace("{expert}", str(expert)) for expert in experts]
 
     def _unknown(self, tensor: GgufTensor) -> CheckpointError:
         return CheckpointError(f"{self._path}: tensor {tensor.name!r} has no place in this model")

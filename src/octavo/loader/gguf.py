@@ -30,12 +30,12 @@ class GgufLoader(ModelLoader):
         path, elsewhere = Path(model.config.path), OtherStages(model)
         if not path.is_file():
             raise CheckpointError(f"{path} is a folder; load_format='gguf' reads a file")
-        names, slots = TensorNames(path, model.config.architecture), weight_slots(model)
-        # Only these files interleave the rows of queries and keys, for rotation of adjacent pairs.
-        spec = model.config.attention(0)
-        heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}
-        file = GgufFile.read(path)
-        paired, num_read, ahead = heads if file.architecture == "llama" else {}, 0, ReadAhead(file.paths)
+        facts, slots = model.family.gguf, weight_slots(model)
+        assert facts is not None, f"{model.config.architecture} has GGUF files"
+        names, file = TensorNames(path, facts.parts), GgufFile.read(path)
+        spec = model.config.attending[0]
+        paired = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads} if facts.interleaves_rows else {}
+        num_read, ahead = 0, ReadAhead(file.paths)
         for tensor in file.tensors.values():
             if tensor.name in IGNORED:
                 continue
@@ -44,8 +44,8 @@ class GgufLoader(ModelLoader):
                 continue
             has_blocks = any(name in slots and slots[name].spec.is_integer for name in wanted)
             values = torch.from_numpy(tensor.data) if has_blocks else self.numbers(tensor)
-            if part.endswith("norm") and model.norm_offset:  # files have whole factors
-                values = values - model.norm_offset
+            if part.endswith("norm") and model.config.norm_offset:  # files have whole factors
+                values = values - model.config.norm_offset
             if (
                 part in paired
             ):  # of each head, interleaved pairs become halves: all first elements, then all second ones

@@ -19,23 +19,6 @@ from octavo.layers.context import BuildContext
 from octavo.layers.linear import GatedLinear, Linear, QKVLinear
 from octavo.layers.norm import RMSNorm
 
-DECODER_WEIGHT_NAMES = MappingProxyType(
-    {
-        "model.embed_tokens": "embedding",
-        "model.layers.{layer}.input_layernorm": "layers.{layer}.attention_norm",
-        "model.layers.{layer}.self_attn.q_proj": "layers.{layer}.attention.qkv:q",
-        "model.layers.{layer}.self_attn.k_proj": "layers.{layer}.attention.qkv:k",
-        "model.layers.{layer}.self_attn.v_proj": "layers.{layer}.attention.qkv:v",
-        "model.layers.{layer}.self_attn.o_proj": "layers.{layer}.attention.out",
-        "model.layers.{layer}.post_attention_layernorm": "layers.{layer}.mlp_norm",
-        "model.layers.{layer}.mlp.gate_proj": "layers.{layer}.mlp.gate_up:gate",
-        "model.layers.{layer}.mlp.up_proj": "layers.{layer}.mlp.gate_up:up",
-        "model.layers.{layer}.mlp.down_proj": "layers.{layer}.mlp.down",
-        "model.norm": "norm",
-        "lm_head": "logits_head",
-    }
-)
-
 # Names of a language model that was taken out of one with a vision tower.
 OF_VISION_MODELS = MappingProxyType(
     {
@@ -54,7 +37,6 @@ class DecoderAttention(nn.Module):
     """Project to queries, keys and values, attend, project back."""
 
     num_inputs: ClassVar[int] = 1  # vectors of the hidden size, side by side, that are projected
-    head_norm_offset: ClassVar[float] = 0.0  # added to the weights of norms over each head of queries and keys
 
     def __init__(self, config: ModelConfig, layer: int, context: BuildContext) -> None:
         super().__init__()
@@ -64,7 +46,7 @@ class DecoderAttention(nn.Module):
         self.qkv = QKVLinear(in_size, *heads, has_bias=spec.has_bias, context=context.at("qkv"))
         self.head_norms = None
         if spec.has_head_norms:
-            norms = HeadNormWeights(spec.head_dim, config.rms_norm_eps, context=context, offset=self.head_norm_offset)
+            norms = HeadNormWeights(spec.head_dim, config.rms_norm_eps, context=context, offset=config.norm_offset)
             self.head_norms = norms
         self.sinks = self.build_sinks(context)
         self._kernels, self.is_last = context.kernels, layer == config.num_layers - 1

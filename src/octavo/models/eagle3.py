@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from octavo.attention.metadata import AttentionMetadata, LayerCache, LayerKVCache
+from octavo.config.family import DECODER_NAMES, NameTable
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
 from octavo.config.speculative import EagleConfig
@@ -30,7 +31,7 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import TensorSpec
 from octavo.layers.vocabulary import Embedding
 from octavo.layers.weight_owner import PlainWeights
-from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderAttention
+from octavo.models.common import DecoderAttention
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 
 Lookup = Callable[[torch.Tensor], torch.Tensor]  # ids [T] to embeddings [T, D]
@@ -105,18 +106,20 @@ class DraftVocabulary(PlainWeights):
         return 0
 
 
+_NAMES = MappingProxyType(
+    {
+        **{name.removeprefix("model."): target for name, target in DECODER_NAMES.items()},
+        "layers.{layer}.input_layernorm": "layers.{layer}.embedding_norm",
+        "layers.{layer}.hidden_norm": "layers.{layer}.hidden_norm",
+        "fc": "reduction",
+        "d2t": "vocabulary",
+    }
+)
+
+
 class Eagle3Head(CausalLM):
     """The head. Accepts the names of the original repository and those that converters use."""
 
-    weight_names = MappingProxyType(
-        {
-            **{name.removeprefix("model."): target for name, target in DECODER_WEIGHT_NAMES.items()},
-            "layers.{layer}.input_layernorm": "layers.{layer}.embedding_norm",
-            "layers.{layer}.hidden_norm": "layers.{layer}.hidden_norm",
-            "fc": "reduction",
-            "d2t": "vocabulary",
-        }
-    )
     renamed_prefixes = MappingProxyType(
         {
             "model.midlayer.": "layers.0.",
@@ -127,6 +130,10 @@ class Eagle3Head(CausalLM):
         }
     )
     ignored_weights = (*CausalLM.ignored_weights, "t2d")  # the inverse of d2t
+
+    @property
+    def weight_names(self) -> NameTable:
+        return _NAMES
 
     def __init__(
         self, config: ModelConfig, eagle: EagleConfig, context: BuildContext, *, has_embedding: bool, has_map: bool

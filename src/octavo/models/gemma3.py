@@ -7,47 +7,24 @@ Legend: I = images, U = patches of a token, V = the tower's hidden size, N = tok
 """
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import torch
 from torch import nn
 
 from octavo.config.model import ModelConfig, VisionConfig
 from octavo.distributed.groups import Share
-from octavo.kernels.types import Activation
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import MergedLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import TensorSpec
-from octavo.models.common import DecoderAttention, DecoderLayer
+from octavo.models.common import DecoderLayer
 from octavo.models.interfaces import CausalLM
-from octavo.models.llama import Qwen3ForCausalLM
 from octavo.models.llava import LlavaForConditionalGeneration, VisionTransformer
 from octavo.models.vision import VisionLanguageModel
-
-NORM_OFFSET = 1.0
-
-
-class Gemma3Attention(DecoderAttention):
-    """Attention whose head norms are stored minus one, as all norms are."""
-
-    head_norm_offset = NORM_OFFSET
 
 
 class Gemma3ForCausalLM(CausalLM):
     """The text model."""
-
-    attention_class = Gemma3Attention
-    activation = Activation("gelu_tanh")
-    norm_offset = NORM_OFFSET
-    weight_names = MappingProxyType(
-        {
-            **Qwen3ForCausalLM.weight_names,
-            "model.layers.{layer}.post_attention_layernorm": "layers.{layer}.post_attention_norm",
-            "model.layers.{layer}.pre_feedforward_layernorm": "layers.{layer}.mlp_norm",
-            "model.layers.{layer}.post_feedforward_layernorm": "layers.{layer}.post_mlp_norm",
-        }
-    )
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__(config, context)
@@ -87,7 +64,7 @@ class Gemma3VisionTower(VisionTransformer):
         super().__init__(config, context)
         size, context = config.hidden_size, self.context
         self.last_norm = self.build_norm()
-        self.token_norm = RMSNorm(size, config.norm_eps, context=context, offset=NORM_OFFSET)
+        self.token_norm = RMSNorm(size, config.norm_eps, context=context, offset=1.0)
         self.projection = TransposedLinear(size, config.out_hidden_size, context=context.at("projection"))
 
     @classmethod

@@ -13,19 +13,20 @@ import torch
 from torch import nn
 
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache
+from octavo.config import families
+from octavo.config.family import NameTable
 from octavo.config.layers import AttentionSpec, ExpertsSpec
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
 from octavo.distributed.groups import HeadShare
 from octavo.kernels.reference import hyperbolic_tangent
-from octavo.kernels.types import SILU, Activation
+from octavo.kernels.types import Activation
 from octavo.layers.context import BuildContext
 from octavo.layers.moe import ExpertParallelMoE, MixtureOfExperts
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.layers.vocabulary import Embedding, LogitsHead
 from octavo.models.common import (
-    DECODER_WEIGHT_NAMES,
     OF_VISION_MODELS,
     WITHOUT_HEAD,
     DecoderAttention,
@@ -49,24 +50,20 @@ class IntermediateTensors:
 class CausalLM(nn.Module):
     """A decoder-only language model over a paged KV cache, or one stage of it. It holds no per-request state.
 
-    Models override the table of names, or the method that builds the part where they differ. With pipeline parallelism,
-    only the stage of `context` is built; layers keep the model's numbers.
+    It computes whatever its layers' specs say; models override the method that builds a part where they differ. With
+    pipeline parallelism, only the stage of `context` is built; layers keep the model's numbers.
 
-    `weight_names` maps names in a checkpoint to layers of the model, with "{layer}" for each layer's number, "{expert}"
-    for each expert's, and ":q" for one part of a merged layer. Both sides omit the suffix (".weight", ".bias"). An
-    entry applies to the layers that have such a part. `other_spellings` are alternative full names of checkpoint
-    tensors: each maps to the full names in the table whose rows [N, K] it concatenates; if those contain "{expert}", it
-    is a stack [experts, N, K]. `ignored_weights` are the suffixes of tensors that files may contain but that are
-    computed here instead.
+    `weight_names`, from the family, maps names in a checkpoint to layers of the model, with "{layer}" for each layer's
+    number, "{expert}" for each expert's, and ":q" for one part of a merged layer. Both sides omit suffixes (".weight",
+    ".bias"). An entry applies to the layers that have such a part. `other_spellings` are alternative full names of
+    checkpoint tensors: each maps to the full names in the table whose rows [N, K] it concatenates; if those contain
+    "{expert}", it is a stack [experts, N, K]. `ignored_weights` are the suffixes of tensors that files may contain but
+    that are computed here instead.
     """
 
     attention_class: ClassVar[type[DecoderAttention]] = DecoderAttention
-    weight_names: ClassVar[Mapping[str, str]] = DECODER_WEIGHT_NAMES
-    other_spellings: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     # Of checkpoint names: to those of the table.
     renamed_prefixes: ClassVar[Mapping[str, str]] = MappingProxyType({**WITHOUT_HEAD, **OF_VISION_MODELS})
-    activation: ClassVar[Activation] = SILU  # of MLPs and experts
-    norm_offset: ClassVar[float] = 0.0  # 1 if checkpoints store norm weights minus one
     embedding_scale: float | None = None
     logits_soft_cap: float | None = None  # logits l become cap * tanh(l / cap)
     # Layers that adapters can change, by their paths in `weight_names`; those of experts only get slots on request.
@@ -89,8 +86,10 @@ class CausalLM(nn.Module):
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__()
+        self.config, self.family = config, families.FAMILIES[config.architecture]
+        self.activation = Activation(config.activation)  # of MLPs and experts
         names = {target: name for name, target in self.weight_names.items()}
-        self.config, self.context = config, replace(context, checkpoint_names=names)
+        self.context = replace(context, checkpoint_names=names)
         self.mapped_bytes = 0  # of weights in a mapped file: the OS counts this memory as free, but it is in use
         self.stage = context.stage or Stage.whole(config.num_layers)
         stage, context = self.stage, self.context
@@ -106,6 +105,15 @@ class CausalLM(nn.Module):
             tied_to = self.embedding if config.tie_word_embeddings and stage.is_first else None
             head = context.at("logits_head")
             self.logits_head = LogitsHead(config.hidden_size, config.vocab_size, tied_to=tied_to, context=head)
+
+    @property
+    def weight_names(self) -> NameTable:
+        """The names in checkpoints, and the places of what they name."""
+        return self.family.weight_names
+
+    @property
+    def other_spellings(self) -> Mapping[str, tuple[str, ...]]:
+        return self.family.other_spellings
 
     @property
     def input_size(self) -> int:
@@ -209,7 +217,7 @@ class CausalLM(nn.Module):
 
     def build_norm(self) -> RMSNorm:
         size, eps = self.config.hidden_size, self.config.rms_norm_eps
-        return RMSNorm(size, eps, context=self.context, offset=self.norm_offset)
+        return RMSNorm(size, eps, context=self.context, offset=self.config.norm_offset)
 
     def build_attention(self, layer: int) -> nn.Module:
         return self.attention_class(self.config, layer, self.context)

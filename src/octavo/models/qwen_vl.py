@@ -27,7 +27,6 @@ from octavo.layers.norm import LayerNorm, RMSNorm
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.layers.weight_owner import PlainWeight
 from octavo.models.common import OF_VISION_MODELS, DecoderLayer, GatedMLP
-from octavo.models.llama import Qwen3ForCausalLM
 from octavo.models.vision import (
     Grid,
     PatchEmbedding,
@@ -285,7 +284,7 @@ class DeepstackLayer(DecoderLayer):
         return (x if embeds is None else embeds.add_after(self._number, x)), total
 
 
-class Qwen3VLForConditionalGeneration(VisionLanguageModel, Qwen3ForCausalLM):
+class Qwen3VLForConditionalGeneration(VisionLanguageModel):
     """The decoder is Qwen3's."""
 
     tower = Qwen3VisionTower

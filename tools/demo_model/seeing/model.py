@@ -13,7 +13,7 @@ from tools.demo_model.seeing.scenes import PLACES
 from torch import Tensor
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from octavo.config.hf_images import TOWER_READERS
+from octavo.config.families import FAMILIES
 from octavo.config.json_fields import JsonFields
 from octavo.multimodal.image_processors import NativeSizeProcessor
 
@@ -82,7 +82,8 @@ def processor_settings() -> dict[str, object]:
 def image_processor(tokenizer: Tokenizer) -> NativeSizeProcessor:
     """Return what the engine makes of these settings."""
     fields = JsonFields("config", model_config(tokenizer).to_dict())
-    read_tower = TOWER_READERS["Qwen2_5_VLForConditionalGeneration"]
+    read_tower = FAMILIES["Qwen2_5_VLForConditionalGeneration"].read_tower
+    assert read_tower is not None, "the family takes images"
     vision = read_tower(fields, fields.nested("text_config").integer("hidden_size"))
     return NativeSizeProcessor.of(JsonFields("processor", processor_settings()), vision)
 

@@ -1,0 +1,147 @@
+"""What Octavo knows of a family of models without torch: `Family`, one for each architecture, and tables they share.
+
+The instances are in `config/families/`. Defaults of absent keys equal those of the reference implementations, because
+checkpoints omit keys that have default values.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from octavo.config.json_fields import JsonFields
+from octavo.config.layers import LayerSpec, RotarySpec
+from octavo.config.model import ActivationName, VisionConfig
+
+# all_layers_on_demand, upper_layers (from max_window_layers on) and even_lower_layers (every other one below it): only
+# with use_sliding_window. pattern: all but every sliding_window_pattern-th layer.
+WindowRule = Literal["none", "all_layers", "pattern", "upper_layers", "even_lower_layers", "all_layers_on_demand"]
+# Names in a checkpoint, and the places in the model that their tensors have: see `models/interfaces.py` `CausalLM`.
+NameTable = Mapping[str, str]
+Layers = tuple[tuple[LayerSpec, ...], tuple[RotarySpec, ...]]  # and the tables that they rotate by
+
+DECODER_NAMES: NameTable = MappingProxyType(
+    {
+        "model.embed_tokens": "embedding",
+        "model.layers.{layer}.input_layernorm": "layers.{layer}.attention_norm",
+        "model.layers.{layer}.self_attn.q_proj": "layers.{layer}.attention.qkv:q",
+        "model.layers.{layer}.self_attn.k_proj": "layers.{layer}.attention.qkv:k",
+        "model.layers.{layer}.self_attn.v_proj": "layers.{layer}.attention.qkv:v",
+        "model.layers.{layer}.self_attn.o_proj": "layers.{layer}.attention.out",
+        "model.layers.{layer}.post_attention_layernorm": "layers.{layer}.mlp_norm",
+        "model.layers.{layer}.mlp.gate_proj": "layers.{layer}.mlp.gate_up:gate",
+        "model.layers.{layer}.mlp.up_proj": "layers.{layer}.mlp.gate_up:up",
+        "model.layers.{layer}.mlp.down_proj": "layers.{layer}.mlp.down",
+        "model.norm": "norm",
+        "lm_head": "logits_head",
+    }
+)
+HEAD_NORM_NAMES: NameTable = MappingProxyType(
+    {
+        "model.layers.{layer}.self_attn.q_norm": "layers.{layer}.attention.head_norms:query",
+        "model.layers.{layer}.self_attn.k_norm": "layers.{layer}.attention.head_norms:key",
+    }
+)
+SANDWICH_NORM_NAMES: NameTable = MappingProxyType(
+    {
+        "model.layers.{layer}.post_attention_layernorm": "layers.{layer}.post_attention_norm",
+        "model.layers.{layer}.pre_feedforward_layernorm": "layers.{layer}.mlp_norm",
+        "model.layers.{layer}.post_feedforward_layernorm": "layers.{layer}.post_mlp_norm",
+    }
+)
+
+
+def expert_names(
+    router: str, expert: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> NameTable:
+    """Return the names of a mixture of experts; `expert` is the prefix of one, with {layer} and {expert}."""
+    place = "layers.{layer}.mlp"
+    return {
+        router: f"{place}.router:experts",
+        f"{expert}.{gate}": f"{place}.experts.{{expert}}.gate_up:gate",
+        f"{expert}.{up}": f"{place}.experts.{{expert}}.gate_up:up",
+        f"{expert}.{down}": f"{place}.experts.{{expert}}.down",
+    }
+
+
+def stacked_experts(
+    expert: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> Mapping[str, tuple[str, ...]]:
+    """Return the names of all experts in one tensor, as transformers 5 saves them, for `Family.other_spellings`."""
+    stack = "model.layers.{layer}.mlp.experts"
+    return {
+        f"{stack}.gate_up_proj": (f"{expert}.{gate}.weight", f"{expert}.{up}.weight"),
+        f"{stack}.down_proj": (f"{expert}.{down}.weight",),
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoEFacts:
+    """Defaults of absent keys in an architecture with MoE layers."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int | None = None  # under moe_intermediate_size; None: the model's intermediate_size
+    shared_intermediate_size: int | None = None  # None: no shared expert
+    always_renormalizes: bool = False  # otherwise norm_topk_prob decides
+    has_dense_layers: bool = True  # as given by decoder_sparse_step and mlp_only_layers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GgufFacts:
+    """What llama.cpp's converter makes of a family."""
+
+    architecture: str  # general.architecture
+    # Whether it is this family, by the architecture's own keys (without prefix), where several have the name.
+    fits: Callable[[JsonFields], bool] = lambda keys: True
+    # Of a block's parts, to names in the checkpoint behind "model.layers.{layer}.", where they differ from the usual
+    # ones in `gguf/names.py`; those of stacks of experts contain {expert}.
+    parts: Mapping[str, str] = field(default_factory=dict)
+    # Settings of `config.json` that it has beside the usual ones, or has otherwise: from its own keys (without
+    # prefix), and the settings so far.
+    settings: Callable[[JsonFields, Mapping[str, Any]], Mapping[str, Any]] = lambda keys, so_far: {}
+    interleaves_rows: bool = False  # of queries and keys, for rotation of adjacent pairs
+    is_written: bool = False  # by `octavo convert`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """One architecture: how it reads its configuration, what its tensors are called, which class computes it.
+
+    None as a default: derived from other keys.
+    """
+
+    name: str  # among the architectures of `config.json`
+    model_type: str
+    model: str = "octavo.models.interfaces:CausalLM"  # module and class
+    # From the keys of `config.json` and max_position_embeddings; None: `config/hf_layers.py` `read_layers` by the facts
+    # below.
+    read_layers: "Callable[[JsonFields, Family, int], Layers] | None" = None
+    read_tower: Callable[[JsonFields, int], VisionConfig] | None = None  # from its keys and the decoder's hidden size
+    weight_names: NameTable = field(default_factory=lambda: DECODER_NAMES)
+    # Alternative full names of checkpoint tensors: to the full names in the table whose rows [N, K] they concatenate;
+    # with "{expert}" in those, it is a stack [experts, N, K].
+    other_spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gguf: GgufFacts | None = None
+
+    num_kv_heads: int | None = None  # default; None: as many as query heads
+    head_dim: int | None = None  # default; None: hidden_size / num_attention_heads
+    window_rule: WindowRule = "none"
+    window: int | None = 4096  # default, if there is a window rule
+    qk_norm: bool = False
+    qkv_bias: bool | None = None  # None: attention_bias decides, for q, k, v and the output projection
+    has_qkv_bias_key: bool = False  # the key qkv_bias decides for q, k and v; default true
+    has_mlp_bias_key: bool = False
+    rms_norm_eps: float = 1e-6  # default
+    norm_offset: float = 0.0  # 1 if checkpoints store norm weights minus one
+    rope_theta: float = 10000.0  # default
+    local_rope_theta: float | None = None  # default of layers with a window; None: they rotate as all others do
+    activation: ActivationName = "silu"  # of MLPs and experts
+    is_length_scaled: bool = False  # max_position_embeddings includes what rotary scaling adds
+    has_attention_scale_key: bool = False  # the key query_pre_attn_scalar: scores are divided by its root
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that others require
+    moe: MoEFacts | None = None
+    has_rotary_axes: bool = False  # rotary positions count time, height and width
+    rotary_sections: tuple[int, ...] = ()  # default: frequencies of each axis
+    interleaves_axes: bool = False  # default: their frequencies take turns
+    text: tuple[str, ...] = ()  # architectures that text_config may be of; (): of this one. Defaults are by model_type
