@@ -19,6 +19,7 @@ from octavo.kernels.dispatch import select_kernels
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.registry import make_schemes
 from octavo.loader.registry import get_model_loader
+from octavo.models.common import DecoderAttention
 from octavo.models.interfaces import CausalLM
 from octavo.worker.graph import StepGraph
 
@@ -60,16 +61,18 @@ class PagedRunner:
 
     def __init__(self, model: CausalLM, *, num_blocks: int = 64, block_size: int = 4, seed: int = 0) -> None:
         self._model, self._block_size = model, block_size
-        layout = model.context.attention.kv_layout(model.config.attention(0).head_dim)
-        shape = (num_blocks * block_size, model.heads.kv.size, layout.head_size)
-        # Rubbish in unwritten slots must not show, so it is large.
-        rubbish = 1e4 if layout.dtype.is_floating_point else torch.iinfo(layout.dtype).max
-        self._caches = [
-            LayerKVCache(
-                key=torch.full(shape, rubbish, dtype=layout.dtype), value=torch.full(shape, rubbish, dtype=layout.dtype)
-            )
-            for _ in range(model.config.num_layers)
-        ]
+        self._caches: list[LayerKVCache] = []
+        for number, part in enumerate(model.layers.values()):
+            assert isinstance(part.attention, DecoderAttention)
+            spec, layer = model.config.attention(number), part.attention.layer
+            if spec.shares_kv_of is not None:
+                self._caches.append(self._caches[spec.shares_kv_of])
+                continue
+            layout = model.context.attention.kv_layout(layer.head_dim)
+            shape = (num_blocks * block_size, layer.num_kv_heads, layout.head_size)
+            # Rubbish in unwritten slots must not show, so it is large.
+            rubbish = 1e4 if layout.dtype.is_floating_point else torch.iinfo(layout.dtype).max
+            self._caches.append(LayerKVCache(*(torch.full(shape, rubbish, dtype=layout.dtype) for _ in range(2))))
         self._free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
         self._blocks: dict[int, list[int]] = {}
         self._lens: dict[int, int] = {}

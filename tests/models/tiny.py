@@ -27,12 +27,36 @@ _ODD = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
-_CONFIGS = {"Gemma3": "Gemma3TextConfig"}  # transformers' names, where they are not the family's
+_CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}  # transformers', where named otherwise
 _MULTI_HEAD = {"num_key_value_heads": 6}
 _ONE_KV_HEAD_OF_8 = {"hidden_size": 40, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 6}
 _THREE_KV_HEADS = {"num_key_value_heads": 3}
 _EIGHT_KV_HEADS = {"hidden_size": 48, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 6}
 _GEMMA3 = {"sliding_window_pattern": 2, "pad_token_id": 0}
+_GEMMA4 = {
+    "pad_token_id": 0,
+    "num_key_value_heads": 3,
+    "global_head_dim": 16,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "final_logit_softcapping": 5.0,
+}
+_GEMMA4_SHARED = {
+    "hidden_size_per_layer_input": 7,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+}
+_GEMMA4_EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 5,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 21,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 2,
+}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 100.0}
 _EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 21}
 _SHARED = {**_EXPERTS, "shared_expert_intermediate_size": 27}
@@ -53,6 +77,7 @@ class TinyModel:
     name: str
     family: str  # prefix of transformers' classes
     settings: dict[str, Any] = field(default_factory=dict)
+    tolerance: float = 1e-4  # between logits that reach 7: both sides err
 
     def build(self, seed: int = 0) -> Any:
         """Return transformers' model in float32, with random weights."""
@@ -64,8 +89,11 @@ class TinyModel:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 noise = torch.randn(parameter.shape, generator=generator)
-                centre = 1.0 if "norm" in name and self.family != "Gemma3" else 0.0  # whose norms add one
-                parameter.copy_(centre + 0.3 * noise if "norm" in name else 0.25 * noise)
+                centre = 1.0 if ("norm" in name or "scale" in name) and self.family != "Gemma3" else 0.0  # it adds one
+                parameter.copy_(centre + 0.3 * noise if "norm" in name or "scale" in name else 0.25 * noise)
+            for name, buffer in model.named_buffers():
+                if name.endswith("layer_scalar"):
+                    buffer.copy_(0.7 + 0.1 * torch.rand(buffer.shape, generator=generator))
         return model
 
     def save(self, folder: Path, seed: int = 0) -> Any:
@@ -185,4 +213,8 @@ TINY_MODELS = [
             "tie_word_embeddings": True,
         },
     ),
+    TinyModel(name="gemma4", family="Gemma4", settings=_GEMMA4),
+    # Its scores have no scale, and three layers amplify what a fourth rounds.
+    TinyModel(name="gemma4-shared", family="Gemma4", settings={**_GEMMA4, **_GEMMA4_SHARED}, tolerance=3e-4),
+    TinyModel(name="gemma4-experts", family="Gemma4", settings={**_GEMMA4, **_GEMMA4_EXPERTS}),
 ]

@@ -42,8 +42,8 @@ def test_graph_is_eager(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"dtype": "float32"}, {"quantization": "int4"}], ids=str)
-@pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe-mixed"])
-def test_experts_are_recorded_too(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe-mixed", "gemma4-shared"])
+def test_what_layers_have_is_recorded_too(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     next(case for case in TINY_MODELS if case.name == name).save(tmp_path)
     found = []
     for enforce_eager in (False, True):
@@ -56,7 +56,7 @@ def test_experts_are_recorded_too(name: str, options: dict[str, Any], tmp_path: 
         found.append([(output.token_ids, output.cumulative_logprob) for output in outputs])
         worker = Worker(EngineArgs(model_name=str(tmp_path), num_kv_blocks=64, **settings).resolve())
         worker.load_model()
-        worker.initialize_kv_cache([64])
+        worker.initialize_kv_cache([64] * len(worker.config.model.kv_groups))
         assert isinstance(worker.runner.graph, StepGraph) is not enforce_eager
     assert found[0] == found[1]
 

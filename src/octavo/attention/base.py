@@ -22,7 +22,8 @@ from octavo.kernels.reference import Kernels
 
 # A backend's own work list for one step, built once and shared by all layers. Opaque to other code.
 PlanT = TypeVar("PlanT")
-AttentionFeature = Literal["soft_cap", "sinks"]  # fields of `AttentionLayer` that backends may lack
+# Of `AttentionLayer`, what backends may lack.
+AttentionFeature = Literal["soft_cap", "sinks", "value_norm", "kv_sharing"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +48,9 @@ class AttentionLayer:
     scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)
     soft_cap: float | None = None  # scaled scores s become soft_cap * tanh(s / soft_cap) before masking
     sinks: Tensor | None = None  # [H] float32, one extra softmax logit per head, without a value
+    normalizes_values: bool = False  # each head of values, by the epsilon of `norms`, without weights
+    # qk: values are keys before norm and rotation; q: keys and values are another layer's, written before.
+    projects: Literal["qkv", "qk", "q"] = "qkv"
     kv_group: int = 0  # which block table and slots to use, see `ForwardBatch.of_group`
     computes_kept_only: bool = False  # only outputs at `ForwardBatch.kept_indices` are read; the rest are undefined
     index: int = 0  # in the model
@@ -135,14 +139,19 @@ class AttentionBackend(ABC, Generic[PlanT]):
 
     def check(self, layer: AttentionLayer) -> None:
         """Raise an `UnsupportedModelError` if the backend lacks a feature of the layer."""
-        asked: dict[AttentionFeature, bool] = {"soft_cap": layer.soft_cap is not None, "sinks": layer.sinks is not None}
+        asked: dict[AttentionFeature, bool] = {
+            "soft_cap": layer.soft_cap is not None,
+            "sinks": layer.sinks is not None,
+            "value_norm": layer.normalizes_values,
+            "kv_sharing": layer.projects != "qkv",
+        }
         if lacking := [name for name, is_asked in asked.items() if is_asked and name not in self.features]:
             what = f"attention_backend={self.name} does not compute {' and '.join(lacking)}"
             raise UnsupportedModelError(f"layer {layer.index}: {what}")
 
     def forward(
         self,
-        qkv: Tensor,  # [T, (H + 2 * G) * E], as projected: queries, keys, values
+        qkv: Tensor,  # [T, (H + 2 * G) * E], as projected; or what `AttentionLayer.projects` says
         kv_cache: LayerKVCache,
         step: AttentionMetadata,
         layer: AttentionLayer,
@@ -180,6 +189,8 @@ class TorchAttention(AttentionBackend[PlanT]):
         return KVLayout(head_size=head_dim, dtype=self._dtype)
 
     def write_kv(self, qkv: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
+        if layer.projects == "q":
+            return turned_heads(qkv.view(len(qkv), -1, layer.head_dim), "query", step.rotary, layer, self._kernels)
         query, key, value = split_heads(qkv, step.rotary, layer, self._kernels)
         slots = step.batch.of_group(layer.kv_group).slot_mapping
         kv_cache.key.index_copy_(0, slots, key)
@@ -188,21 +199,33 @@ class TorchAttention(AttentionBackend[PlanT]):
 
 
 def split_heads(
-    qkv: Tensor,  # [T, (H + 2 * G) * E]
+    qkv: Tensor,  # [T, (H + 2 * G) * E], or [T, (H + G) * E]: `AttentionLayer.projects`
     rotary: tuple[RotaryTable, ...],
     layer: AttentionLayer,
     kernels: Kernels,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return query [T, H, E] and key [T, G, E], normalized and rotated, and value [T, G, E]."""
-    counts = [layer.num_heads, layer.num_kv_heads, layer.num_kv_heads]
-    query, key, value = qkv.view(len(qkv), -1, layer.head_dim).split_with_sizes(counts, dim=1)
-    if layer.norms is not None:
-        query = kernels.rms_norm(query, layer.norms.query, layer.norms.eps)
-        key = kernels.rms_norm(key, layer.norms.key, layer.norms.eps)
-    if layer.rotary is not None:
-        cos, sin = rotary[layer.rotary]
-        query, key = kernels.rotary(query, cos, sin), kernels.rotary(key, cos, sin)
+    """Return query [T, H, E] and key [T, G, E], normalized and rotated, and value [T, G, E], normalized if asked."""
+    counts = [layer.num_heads, *[layer.num_kv_heads] * (len(layer.projects) - 1)]
+    query, key, *rest = qkv.view(len(qkv), -1, layer.head_dim).split_with_sizes(counts, dim=1)
+    value = rest[0] if rest else key
+    if layer.normalizes_values:
+        assert layer.norms is not None, "values are normalized by the epsilon of queries and keys"
+        value = kernels.rms_norm(value, torch.ones_like(layer.norms.key), layer.norms.eps)
+    query, key = (turned_heads(heads, kind, rotary, layer, kernels) for heads, kind in ((query, "query"), (key, "key")))
     return query, key, value
+
+
+def turned_heads(
+    heads: Tensor,  # [T, H or G, E]
+    kind: str,  # query or key
+    rotary: tuple[RotaryTable, ...],
+    layer: AttentionLayer,
+    kernels: Kernels,
+) -> Tensor:
+    """Return heads of queries or keys, normalized and rotated as the layer says."""
+    if layer.norms is not None:
+        heads = kernels.rms_norm(heads, getattr(layer.norms, kind), layer.norms.eps)
+    return heads if layer.rotary is None else kernels.rotary(heads, *rotary[layer.rotary])
 
 
 def context_slots(batch: ForwardBatch, requests: Tensor, length: int) -> Tensor:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _HEAD_PADDING = 32  # elements: tiles of keys and values consist of 32 x 32 parts
 _INT8_SCALE_SIZE = 4  # bytes, stored with each head of an int8 key or value
-_MAX_HEAD_DIM = 256
+_MAX_HEAD_DIM = 512
 _MAX_ROTARY_TABLES = 4
 _ROWS_PER_BLOCK = 32
 _TALL_ROWS = 16  # a block of more rows than this is part of a prompt
@@ -47,7 +47,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
 
     is_batch_invariant = True
     records_calls = True
-    features = frozenset({"soft_cap", "sinks"})
+    features = frozenset({"soft_cap", "sinks", "value_norm", "kv_sharing"})
 
     def __init__(self, kernels: NativeKernels, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> None:
         from octavo.kernels.cpu import _cpu
@@ -81,7 +81,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
         return PagedSegments(NativeAttention(self._kernels, self._dtype), lengths, rotary, self._dtype)
 
     def attend(self, query: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
-        """One call does everything, from the projection [T, (H + 2 * G) * E]."""
+        """One call does everything, from the projection, of [T, (H + 2 * G) * E] for one of everything."""
         plan: NativePlan = step.plans[layer.kv_group]
         if plan.step is None:
             plan.step = self.make_step(plan, step.rotary, layer.num_heads // layer.num_kv_heads)
@@ -140,6 +140,8 @@ class NativeAttention(AttentionBackend[NativePlan]):
             has_int8_kv=self._kv_dtype == torch.int8,
             computes_kept_only=layer.computes_kept_only,
             kv_group=layer.kv_group,
+            normalizes_values=layer.normalizes_values,
+            num_parts=len(layer.projects),
         )
 
 

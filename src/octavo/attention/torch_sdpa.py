@@ -71,7 +71,7 @@ class SdpaAttention(TorchAttention[list[RequestSpan]]):
 
     name = "torch-sdpa"
     is_batch_invariant = False
-    features = frozenset({"soft_cap", "sinks"})
+    features = frozenset({"soft_cap", "sinks", "value_norm", "kv_sharing"})
 
     def plan(self, batch: ForwardBatch) -> list[RequestSpan]:
         """Locate each request's context."""

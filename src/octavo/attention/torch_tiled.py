@@ -49,7 +49,7 @@ class TiledAttention(TorchAttention[list[RequestGroup]]):
 
     name = "torch-tiled"
     is_batch_invariant = True
-    features = frozenset({"soft_cap", "sinks"})
+    features = frozenset({"soft_cap", "sinks", "value_norm", "kv_sharing"})
 
     def plan(self, batch: ForwardBatch) -> list[RequestGroup]:
         """Group the step's requests by number of new tokens and context length."""

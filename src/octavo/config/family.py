@@ -52,10 +52,15 @@ SANDWICH_NORM_NAMES: NameTable = MappingProxyType(
 
 
 def expert_names(
-    router: str, expert: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+    router: str,
+    expert: str,
+    gate: str = "gate_proj",
+    up: str = "up_proj",
+    down: str = "down_proj",
+    *,
+    place: str = "layers.{layer}.mlp",
 ) -> NameTable:
-    """Return the names of a mixture of experts; `expert` is the prefix of one, with {layer} and {expert}."""
-    place = "layers.{layer}.mlp"
+    """Return the names of a mixture of experts at `place`; `expert` is the prefix of one, with {layer} and {expert}."""
     return {
         router: f"{place}.router:experts",
         f"{expert}.{gate}": f"{place}.experts.{{expert}}.gate_up:gate",
@@ -65,10 +70,14 @@ def expert_names(
 
 
 def stacked_experts(
-    expert: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+    expert: str,
+    gate: str = "gate_proj",
+    up: str = "up_proj",
+    down: str = "down_proj",
+    *,
+    stack: str = "model.layers.{layer}.mlp.experts",
 ) -> Mapping[str, tuple[str, ...]]:
     """Return the names of all experts in one tensor, as transformers 5 saves them, for `Family.other_spellings`."""
-    stack = "model.layers.{layer}.mlp.experts"
     return {
         f"{stack}.gate_up_proj": (f"{expert}.{gate}.weight", f"{expert}.{up}.weight"),
         f"{stack}.down_proj": (f"{expert}.{down}.weight",),
@@ -117,6 +126,8 @@ class Family:
     # From the keys of `config.json` and max_position_embeddings; None: `config/hf_layers.py` `read_layers` by the facts
     # below.
     read_layers: "Callable[[JsonFields, Family, int], Layers] | None" = None
+    is_nested: bool = False  # the language model's keys are under text_config, as with `read_tower`
+    left_out: tuple[str, ...] = ()  # prefixes of tensors that are not loaded: of towers that Octavo does not compute
     read_tower: Callable[[JsonFields, int], VisionConfig] | None = None  # from its keys and the decoder's hidden size
     weight_names: NameTable = field(default_factory=lambda: DECODER_NAMES)
     # Alternative full names of checkpoint tensors: to the full names in the table whose rows [N, K] they concatenate;
@@ -137,6 +148,7 @@ class Family:
     rope_theta: float = 10000.0  # default
     local_rope_theta: float | None = None  # default of layers with a window; None: they rotate as all others do
     activation: ActivationName = "silu"  # of MLPs and experts
+    has_token_inputs: bool = False  # each layer reads its own embedding of a token: hidden_size_per_layer_input
     is_length_scaled: bool = False  # max_position_embeddings includes what rotary scaling adds
     has_attention_scale_key: bool = False  # the key query_pre_attn_scalar: scores are divided by its root
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that others require

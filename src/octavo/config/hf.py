@@ -18,7 +18,7 @@ from octavo.config.hf_layers import max_supported_len, read_layers
 from octavo.config.hf_quantization import GGUF_SAMPLING, read_quantization, with_separate_quantization
 from octavo.config.json_fields import JsonFields
 from octavo.config.layers import RopeConfig
-from octavo.config.model import DType, GenerationDefaults, ModelConfig
+from octavo.config.model import DType, GenerationDefaults, ModelConfig, TokenInputs
 from octavo.errors import InvalidParameterError, UnsupportedModelError, nearest_hint
 from octavo.sampling_params import SamplingParams
 
@@ -62,7 +62,7 @@ def model_config_of(
     """Do so with the keys of `config.json` in `fields`."""
     whole, family = fields, find_family(fields)
     architecture, read_tower = family.name, family.read_tower
-    if read_tower is not None:
+    if read_tower is not None or family.is_nested:
         fields, family = text_part(whole, family, families.FAMILIES)
     fields = fields.with_defaults(family.defaults)
     for key in _REFUSED_KEYS:
@@ -90,6 +90,7 @@ def model_config_of(
         rms_norm_eps=fields.number("rms_norm_eps", family.rms_norm_eps),
         norm_offset=family.norm_offset,
         activation=family.activation,
+        token_inputs=_token_inputs(fields) if family.has_token_inputs else None,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         logits_soft_cap=fields.number(soft_cap_key) if soft_cap_key in fields else None,
         quantization=read_quantization(fields, _dtype(fields, dtype)),
@@ -157,6 +158,12 @@ def _usable(fields: JsonFields, key: str, name: str) -> Any:
         logger.warning("%s: %s=%r is ignored: %s", fields.origin, key, fields.values[key], error)
         return None
     return value if is_integer else float(value)
+
+
+def _token_inputs(fields: JsonFields) -> TokenInputs | None:
+    size = fields.integer("hidden_size_per_layer_input", 256, minimum=0)
+    vocab_size = fields.integer("vocab_size_per_layer_input", fields.integer("vocab_size"))
+    return TokenInputs(vocab_size, size) if size else None
 
 
 def _dtype(fields: JsonFields, asked: str) -> DType:

@@ -31,7 +31,8 @@ def text_part(fields: JsonFields, family: Family, families: Mapping[str, Family]
     is_default = family.defaults.get("tie_word_embeddings", False)
     ties = (fields,) if is_default else (fields, text)
     values["tie_word_embeddings"] = any(of.flag("tie_word_embeddings", is_default) for of in ties)
-    if "final_logit_softcapping" in (part := JsonFields(fields.origin, values)):  # without effect in transformers
+    part = JsonFields(fields.origin, values)
+    if family.read_tower is not None and "final_logit_softcapping" in part:  # without effect in transformers
         raise part.unsupported("final_logit_softcapping", " with a vision tower")
     if family.text:
         known = {families[name].model_type: name for name in family.text}

@@ -65,8 +65,16 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     has_bias: bool = False  # on q, k and v
     has_out_bias: bool = False
     has_head_norms: bool = False  # over each head of queries and keys, before rotation
+    has_value_norm: bool = False  # over each head of values, without weights
+    has_keys_as_values: bool = False  # values are the keys' projection, without their norm and rotation
+    shares_kv_of: int | None = None  # the layer whose keys and values these are; None: its own
     latent: LatentSpec | None = None  # None: a key and a value for each kv head are cached
     entry_kind: int = 0  # layers whose cached keys and values have other sizes have other numbers
+
+    @property
+    def projects(self) -> Literal["qkv", "qk", "q"]:
+        """What is projected of queries, keys and values."""
+        return "q" if self.shares_kv_of is not None else "qk" if self.has_keys_as_values else "qkv"
 
 
 class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="recurrent"):
@@ -92,6 +100,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     intermediate_size: int  # of one expert
     shared_intermediate_size: int | None = None  # of the shared expert, which every token uses; None: there is none
     renormalizes: bool  # the weights of the chosen experts are normalized to sum to 1
+    beside: DenseSpec | None = None  # an MLP whose output is added to theirs; None: there is none
 
 
 Mixer = AttentionSpec | RecurrentSpec

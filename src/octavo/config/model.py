@@ -117,6 +117,14 @@ class VisionConfig:
         return num_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class TokenInputs:
+    """Embeddings of a token that layers read beside the residual stream, one for each layer."""
+
+    vocab_size: int
+    size: int  # of the embedding for one layer
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationDefaults:
     """Default sampling parameters from `generation_config.json` or a GGUF file; None if absent."""
@@ -161,6 +169,7 @@ class ModelConfig:
     norm_offset: float = 0.0  # 1 if the checkpoint stores norm weights minus one
     activation: ActivationName = "silu"  # of MLPs and experts
     tie_word_embeddings: bool = False
+    token_inputs: TokenInputs | None = None  # None: there are none
     logits_soft_cap: float | None = None  # logits l become logits_soft_cap * tanh(l / logits_soft_cap)
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()

@@ -104,6 +104,7 @@ class KVCacheSpec:
 
     block_size: int
     groups: tuple[KVGroupSpec, ...]
+    shared: tuple[tuple[int, int], ...] = ()  # a layer without a cache of its own, and the one whose cache it reads
     draft_bytes: tuple[int, ...] = ()  # of a block of each group that a draft model's layers take; (): there is none
 
     @property

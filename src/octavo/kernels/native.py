@@ -38,7 +38,7 @@ from octavo.kernels.native_weights import (
 )
 from octavo.kernels.quantization import GROUP_SIZES, Weight, WeightFormat
 from octavo.kernels.reference import ExpertAdapters, Kernels, LoraAdapters
-from octavo.kernels.types import Activation, Fused, LinearRole, PackedExperts, PackedLinear, Routes, Routing
+from octavo.kernels.types import SILU, Activation, Fused, LinearRole, PackedExperts, PackedLinear, Routes, Routing
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
@@ -233,6 +233,21 @@ class NativeKernels(Kernels):
     def activate(self, x: Tensor, activation: Activation) -> Tensor:
         x, out = x.contiguous(), self.empty(len(x), x.shape[1] // 2 if activation.is_gated else x.shape[1])
         self.native.activate(self._activated_rows(x, activation), out.data_ptr())
+        return out
+
+    def gated_product(self, gate: Tensor, x: Tensor, first: int, activation: Activation) -> Tensor:
+        gate, out = gate.contiguous(), self.empty(*gate.shape)
+        factors = x.data_ptr() + first * x.element_size()
+        self.native.gated_product(self._activated_rows(gate, activation), factors, x.stride(0), out.data_ptr())
+        return out
+
+    def scaled_sum(self, x: Tensor, residual: Tensor | None, scale: float) -> Tensor:
+        x, out = x.contiguous(), self.empty(*x.shape)
+        residual = None if residual is None else residual.contiguous()
+        fused = self._cpu.Fused(address(residual), NO_ADDRESS, 0.0, 0.0, _native_activation(SILU))
+        num_rows, size = x.shape
+        rows = self._cpu.Rows.fused(x.data_ptr(), num_rows, size, fused, NO_ADDRESS)
+        self.native.scaled_sum(rows, scale, out.data_ptr())
         return out
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

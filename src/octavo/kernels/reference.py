@@ -316,6 +316,14 @@ class Kernels:
         # vector, differently, so that the last bit would depend on the number of rows.
         return (gate / (1.0 + torch.exp(-logits)) * up).to(x.dtype)
 
+    def gated_product(self, gate: Tensor, x: Tensor, first: int, activation: Activation) -> Tensor:
+        """Return act(gate) * factors [T, I]: of gate [T, I], and the columns of x [T, S] from `first` on."""
+        return self.activate(torch.cat((gate, x[:, first : first + gate.shape[1]]), dim=1), activation)
+
+    def scaled_sum(self, x: Tensor, residual: Tensor | None, scale: float) -> Tensor:
+        """Return (x + residual) * scale, of [T, D] each; the sum is rounded to the dtype first."""
+        return (x if residual is None else x + residual) * scale
+
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate x [T, H, D] by cos, sin [T, P] float32, 2 * P <= D: element i pairs with i + P; the rest is unchanged.
 

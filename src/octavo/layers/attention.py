@@ -12,11 +12,17 @@ from octavo.layers.weight_owner import PlainWeights
 
 
 class HeadNormWeights(PlainWeights):
-    """The weights of per-head query and key norms; backends read `values`. `offset` is added to a checkpoint's."""
+    """The weights of per-head query and key norms; backends read `values`. `offset` is added to a checkpoint's.
 
-    def __init__(self, head_dim: int, eps: float, *, context: BuildContext, offset: float = 0.0) -> None:
-        query, key = torch.empty(2, head_dim, dtype=torch.float32, device=context.device)  # [E] each
-        super().__init__({"query.weight": query, "key.weight": key}, context=context)
+    A layer that projects no keys has queries' only.
+    """
+
+    def __init__(
+        self, head_dim: int, eps: float, *, context: BuildContext, offset: float = 0.0, has_keys: bool = True
+    ) -> None:
+        query, key = torch.ones(2, head_dim, dtype=torch.float32, device=context.device)  # [E] each
+        tensors = {"query.weight": query, "key.weight": key} if has_keys else {"query.weight": query}
+        super().__init__(tensors, context=context)
         self.values, self._offset = HeadNorms(query=query, key=key, eps=eps), offset
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:

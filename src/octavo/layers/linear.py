@@ -204,15 +204,23 @@ class MergedLinear(WeightOwner):
 
 
 class QKVLinear(MergedLinear):
-    """The projections to queries, keys and values, for this rank's heads."""
+    """The projections to queries, keys and values, for this rank's heads; `projects`: or to the first of these only."""
 
     def __init__(
-        self, in_size: int, num_heads: int, num_kv_heads: int, head_dim: int, *, has_bias: bool, context: BuildContext
+        self,
+        in_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        has_bias: bool,
+        context: BuildContext,
+        projects: str = "qkv",
     ) -> None:
         group = context.groups.tensor
         heads = HeadShare.of(num_heads, num_kv_heads, group.rank, group.size)
         kv = heads.kv.times(head_dim)
-        parts = {"q": heads.query.times(head_dim), "k": kv, "v": kv}
+        parts = {part: heads.query.times(head_dim) if part == "q" else kv for part in projects}
         super().__init__(Share.whole(in_size), parts, has_bias=has_bias, context=context)
         self.heads = heads
 

@@ -93,11 +93,18 @@ class MixtureOfExperts(nn.Module):
     """
 
     def __init__(
-        self, layer: int, hidden_size: int, moe: ExpertsSpec, activation: Activation, *, context: BuildContext
+        self,
+        layer: int,
+        hidden_size: int,
+        moe: ExpertsSpec,
+        activation: Activation,
+        *,
+        context: BuildContext,
+        name: str = "mlp",  # of this part of the layer
     ) -> None:
         super().__init__()
         self.layer, self._activation = layer, activation
-        context = context.at(f"layers.{layer}.mlp")
+        context = context.at(f"layers.{layer}.{name}")
         self._context, self._kernels, self._group = context, context.kernels, context.groups.tensor
         shared_size = moe.shared_intermediate_size
         self._routing = Routing(

@@ -43,11 +43,17 @@ class DecoderAttention(nn.Module):
         context = context.at(f"layers.{layer}.attention")
         in_size, spec = self.num_inputs * config.hidden_size, config.attention(layer)
         heads = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        self.qkv = QKVLinear(in_size, *heads, has_bias=spec.has_bias, context=context.at("qkv"))
+        projects, at = spec.projects, context.at("qkv")
+        self.qkv = QKVLinear(in_size, *heads, has_bias=spec.has_bias, context=at, projects=projects)
         self.head_norms = None
         if spec.has_head_norms:
-            norms = HeadNormWeights(spec.head_dim, config.rms_norm_eps, context=context, offset=config.norm_offset)
-            self.head_norms = norms
+            self.head_norms = HeadNormWeights(
+                spec.head_dim,
+                config.rms_norm_eps,
+                context=context,
+                offset=config.norm_offset,
+                has_keys=projects != "q",
+            )
         self.sinks = self.build_sinks(context)
         self._kernels, self.is_last = context.kernels, layer == config.num_layers - 1
         self.layer, self.backend = self.describe(config, layer), context.attention
@@ -86,6 +92,8 @@ class DecoderAttention(nn.Module):
             rotary=spec.rotary,
             scale=spec.scale,
             kv_group=config.kv_group_of(layer),
+            projects=spec.projects,
+            normalizes_values=spec.has_value_norm,
             norms=self.head_norms.values if self.head_norms is not None else None,
             sinks=self.sinks.values if self.sinks is not None else None,
             computes_kept_only=self.is_last,

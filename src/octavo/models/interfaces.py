@@ -170,7 +170,7 @@ class CausalLM(nn.Module):
 
     def ignores_weight(self, name: str) -> bool:
         """Return whether a checkpoint may contain this tensor although the model does not use it."""
-        return name.endswith(self.ignored_weights)
+        return name.endswith(self.ignored_weights) or name.startswith(self.family.left_out)
 
     def forward(self, batch: ForwardBatch, kv_caches: Sequence[LayerCache]) -> torch.Tensor:
         """Compute the step's hidden states [W, D], writing its keys and values to the caches, one per layer."""

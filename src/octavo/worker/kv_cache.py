@@ -10,7 +10,7 @@ from octavo.attention.metadata import LayerCache, LayerKVCache, RecurrentStates
 from octavo.config.layers import AttentionSpec, Mixer, RecurrentSpec
 from octavo.config.model import DType, ModelConfig
 from octavo.contracts.kv_cache import KVCacheSpec, KVGroupSpec, KVPart
-from octavo.errors import InvalidParameterError
+from octavo.errors import InvalidParameterError, UnsupportedModelError
 from octavo.kernels.large_pages import LARGE_PAGE_BYTES, prefault, zeros_on_large_pages
 
 logger = logging.getLogger(__name__)
@@ -26,9 +26,11 @@ def make_kv_cache_spec(
 ) -> KVCacheSpec:
     """Return the KV cache spec of these layers of a rank's shard; `layout_of` a head size is that of attention.
 
-    Raises InvalidParameterError: latent vectors in another dtype than the model's.
+    Raises InvalidParameterError: latent vectors in another dtype than the model's; UnsupportedModelError: a layer reads
+    the keys and values of one that is on another stage.
     """
-    group_of = [model.kv_group_of(layer) for layer in layers]
+    shared = _shared_layers(model, layers)
+    group_of = [None if at in shared else model.kv_group_of(layer) for at, layer in enumerate(layers)]
     groups = []
     for index, group in enumerate(model.kv_groups):
         mixer = next(each.mixer for at, each in enumerate(model.layers) if model.kv_group_of(at) == index)
@@ -41,7 +43,21 @@ def make_kv_cache_spec(
                 value_size=None if latent is None else latent.value_size,
             )
         )
-    return KVCacheSpec(block_size=block_size, groups=tuple(groups))
+    return KVCacheSpec(block_size=block_size, groups=tuple(groups), shared=tuple(shared.items()))
+
+
+def _shared_layers(model: ModelConfig, layers: Sequence[int]) -> dict[int, int]:
+    """Return which layers read the cache of which, by their places among `layers`."""
+    shared = {}
+    for at, layer in enumerate(layers):
+        mixer = model.layers[layer].mixer
+        if not isinstance(mixer, AttentionSpec) or mixer.shares_kv_of is None:
+            continue
+        if mixer.shares_kv_of not in layers:
+            reads = f"layer {layer} reads keys and values of layer {mixer.shares_kv_of}, which is on another stage"
+            raise UnsupportedModelError(f"{model.model}: {reads}; use fewer pipeline stages")
+        shared[at] = layers.index(mixer.shares_kv_of)
+    return shared
 
 
 def attention_parts(num_kv_heads: int, layout: KVLayout) -> tuple[KVPart, ...]:
@@ -86,6 +102,7 @@ def allocate_kv_caches(spec: KVCacheSpec, num_blocks: Sequence[int], device: tor
                 caches[layer] = LayerKVCache(vectors, vectors[..., : group.value_size])
             else:
                 caches[layer] = LayerKVCache(*pools)
+    caches |= {layer: caches[owner] for layer, owner in spec.shared}
     return [caches[layer] for layer in range(len(caches))]
 
 

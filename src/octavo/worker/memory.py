@@ -94,24 +94,30 @@ def sharded_config(model: ModelConfig, place: RankPlace, *, is_expert_parallel: 
 
 
 def _shard(layer: LayerSpec, rank: int, size: int, *, is_expert_parallel: bool) -> LayerSpec:
-    after = layer.feed_forward
-    if isinstance(after, DenseSpec):
-        after = structs.replace(after, intermediate_size=Share.of_features(after.intermediate_size, rank, size).size)
-    elif is_expert_parallel:
-        # Whole experts; a token never causes more work on a rank than on a single one. Router rows go with experts.
-        after = structs.replace(after, num_experts=Share.of(after.num_experts, rank, size).size)
-    else:
-        shared = after.shared_intermediate_size
-        after = structs.replace(
-            after,
-            intermediate_size=Share.of_features(after.intermediate_size, rank, size).size,
-            shared_intermediate_size=None if shared is None else Share.of_features(shared, rank, size).size,
-        )
+    after = _shard_feed_forward(layer.feed_forward, rank, size, is_expert_parallel=is_expert_parallel)
     if not isinstance(layer.mixer, AttentionSpec):
         return replace(layer, feed_forward=after)
     heads = HeadShare.of(layer.mixer.num_heads, layer.mixer.num_kv_heads, rank, size)
     mixer = structs.replace(layer.mixer, num_heads=heads.query.size, num_kv_heads=heads.kv.size)
     return LayerSpec(mixer, after)
+
+
+def _shard_feed_forward(spec: FeedForward, rank: int, size: int, *, is_expert_parallel: bool) -> FeedForward:
+    def part(of: int) -> int:
+        return Share.of_features(of, rank, size).size
+
+    if isinstance(spec, DenseSpec):
+        return structs.replace(spec, intermediate_size=part(spec.intermediate_size))
+    if is_expert_parallel:
+        # Whole experts; a token never causes more work on a rank than on a single one. Router rows go with experts.
+        return structs.replace(spec, num_experts=Share.of(spec.num_experts, rank, size).size)
+    shared, beside = spec.shared_intermediate_size, spec.beside
+    return structs.replace(
+        spec,
+        intermediate_size=part(spec.intermediate_size),
+        shared_intermediate_size=None if shared is None else part(shared),
+        beside=None if beside is None else structs.replace(beside, intermediate_size=part(beside.intermediate_size)),
+    )
 
 
 def activation_bytes(model: ModelConfig, stage: Stage, limits: SchedulerConfig, dtype_bytes: int) -> int:
@@ -124,6 +130,8 @@ def activation_bytes(model: ModelConfig, stage: Stage, limits: SchedulerConfig, 
     width = max(_inner_width(model.layers[layer].feed_forward, model.hidden_size) for layer in stage.layers)
     if not stage.is_whole:
         width += 4 * model.hidden_size
+    if (inputs := model.token_inputs) is not None:  # of all layers, and what they are made from
+        width += 4 * model.num_layers * inputs.size
     logits = min(64, limits.max_num_seqs) * model.vocab_size * 4 * 4 * stage.is_last
     return limits.max_num_batched_tokens * width * dtype_bytes + logits
 
@@ -134,7 +142,8 @@ def _inner_width(spec: FeedForward, size: int) -> int:
         return 3 * size + 3 * spec.intermediate_size
     inner = spec.top_k * spec.intermediate_size + (spec.shared_intermediate_size or 0)
     num_choices = spec.top_k + (spec.shared_intermediate_size is not None)
-    return (3 + 2 * num_choices) * size + 3 * inner
+    beside = 0 if spec.beside is None else size  # what the MLP has left when experts begin
+    return (3 + 2 * num_choices) * size + 3 * inner + beside
 
 
 def check_weights_fit(model: ModelConfig, num_weights: int, weights_bytes: int, budget_bytes: int) -> None:

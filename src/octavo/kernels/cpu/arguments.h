@@ -21,11 +21,11 @@ inline AttentionLayer make_layer(std::int64_t num_heads, std::int64_t num_kv_hea
                                  std::int64_t block_size, std::int64_t sliding_window, std::uintptr_t query_norm,
                                  std::uintptr_t key_norm, std::uintptr_t sinks, float norm_eps, float scale,
                                  float soft_cap, std::int64_t rotary, bool has_int8_kv, bool computes_kept_only,
-                                 std::int64_t kv_group) {
+                                 std::int64_t kv_group, bool normalizes_values, std::int64_t num_parts) {
   if (head_dim > kMaxHeadDim) throw std::invalid_argument("head_dim is too large");
   return {num_heads, num_kv_heads, head_dim, block_size, sliding_window, at<const float>(query_norm),
           at<const float>(key_norm), at<const float>(sinks), norm_eps, scale, soft_cap, rotary, has_int8_kv,
-          computes_kept_only, kv_group};
+          computes_kept_only, kv_group, normalizes_values, num_parts};
 }
 
 inline RotaryTable make_rotary_table(std::uintptr_t cos, std::uintptr_t sin, std::int64_t num_pairs) {

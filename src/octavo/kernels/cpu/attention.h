@@ -9,7 +9,7 @@
 namespace octavo {
 
 constexpr std::int64_t kMaxRowsOfBlock = 32;
-constexpr std::int64_t kMaxHeadDim = 256;
+constexpr std::int64_t kMaxHeadDim = 512;
 constexpr std::int64_t kTilePositions = 32;
 constexpr std::int64_t kMaxRotaryTables = 4;
 
@@ -30,6 +30,10 @@ struct AttentionLayer {
   bool has_int8_kv;  // the pool holds bytes and scales (attention_int8.inc.h)
   bool computes_kept_only;  // outputs only for the step's kept tokens
   std::int64_t kv_group;  // which block table and slots to use
+  bool normalizes_values = false;  // with the epsilon of the norms, without weights
+  // Of the projection: 3: queries, keys, values; 2: values are keys, before norm and rotation; 1: queries only, keys and
+  // values are another layer's, written before.
+  std::int64_t num_parts = 3;
 };
 
 // A row is one query head of one token; those of a request and a kv head are [new tokens][H / G]. Work is divided into
@@ -61,12 +65,13 @@ struct AttentionStep {
 };
 
 struct AttentionArgs : AttentionLayer, AttentionStep {
-  const void* qkv;  // [T, (H + 2 * G) * E]
+  const void* qkv;  // [T, width() * E]
   void* out;        // [T, H * E]
   void* keys;       // the pool, as above
   void* values;     // the pool
   RotaryTable angles = {};  // the layer's table, in this step
 
+  std::int64_t width() const { return num_heads + (num_parts - 1) * num_kv_heads; }
   const RowBlocks& row_blocks() const { return computes_kept_only ? kept_blocks : all_blocks; }
 };
 

@@ -7,7 +7,7 @@
 static void attention(const AttentionArgs& args, Pool& pool) {
   const std::int64_t tokens = larger(1, smaller(16, args.num_tokens / (pool.num_threads() * kChunksPerThread)));
   // All keys and values are written before any is read: requests of one step may share blocks.
-  {
+  if (args.num_parts > 1) {
     const InPhase phase(pool.phases(), Phase::keys);
     pool.run(ceil_div(args.num_tokens, tokens), [&](std::int64_t chunk) {
       write_kv<Element>(args, chunk * tokens, smaller(args.num_tokens, (chunk + 1) * tokens));

@@ -34,7 +34,7 @@ static inline void put_query(bf16* to, const bf16* query) { __builtin_memcpy(to,
 
 template <class Element>
 static inline void make_queries(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work) {
-  const std::int64_t width = args.num_heads + 2 * args.num_kv_heads, num_parts = padded_head(args) / kPart;
+  const std::int64_t width = args.width(), num_parts = padded_head(args) / kPart;
   const std::int64_t num_rows = rows.num_rows(), num_row_tiles = ceil_div(num_rows, kTileRows);
   const Element* qkv = static_cast<const Element*>(args.qkv);
   // Rows are far apart, which defeats the hardware prefetcher.

@@ -24,18 +24,38 @@ static inline bool begins_run(const AttentionArgs& args, std::int64_t token) {
   return token == 0 || args.slots[token] % kRunSlots == 0 || args.slots[token] != args.slots[token - 1] + 1;
 }
 
+// Copies one value, normalized if the layer does that.
+template <class Element>
+static inline void make_value(const AttentionArgs& args, const Element* from, Element* to) {
+  const std::int64_t size = args.head_dim;
+  if (!args.normalizes_values) {
+    __builtin_memcpy(to, from, static_cast<std::size_t>(size) * sizeof(Element));
+    return;
+  }
+  f32x16 squares = splat(0.0f);
+  for (std::int64_t i = 0; i < size; i += 16) {
+    const f32x16 part = load_some(from + i, smaller(16, size - i));
+    squares += part * part;
+  }
+  const f32x16 factor = splat(1.0f / __builtin_sqrtf(sum_of_lanes(squares) / static_cast<float>(size) + args.norm_eps));
+  for (std::int64_t i = 0; i < size; i += 16) {
+    const std::int64_t count = smaller(16, size - i);
+    store_some(to + i, load_some(from + i, count) * factor, count);
+  }
+}
+
 // Writes the tokens of one run, for one kv head.
 template <class Element>
 static inline void write_run(const AttentionArgs& args, std::int64_t first_token, std::int64_t end_token,
                              std::int64_t head) {
-  const std::int64_t width = args.num_heads + 2 * args.num_kv_heads, size = args.head_dim, count = end_token - first_token;
+  const std::int64_t width = args.width(), size = args.head_dim, count = end_token - first_token;
   const std::int64_t padded = padded_head(args), slot = args.slots[first_token];
   alignas(64) Element keys[kRunSlots * kMaxHeadDim], values[kRunSlots * kMaxHeadDim];
   const Element* from = static_cast<const Element*>(args.qkv) + (first_token * width + args.num_heads + head) * size;
   for (std::int64_t at = 0; at < count; ++at, from += width * size) {
     Element *key = keys + at * padded, *value = values + at * padded;
     make_head(args, from, args.key_norm, first_token + at, key);
-    __builtin_memcpy(value, from + args.num_kv_heads * size, static_cast<std::size_t>(size) * sizeof(Element));
+    make_value(args, args.num_parts == 3 ? from + args.num_kv_heads * size : from, value);
     for (std::int64_t i = size; i < padded; ++i) value[i] = Element{0};
   }
   if (count == kRunSlots && has_tiles(args) && !args.has_int8_kv) {
@@ -54,7 +74,7 @@ static inline void write_run(const AttentionArgs& args, std::int64_t first_token
 template <class Element>
 static inline void prefetch_run(const AttentionArgs& args, std::int64_t first_token, std::int64_t end_token,
                                 std::int64_t head) {
-  const std::int64_t width = args.num_heads + 2 * args.num_kv_heads;
+  const std::int64_t width = args.width();
   const Element* qkv = static_cast<const Element*>(args.qkv);
   for (std::int64_t token = first_token; token < end_token; ++token) {
     const Element* key = qkv + (token * width + args.num_heads + head) * args.head_dim;

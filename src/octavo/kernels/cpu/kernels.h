@@ -87,6 +87,14 @@ class Kernels {
     run(layer_ops_.activate, ActivateArgs{rows, at<void>(out)});
   }
 
+  void gated_product(const RowsArgs& rows, std::uintptr_t factors, std::int64_t stride, std::uintptr_t out) {
+    run(layer_ops_.gated_product, GatedProductArgs{rows, at<const void>(factors), stride, at<void>(out)});
+  }
+
+  void scaled_sum(const RowsArgs& rows, float scale, std::uintptr_t out) {
+    run(layer_ops_.scaled_sum, ScaledSumArgs{rows, scale, at<void>(out)});
+  }
+
   void add_lora(const RowsArgs& rows, const LoraSlots& slots, std::uintptr_t adapter_ids, std::uintptr_t base) {
     run(layer_ops_.add_lora, AddLoraArgs{rows, slots, at<const std::int64_t>(adapter_ids), at<void>(base)});
   }

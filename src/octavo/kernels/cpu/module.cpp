@@ -69,7 +69,7 @@ NB_MODULE(_cpu, m) {
   nb::class_<AttentionLayer>(m, "AttentionLayer")
       .def(nb::new_(&make_layer), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "sliding_window"_a,
            "query_norm"_a, "key_norm"_a, "sinks"_a, "norm_eps"_a, "scale"_a, "soft_cap"_a, "rotary"_a, "has_int8_kv"_a,
-           "computes_kept_only"_a, "kv_group"_a);
+           "computes_kept_only"_a, "kv_group"_a, "normalizes_values"_a, "num_parts"_a);
   nb::class_<RotaryTable>(m, "RotaryTable").def(nb::new_(&make_rotary_table));
   nb::class_<RowBlocks>(m, "RowBlocks").def(nb::new_(&make_row_blocks));
   nb::class_<AttentionStep>(m, "AttentionStep")
@@ -121,6 +121,8 @@ NB_MODULE(_cpu, m) {
       .def("argmax", &Kernels::argmax)
       .def("mlp", &Kernels::mlp)
       .def("activate", &Kernels::activate)
+      .def("gated_product", &Kernels::gated_product)
+      .def("scaled_sum", &Kernels::scaled_sum)
       .def("add_lora", &Kernels::add_lora)
       .def("route", &Kernels::route)
       .def("expert_rows", &Kernels::expert_rows)

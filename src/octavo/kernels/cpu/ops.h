@@ -107,6 +107,21 @@ struct ActivateArgs {
   void* out;
 };
 
+// act(gates) * factors: of gates [T, I], the rows, and I columns of rows [T, stride]; `rows` names the activation.
+struct GatedProductArgs {
+  RowsArgs rows;
+  const void* factors;  // the first of a row's columns
+  std::int64_t stride;
+  void* out;  // [T, I]
+};
+
+// (x + residual) * scale, rounded twice: `rows` has both; without a residual, x * scale.
+struct ScaledSumArgs {
+  RowsArgs rows;
+  float scale;
+  void* out;  // [T, K]
+};
+
 // Adapters (LoRA) of a merged linear [N, K], by slot: `LoraAdapters` of kernels/types.py.
 struct LoraSlots {
   static constexpr std::size_t kMaxParts = 4;
@@ -273,6 +288,8 @@ struct LayerOps {
   void (*argmax)(const ArgmaxArgs&, Pool&);
   void (*mlp)(const MlpArgs&, Pool&);
   void (*activate)(const ActivateArgs&, Pool&);
+  void (*gated_product)(const GatedProductArgs&, Pool&);
+  void (*scaled_sum)(const ScaledSumArgs&, Pool&);
   void (*add_lora)(const AddLoraArgs&, Pool&);
   void (*route)(const RouteArgs&, Pool&);
   void (*expert_rows)(const ExpertRowsArgs&, Pool&);
