@@ -6,7 +6,7 @@ Legend: T = tokens of the step, H = query heads, G = kv heads, D = head size, C 
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tests.kernels.levels import LEVEL_DTYPES, LEVELS
@@ -121,6 +121,8 @@ def run_step(
     rotates: bool = True,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,  # [H]
+    normalizes_values: bool = False,
+    projects: Literal["qkv", "qk", "q"] = "qkv",
     visible_ends: torch.Tensor | None = None,  # [positions], behind the last position each sees; None: itself
 ) -> list[torch.Tensor]:
     """Compute positions start ... stop - 1 of each (sequence, start, stop) in one step; return each one's [., H, D].
@@ -131,7 +133,7 @@ def run_step(
     batch = replace(batch, kept_indices=None if kept is None else torch.tensor(kept))
     if visible_ends is not None:
         batch = replace(batch, visible_ends=visible_ends[batch.positions].int())
-    qkv = torch.cat([_project(sequence)[start:stop] for sequence, start, stop in parts])
+    qkv = torch.cat([_project(sequence, projects)[start:stop] for sequence, start, stop in parts])
     angles = torch.zeros(len(qkv), shape.head_dim // 2) if table is None else table[batch.positions]
     others = torch.full_like(angles, torch.nan)  # a table of other layers
     layer = AttentionLayer(
@@ -145,6 +147,8 @@ def run_step(
         soft_cap=soft_cap,
         sinks=sinks,
         rotary=1 if rotates else None,
+        normalizes_values=normalizes_values,
+        projects=projects,
     )
     rotary = ((others, others), (angles.cos(), angles.sin()))
     step = AttentionMetadata(batch=batch, plans=(pool.backend.plan(batch),), rotary=rotary)
@@ -155,9 +159,10 @@ def run_step(
     return list(torch.split(results, [stop - start for _, start, stop in parts]))
 
 
-def _project(sequence: Sequence) -> torch.Tensor:
-    """Return the sequence as a layer's projection would give it, [C, (H + 2 * G) * D]."""
-    return torch.cat((sequence.query, sequence.key, sequence.value), dim=1).flatten(1)
+def _project(sequence: Sequence, projects: str) -> torch.Tensor:
+    """Return the sequence as a layer's projection would give it: [C, (H + 2 * G) * D] for all three parts."""
+    parts = {"q": sequence.query, "k": sequence.key, "v": sequence.value}
+    return torch.cat([parts[part] for part in projects], dim=1).flatten(1)
 
 
 def make_batch(block_size: int, parts: list[tuple[Sequence, int, int]]) -> ForwardBatch:

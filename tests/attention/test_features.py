@@ -34,6 +34,8 @@ class Features:
     scale: float | None = None
     sliding_window: int | None = None
     has_norms: bool = False
+    normalizes_values: bool = False
+    projects: str = "qkv"
     spans: tuple[tuple[int, int], ...] = ()  # [start, end), whose tokens see one another
 
     def visible_ends(self) -> torch.Tensor | None:
@@ -62,6 +64,8 @@ class Features:
             "rotates": self.num_pairs > 0,
             "soft_cap": self.soft_cap,
             "sinks": self.sinks(shape.num_heads),
+            "normalizes_values": self.normalizes_values,
+            "projects": self.projects,
             "visible_ends": self.visible_ends(),
         }
 
@@ -79,6 +83,8 @@ FEATURES = [
     Features(name="partial rotary, norms", num_pairs=17, has_norms=True),
     Features(name="no rotary", num_pairs=0),
     Features(name="no rotary, norms", num_pairs=0, has_norms=True),
+    Features(name="norms of values", num_pairs=20, has_norms=True, normalizes_values=True),
+    Features(name="keys as values", num_pairs=17, has_norms=True, normalizes_values=True, projects="qk"),
     Features(name="spans", num_pairs=20, spans=SPANS),
     Features(name="spans and window", num_pairs=20, spans=SPANS, sliding_window=33, has_sinks=True),
     ALL,
@@ -120,7 +126,10 @@ def definition(sequence: Sequence, features: Features, *, as_int8: bool = False)
     num_heads, head_dim = sequence.query.shape[1:]
     norms = features.norms(head_dim)
     query = turned(sequence.query, norms.query if norms else None, features)
-    key, value = turned(sequence.key, norms.key if norms else None, features), sequence.value.double()
+    key = turned(sequence.key, norms.key if norms else None, features)
+    value = (sequence.value if features.projects == "qkv" else sequence.key).double()
+    if features.normalizes_values:
+        value = value * torch.rsqrt(value.square().mean(-1, keepdim=True) + 1e-6)
     if as_int8:
         key, value = rounded_to_int8(key), rounded_to_int8(value)
     key, value = (kv.repeat_interleave(num_heads // kv.shape[1], dim=1) for kv in (key, value))
@@ -156,7 +165,10 @@ def test_as_defined_and_the_same_bits_in_chunks(
     check(Pool(name, replace(shape, dtype=dtype), rubbish=float("nan")), length, replace(features, spans=spans))
 
 
-@each("features", pick([NO_ROTARY, ALL], [*FEATURES[:-3], SHORT_SPANS, ALL]))
+KEYS_AS_VALUES = FEATURES[-4]
+
+
+@each("features", pick([NO_ROTARY, KEYS_AS_VALUES, ALL], [*FEATURES[:-3], SHORT_SPANS, ALL]))
 def test_triton(features: Features) -> None:
     interpreter = pytest.importorskip("octavo.kernels.triton.interpreter")
     from triton import knobs
@@ -214,6 +226,22 @@ def test_threads_that_share_a_context_do_not_show(name: str, block_size: int) ->
     [expected] = run_step(pool, [(sequence, 1999, 2000)], **arguments)
     pool.backend = Pool(name, SHAPE, num_threads=4).backend
     assert torch.equal(run_step(pool, [(sequence, 1999, 2000)], **arguments)[0], expected)
+
+
+def test_a_layer_that_reads_the_keys_and_values_of_another(backend: tuple[str, torch.dtype]) -> None:
+    """Its queries alone are projected: what the other has written is what it attends to."""
+    name, dtype = backend
+    pool = Pool(name, replace(SHAPE, dtype=dtype), rubbish=float("nan"))
+    features = Features(name="owner", num_pairs=20, has_norms=True, sliding_window=33)
+    owner = pool.sequence(90, seed=1)
+    arguments = features.arguments(SHAPE) | {"table": features.table()}
+    run_step(pool, [(owner, 0, 90)], **arguments)
+    reader = replace(owner, query=owner.query.flip(0))
+    [expected] = run_step(pool, [(reader, 0, 90)], **arguments)
+    parts = [(reader, 0, 71), (reader, 71, 90)]
+    found = torch.cat([run_step(pool, [part], **arguments | {"projects": "q"})[0] for part in parts])
+    tolerance = 0 if pool.backend.is_batch_invariant else TOLERANCES[dtype]
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
 @each("size", [1e-3, 0.3, 1.0, 1e4, 1e30])

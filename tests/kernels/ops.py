@@ -231,6 +231,23 @@ def _activate(size: int, activation: Activation = SILU) -> Callable[[torch.dtype
     return make
 
 
+def _gated_product(size: int, first: int, activation: Activation) -> Callable[[torch.dtype], Op]:
+    def make(dtype: torch.dtype) -> Op:
+        gate, x = 3 * _random(MAX_ROWS, size, dtype=dtype), _random(MAX_ROWS, first + size + 5, dtype=dtype)
+        return lambda kernels, rows: kernels.gated_product(gate[rows], x[rows], first, activation)
+
+    return make
+
+
+def _scaled_sum(size: int, *, has_residual: bool) -> Callable[[torch.dtype], Op]:
+    def make(dtype: torch.dtype) -> Op:
+        x = _random(MAX_ROWS, size, dtype=dtype)
+        residual = x.flip(0) if has_residual else None
+        return lambda kernels, rows: kernels.scaled_sum(x[rows], None if residual is None else residual[rows], 0.7)
+
+    return make
+
+
 def _gelu(size: int, kind: GeluKind) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
         x = 3 * _random(MAX_ROWS, size, dtype=dtype)
@@ -278,6 +295,10 @@ CASES = [
     Case(name="mlp-84x37", make=_mlp(84, 37)),
     Case(name="mlp-64x200", make=_mlp(64, 200)),
     Case(name="mlp-offset", make=_mlp(84, 37, offset=1.0)),
+    Case(name="gated_product-37", make=_gated_product(37, 11, Activation("gelu_tanh"))),
+    Case(name="gated_product-64", make=_gated_product(64, 32, SILU)),
+    Case(name="scaled_sum-84", make=_scaled_sum(84, has_residual=True)),
+    Case(name="scaled_sum-37", make=_scaled_sum(37, has_residual=False)),
     Case(name="rms_norm-offset", make=_rms_norm(100, 1.0)),
     Case(name="rotary-partial-3x20", make=_rotary(3, 20, 12)),
     Case(name="rotary-partial-2x128", make=_rotary(2, 128, 64)),

@@ -80,7 +80,7 @@ class TritonAttention(AttentionBackend[TritonPlan]):
     """
 
     is_capturable = True
-    features = frozenset({"soft_cap", "sinks"})
+    features = frozenset({"soft_cap", "sinks", "value_norm", "kv_sharing"})
 
     def __init__(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, *, is_exact: bool = True) -> None:
         self._kv_dtype, self._is_exact, self._is_float32 = kv_dtype or dtype, is_exact, dtype == torch.float32
@@ -95,16 +95,21 @@ class TritonAttention(AttentionBackend[TritonPlan]):
 
     def write_kv(self, qkv: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
         batch, head_dim = step.batch.of_group(layer.kv_group), layer.head_dim
+        if layer.projects == "qk":  # the kernel reads values of their own
+            qkv = torch.cat((qkv, qkv[:, layer.num_heads * head_dim :]), dim=1)
+        width = layer.num_heads + (2 * layer.num_kv_heads if layer.projects != "q" else 0)
         qkv, query = aligned(qkv), qkv.new_empty(len(qkv), layer.num_heads, head_dim)
         cos, sin = (None, None) if layer.rotary is None else map(aligned, step.rotary[layer.rotary])
         half = head_dim // 2 if cos is None else cos.shape[1]
-        num_rows = len(qkv) * (layer.num_heads + 2 * layer.num_kv_heads)
+        num_rows = len(qkv) * width
         query_norm, key_norm, eps = None, None, 0.0
         if layer.norms is not None:
             query_norm, key_norm, eps = layer.norms.query, layer.norms.key, layer.norms.eps
         heads_kernel[(triton.cdiv(num_rows, _HEADS),)](
             *(qkv, cos, sin, query_norm, key_norm, batch.slot_mapping, query, kv_cache.key, kv_cache.value),
             *(num_rows, eps),
+            WIDTH=width,
+            NORMALIZES_VALUES=layer.normalizes_values,
             H=layer.num_heads,
             G=layer.num_kv_heads,
             E=head_dim,

@@ -53,7 +53,7 @@ def _normed(
 
 @triton.jit
 def heads_kernel(  # noqa: PLR0915 - a kernel is one function
-    qkv: tl.tensor,  # [T, H + 2 * G, E]
+    qkv: tl.tensor,  # [T, WIDTH, E]: H + 2 * G, or H of a layer that reads another's keys and values
     cos: tl.tensor | None,  # [T, HALF] float32; None: nothing is rotated
     sin: tl.tensor | None,  # [T, HALF] float32
     query_norm: tl.tensor | None,  # [E] float32; None: no norms
@@ -62,8 +62,10 @@ def heads_kernel(  # noqa: PLR0915 - a kernel is one function
     query: tl.tensor,  # [T, H, E]
     key_pool: tl.tensor,
     value_pool: tl.tensor,
-    num_rows: tl.tensor,  # T * (H + 2 * G)
+    num_rows: tl.tensor,  # T * WIDTH
     eps: tl.tensor,
+    WIDTH: tl.constexpr,
+    NORMALIZES_VALUES: tl.constexpr,  # without weights
     H: tl.constexpr,
     G: tl.constexpr,
     E: tl.constexpr,
@@ -80,7 +82,7 @@ def heads_kernel(  # noqa: PLR0915 - a kernel is one function
     """
     await_previous(OVERLAPS)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
-    token, heads = rows.to(tl.int64) // (H + 2 * G), rows % (H + 2 * G)
+    token, heads = rows.to(tl.int64) // WIDTH, rows % WIDTH
     columns = tl.arange(0, HALF_BLOCK)[None, :]
     is_inside = (rows < num_rows) & (columns < HALF)
     is_query, is_value = heads < H, heads >= H + G
@@ -101,6 +103,10 @@ def heads_kernel(  # noqa: PLR0915 - a kernel is one function
         if REST_BLOCK > 0:
             squares += tl.sum(rest * rest, axis=1)
         scale = tl.rsqrt(squares / E + eps)[:, None]
+        if NORMALIZES_VALUES:
+            plain_first, plain_second = plain_first * scale, plain_second * scale
+            if REST_BLOCK > 0:
+                plain_rest = plain_rest * scale
         factors = tl.where(is_query, query_norm, key_norm)
         wide_first = _normed(wide_first, scale, factors + columns, is_inside, dtype)
         wide_second = _normed(wide_second, scale, factors + HALF + columns, is_inside, dtype)
