@@ -40,7 +40,10 @@ YARN: dict[str, Any] = {
 SCALED = {"llama-3.1": LLAMA3, "llama-yarn-said": YARN}
 
 
-@pytest.mark.parametrize("name", [*NAMES[:: pick(4, 1)], *SCALED])
+WRITTEN = [name for name in NAMES if not name.startswith("gemma4")]
+
+
+@pytest.mark.parametrize("name", [*WRITTEN[:: pick(4, 1)], *SCALED])
 def test_it_is_the_same_model(name: str, tmp_path: Path) -> None:
     tiny(name if name not in SCALED else "llama", **SCALED.get(name, {})).save(tmp_path / "source")
     source = tmp_path / "source"

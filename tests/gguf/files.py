@@ -13,7 +13,15 @@ from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
-                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}  # fmt: skip
+                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3",
+                 "gemma4_text": "gemma4"}  # fmt: skip
+_GEMMA4_SCALES = {
+    "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+}  # what the package has no name for, as transformers saves it
 _EXPERT_PARTS = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 
@@ -48,7 +56,7 @@ def round_matrices(folder: Path, kind: str) -> None:
     quant = gguf.GGMLQuantizationType[kind]
     tensors = load_file(folder / "model.safetensors")
     for name, values in tensors.items():
-        if values.ndim > 1 and not name.endswith("gate.weight"):
+        if values.ndim > 1 and not name.endswith(("gate.weight", "router.proj.weight")):
             tensors[name] = torch.from_numpy(dequantize(quantize(values.numpy(), quant), quant))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
@@ -62,14 +70,17 @@ def _write_settings(writer: Any, config: dict[str, Any]) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if config["model_type"] != "gemma4_text":
+        writer.add_feed_forward_length(config["intermediate_size"])
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config["rope_parameters"]
+    if config["model_type"] == "gemma4_text":
+        head_dim, rope = _write_gemma4_settings(writer, config), rope["full_attention"]
     if config["model_type"] == "gemma3_text":
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
@@ -86,11 +97,33 @@ def _write_settings(writer: Any, config: dict[str, Any]) -> None:
         writer.add_sliding_window(config["sliding_window"])
     if experts := config.get("num_experts", config.get("num_local_experts")):
         writer.add_expert_count(experts)
-        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_used_count(config.get("num_experts_per_tok") or config["top_k_experts"])
         if "moe_intermediate_size" in config:
             writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         if shared := config.get("shared_expert_intermediate_size"):
             writer.add_expert_shared_feed_forward_length(shared)
+
+
+def _write_gemma4_settings(writer: Any, config: dict[str, Any]) -> int:
+    """Write what layers of two kinds have; return the head size of those without a window."""
+    num_layers, types = config["num_hidden_layers"], config["layer_types"]
+    [full] = {of["head_dim"] for of in config["per_layer_config"].values()}
+    own = [config["per_layer_config"].get(str(layer), {}) for layer in range(num_layers)]
+    kv_heads = [of.get("num_key_value_heads", config["num_key_value_heads"]) for of in own]
+    shared = num_layers - config["num_kv_shared_layers"]
+    sizes = [config["intermediate_size"]] * shared
+    sizes += [config["intermediate_size"] * (2 if config["use_double_wide_mlp"] else 1)] * (num_layers - shared)
+    writer.add_feed_forward_length(sizes)
+    writer.add_head_count_kv(kv_heads)
+    for key, size in (("key_length", full), ("value_length", full)):
+        writer.add_uint32(f"gemma4.attention.{key}", size)
+        writer.add_uint32(f"gemma4.attention.{key}_swa", config["head_dim"])
+    writer.add_uint32("gemma4.attention.shared_kv_layers", config["num_kv_shared_layers"])
+    writer.add_uint32("gemma4.embedding_length_per_layer_input", config["hidden_size_per_layer_input"])
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in types])
+    writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"] or 0.0)
+    return int(full)
 
 
 def _tensors(folder: Path, config: dict[str, Any], architecture: str) -> list[tuple[str, npt.NDArray[np.float32]]]:
@@ -107,6 +140,10 @@ def _tensors(folder: Path, config: dict[str, Any], architecture: str) -> list[tu
             values = values + np.float32(1)
         if architecture == "llama" and part in heads:
             values = permuted(values, heads[part])
+        if name.endswith(tuple(_GEMMA4_SCALES)):
+            layer, _, rest = name.removeprefix("model.layers.").partition(".")
+            written[f"blk.{layer}.{_GEMMA4_SCALES[rest]}"] = values
+            continue
         if ".experts." in name:
             layer, number, part = name.split(".")[2], int(name.split(".")[-3]), name.split(".")[-2]
             experts.setdefault(f"blk.{layer}.ffn_{_EXPERT_PARTS[part]}_exps.weight", {})[number] = values
@@ -114,6 +151,10 @@ def _tensors(folder: Path, config: dict[str, Any], architecture: str) -> list[tu
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         written[found] = values
+    if architecture == "gemma4":
+        width = max(of["head_dim"] for of in config["per_layer_config"].values())
+        num_rotated = int(config["rope_parameters"]["full_attention"]["partial_rotary_factor"] * width // 2)
+        written["rope_freqs.weight"] = np.array([1.0] * num_rotated + [1e30] * (width // 2 - num_rotated), np.float32)
     for name, each in experts.items():
         written[name] = np.stack([each[number] for number in sorted(each)])
     return list(written.items())

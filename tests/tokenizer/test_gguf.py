@@ -112,15 +112,19 @@ def test_ends_and_templates(tmp_path: Path) -> None:
     assert found.encode("hi")[0] != 0
 
 
-def sentencepiece(path: Path, *, has_ids: bool = True, **fields: object) -> Tokenizer:
+def sentencepiece(
+    path: Path, *, has_ids: bool = True, model: str = "llama", merges: list[str] | None = None, **fields: object
+) -> Tokenizer:
     """Write a vocabulary whose scores prefer longer pieces, as training makes them."""
     letters = ["\u2581", *"helowrdax"]
     pieces = ["he", "ll", "hell", "hello", "\u2581w", "or", "\u2581wor", "ld", "\u2581world", "\u2581a"]
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     tokens = ["<unk>", "<s>", "</s>", *bytes_, *pieces, *letters]
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_model(model)
     writer.add_token_list(tokens)
+    if merges is not None:
+        writer.add_token_merges(merges)
     writer.add_token_scores([0.0] * 259 + [-float(index) for index in range(len(tokens) - 259)])
     writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)])
     if has_ids:
@@ -146,6 +150,16 @@ def test_sentencepiece(tmp_path: Path) -> None:
     assert len(found.encode("hello world")) == 2
     found = sentencepiece(tmp_path / "silent.gguf", has_ids=False)
     assert (found.encode("")[0], found.bos_token_id, found.eos_token_id) == (1, 1, 2)
+
+
+def test_merges_of_gemma_4(tmp_path: Path) -> None:
+    """By their order, whatever scores say; no space in front, and a begin token, whatever the file says of it."""
+    merges = ["l d", "h e", "l l", "he ll", "o r", "\u2581 w"]
+    found = sentencepiece(tmp_path / "model.gguf", model="gemma4", merges=merges, add_bos_token=False)
+    pieces = [found.token_text(index) for index in found.encode("hello world\u00e9")]
+    assert pieces[1:6] == ["hell", "o", " w", "or", "ld"]
+    assert found.encode("hello world")[0] == 1
+    assert found.decode(found.encode("hello \u00e9")) == "hello \u00e9"
 
 
 def test_unknown_kinds_are_refused_with_a_way_out(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ The instances are in `config/families/`. Defaults of absent keys equal those of 
 checkpoints omit keys that have default values.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -96,19 +96,26 @@ class MoEFacts:
     has_dense_layers: bool = True  # as given by decoder_sparse_step and mlp_only_layers
 
 
+class GgufKeys(JsonFields):
+    """The architecture's own keys in a GGUF file, without prefix, and the names of its tensors."""
+
+    def __init__(self, origin: str, values: Mapping[str, Any], tensors: Set[str]) -> None:
+        super().__init__(origin, values)
+        self.tensors = tensors
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GgufFacts:
     """What llama.cpp's converter makes of a family."""
 
     architecture: str  # general.architecture
     # Whether it is this family, by the architecture's own keys (without prefix), where several have the name.
-    fits: Callable[[JsonFields], bool] = lambda keys: True
-    # Of a block's parts, to names in the checkpoint behind "model.layers.{layer}.", where they differ from the usual
-    # ones in `gguf/names.py`; those of stacks of experts contain {expert}.
-    parts: Mapping[str, str] = field(default_factory=dict)
+    fits: Callable[[GgufKeys], bool] = lambda keys: True
+    # Names of tensors, or of a block's parts, where they differ from the usual ones: see `gguf/names.py`.
+    names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     # Settings of `config.json` that it has beside the usual ones, or has otherwise: from its own keys (without
     # prefix), and the settings so far.
-    settings: Callable[[JsonFields, Mapping[str, Any]], Mapping[str, Any]] = lambda keys, so_far: {}
+    settings: Callable[[GgufKeys, Mapping[str, Any]], Mapping[str, Any]] = lambda keys, so_far: {}
     interleaves_rows: bool = False  # of queries and keys, for rotation of adjacent pairs
     is_written: bool = False  # by `octavo convert`
 

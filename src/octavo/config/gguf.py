@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from octavo.config import families
-from octavo.config.family import Family, GgufFacts
+from octavo.config.family import Family, GgufFacts, GgufKeys
 from octavo.config.hf_layers import yarn_attention_factor
 from octavo.config.hf_quantization import GGUF_SAMPLING, GGUF_TYPES
 from octavo.config.json_fields import JsonFields
@@ -34,7 +34,7 @@ _YARN_NEUTRAL = MappingProxyType(
 _ENDS = (
     *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),  # Llama 3
     *("<|im_end|>", "<|endoftext|>"),  # Qwen, SmolLM, and what others fine-tuned with ChatML
-    "<end_of_turn>",  # Gemma
+    *("<end_of_turn>", "<turn|>", "<|tool_response>"),  # Gemma, Gemma 4
 )
 _TABLE, _HEAD = "model.embed_tokens", "lm_head"
 _FACTORS = "rope_freqs.weight"
@@ -65,7 +65,8 @@ class _Translation:
             raise UnsupportedModelError(f"{file.path}: {why}; {hint}")
         self._prefix = architecture + "."
         own = {key.removeprefix(self._prefix): key for key in file.metadata if key.startswith(self._prefix)}
-        self._own = JsonFields(f"{file.path}: {architecture}", {name: file.metadata[key] for name, key in own.items()})
+        values = {name: _plain_float(file.metadata[key]) for name, key in own.items()}
+        self._own = GgufKeys(f"{file.path}: {architecture}", values, file.tensors.keys())
         self._family, self._facts = self._find_family()
 
     def fields(self) -> JsonFields:
@@ -148,7 +149,7 @@ class _Translation:
 
     def _types(self) -> dict[str, str]:
         """Return the types of quantized tensors by layer."""
-        names, types = TensorNames(self._file.path, self._facts.parts), dict[str, str]()
+        names, types = TensorNames(self._file.path, self._facts.names), dict[str, str]()
         for tensor in self._file.tensors.values():
             if tensor.type.is_quantized and tensor.name not in IGNORED:
                 _, wanted = names.translate(tensor)

@@ -35,34 +35,41 @@ _PLAIN = MappingProxyType(
     }
 )
 # Per block; in old files each expert is a tensor of its own.
-_IN_BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>\w+)(?:\.(?P<expert>\d+))?\.(?P<what>weight|bias)")
-_OUTSIDE = re.compile(r"(?P<part>token_embd|output_norm|output)\.(?P<what>weight|bias)")
+_IN_BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>\w+)(?:\.(?P<expert>\d+))?\.(?P<what>weight|bias|scale)")
+_OUTSIDE = re.compile(r"(?P<part>\w+)\.(?P<what>weight|bias)")
 IGNORED = ("rope_freqs.weight",)  # settings: `config/gguf.py` reads them
 
 
 class TensorNames:
     """Maps tensor names of a GGUF file to checkpoint names."""
 
-    def __init__(self, path: Path, own: Mapping[str, str]) -> None:
-        """`own` are a family's names of a block's parts where they differ from the usual ones: `GgufFacts.parts`."""
+    def __init__(self, path: Path, own: Mapping[str, str | tuple[str, ...]]) -> None:
+        """`own` are a family's names where they differ from the usual ones: of a part of a block, behind
+        "model.layers.{layer}.", without suffix; of a whole name in a block, such as "ffn_gate_inp.scale", with the
+        suffix that it has. Those of stacks of experts contain {expert}; several are rows one after the other.
+        """
         self._path, self._names = path, {**_PLAIN, **own}
 
     def translate(self, tensor: GgufTensor) -> tuple[str, list[str]]:
-        """Return the part of a block, and the names of the tensor: one, or one per expert."""
-        if found := _OUTSIDE.fullmatch(tensor.name):
-            return found["part"], [f"{self._names[found['part']]}.{found['what']}"]
+        """Return the part of a block, and the names of the tensor: one, or one per expert, or several of each."""
+        found = _OUTSIDE.fullmatch(tensor.name)
+        if found is not None and isinstance(name := self._names.get(found["part"]), str):
+            return found["part"], [f"{name}.{found['what']}"]
         found = _IN_BLOCK.fullmatch(tensor.name)
         if found is None:
             raise self._unknown(tensor)
-        part = found["part"]
-        name = self._names.get(part if found["expert"] is None else f"{part}_exps")
-        if name is None or (found["expert"] is not None and "{expert}" not in name):
+        part, what = found["part"], found["what"]
+        key = part if found["expert"] is None else f"{part}_exps"
+        whole = self._names.get(f"{key}.{what}")
+        names, suffix = (whole, "") if whole is not None else (self._names.get(key), f".{what}")
+        if names is None or (found["expert"] is not None and "{expert}" not in "".join(names)):
             raise self._unknown(tensor)
-        full = f"model.layers.{found['layer']}.{name}.{found['what']}"
-        if "{expert}" not in name:
-            return part, [full]
+        several = [names] if isinstance(names, str) else names
+        all_names = [f"model.layers.{found['layer']}.{name}{suffix}" for name in several]
+        if "{expert}" not in all_names[0]:
+            return part, all_names
         experts = range(tensor.shape[0]) if found["expert"] is None else [int(found["expert"])]
-        return part, [full.replace("{expert}", str(expert)) for expert in experts]
+        return part, [name.replace("{expert}", str(expert)) for expert in experts for name in all_names]
 
     def _unknown(self, tensor: GgufTensor) -> CheckpointError:
         return CheckpointError(f"{self._path}: tensor {tensor.name!r} has no place in this model")

@@ -32,7 +32,7 @@ class GgufLoader(ModelLoader):
             raise CheckpointError(f"{path} is a folder; load_format='gguf' reads a file")
         facts, slots = model.family.gguf, weight_slots(model)
         assert facts is not None, f"{model.config.architecture} has GGUF files"
-        names, file = TensorNames(path, facts.parts), GgufFile.read(path)
+        names, file = TensorNames(path, facts.names), GgufFile.read(path)
         spec = model.config.attending[0]
         paired = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads} if facts.interleaves_rows else {}
         num_read, ahead = 0, ReadAhead(file.paths)
@@ -51,7 +51,11 @@ class GgufLoader(ModelLoader):
             ):  # of each head, interleaved pairs become halves: all first elements, then all second ones
                 pairs = values.reshape(paired[part], -1, 2, *values.shape[1:])
                 values = pairs.transpose(1, 2).reshape(values.shape)
-            yield from zip(wanted, values if len(wanted) > 1 else [values], strict=True)
+            if len(wanted) > 1:  # experts, or rows of several parts
+                last = values.shape[-1:]
+                yield from zip(wanted, values.reshape(len(wanted), -1, *last), strict=True)
+            else:
+                yield wanted[0], values
             ahead.used(tensor.data.nbytes)
             num_read += tensor.data.nbytes
             if num_read > _MAPPED_BYTES:

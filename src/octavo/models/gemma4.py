@@ -138,7 +138,7 @@ class AllTokenInputs(nn.Module):
         context = context.at("token_inputs")
         width, whole = config.num_layers * inputs.size, Share.whole
         self._kernels, self._size = context.kernels, inputs.size
-        self.embedding = Embedding(inputs.vocab_size, width, context=context.at("embedding"))
+        self.embedding = Embedding(inputs.vocab_size, width, context=context)
         projection = context.at("projection")
         self.projection = MergedLinear(
             whole(config.hidden_size), {"": whole(width)}, has_bias=False, context=projection

@@ -1,7 +1,7 @@
 """Builds a tokenizer of the `tokenizers` library from a GGUF file's metadata.
 
-Two kinds are supported: `gpt2`, byte-level BPE with the pre-tokenizer named by `tokenizer.ggml.pre`, and `llama`,
-SentencePiece BPE with scores. Each is built like the tokenizer.json of its family.
+Three kinds are supported: `gpt2`, byte-level BPE with the pre-tokenizer named by `tokenizer.ggml.pre`; `llama`,
+SentencePiece BPE with scores; and `gemma4`, the same with merges. Each is built like the tokenizer.json of its family.
 """
 
 import json
@@ -71,9 +71,9 @@ def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, 
     """Return the backend, named tokens (`bos_token`, ...) and chat templates of a file."""
     fields = _Fields(GgufFile.read(path))
     kind = fields.text("model")
-    build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(kind)
+    build = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _gemma4}.get(kind)
     if build is None:
-        raise fields.unsupported("model", "known: gpt2, llama")
+        raise fields.unsupported("model", "known: gpt2, llama, gemma4")
     with library_errors(f"{path}: malformed tokenizer"):
         backend = build(fields)
         _add_special_tokens(backend, fields)
@@ -208,11 +208,20 @@ def merges_by_score(tokens: Sequence[str], scores: Sequence[float]) -> list[tupl
 
 def _sentencepiece(fields: _Fields) -> Backend:
     """BPE whose merges are derived from token scores."""
+    return _byte_fallback(fields, merges_by_score(fields.tokens, fields.by_token("scores", float)))
+
+
+def _gemma4(fields: _Fields) -> Backend:
+    """BPE of SentencePiece's kind that has merges: its scores mean nothing."""
+    return _byte_fallback(fields, fields.merges())
+
+
+def _byte_fallback(fields: _Fields, merges: list[tuple[str, str]]) -> Backend:
+    """BPE over characters; those that are no tokens become tokens of their bytes."""
     vocab = {token: index for index, token in enumerate(fields.tokens)}
-    merges = merges_by_score(fields.tokens, fields.by_token("scores", float))
     unknown = fields.tokens[fields.token_id("unknown") or 0]
     backend = Backend(BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    has_prefix = fields.get("add_space_prefix", True)
+    has_prefix = fields.get("add_space_prefix", fields.get("model") == "llama")
     prepended = [normalizers.Prepend(SPACE)] if has_prefix else []
     backend.normalizer = normalizers.Sequence([*prepended, normalizers.Replace(" ", SPACE)])
     stripped = [decoders.Strip(content=" ", left=1)] if has_prefix else []
@@ -235,7 +244,8 @@ def _add_special_tokens(backend: Backend, fields: _Fields) -> None:
 
 def _add_ends(backend: Backend, fields: _Fields, *, adds_bos: bool) -> None:
     """Set the tokens added at the start and end of every prompt."""
-    begin = fields.token_id("bos") if fields.get("add_bos_token", adds_bos) else None
+    # Some files of Gemma 4 say that it has no begin token, against the model's own tokenizer.
+    begin = fields.token_id("bos") if fields.get("model") == "gemma4" or fields.get("add_bos_token", adds_bos) else None
     end = fields.token_id("eos") if fields.get("add_eos_token", False) else None
     special = {index: fields.tokens[index] for index in (begin, end) if index is not None}
     if not special:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from octavo.config.family import DECODER_NAMES, HEAD_NORM_NAMES, SANDWICH_NORM_NAMES, Family, GgufFacts
+from octavo.config.family import DECODER_NAMES, HEAD_NORM_NAMES, SANDWICH_NORM_NAMES, Family, GgufFacts, GgufKeys
 from octavo.config.hf_images import SIGLIP, read_plain_tower, read_token
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import VisionConfig
@@ -39,7 +39,7 @@ def _read_tower(fields: JsonFields, out_hidden_size: int) -> VisionConfig:
     )
 
 
-def _gguf_settings(keys: JsonFields, so_far: Mapping[str, Any]) -> dict[str, Any]:
+def _gguf_settings(keys: GgufKeys, so_far: Mapping[str, Any]) -> dict[str, Any]:
     num_layers, num_heads = keys.integer("block_count"), keys.integer("attention.head_count")
     hidden_size = keys.integer("embedding_length")
     head_dim = keys.integer("attention.key_length", hidden_size // num_heads)
@@ -47,7 +47,7 @@ def _gguf_settings(keys: JsonFields, so_far: Mapping[str, Any]) -> dict[str, Any
     local = keys.number("rope.freq_base_swa", 10000.0)
     return {
         "sliding_window": window or None,
-        "layer_types": _layer_types(keys, num_layers) if window else ["full_attention"] * num_layers,
+        "layer_types": gguf_layer_types(keys, num_layers) if window else ["full_attention"] * num_layers,
         "rope_parameters": {
             "full_attention": so_far["rope_parameters"],
             "sliding_attention": {"rope_type": "default", "rope_theta": local},
@@ -62,7 +62,7 @@ def gguf_attention_divisor(num_layers: int, hidden_size: int, num_heads: int, he
     return hidden_size // num_heads if num_layers == 62 else head_dim
 
 
-def _layer_types(keys: JsonFields, num_layers: int) -> list[str]:
+def gguf_layer_types(keys: JsonFields, num_layers: int) -> list[str]:
     """Return `layer_types`. A number n stands for n - 1 layers with a window and one without, over and over."""
     key = "attention.sliding_window_pattern"
     pattern = keys.values.get(key, 6)
@@ -102,7 +102,7 @@ _TEXT = Family(
     },
     gguf=GgufFacts(
         architecture="gemma3",
-        parts={
+        names={
             "post_attention_norm": "post_attention_layernorm",
             "ffn_norm": "pre_feedforward_layernorm",
             "post_ffw_norm": "post_feedforward_layernorm",

@@ -4,15 +4,20 @@ Read from transformers' `Gemma4TextConfig`. Towers for images and sound are left
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from msgspec import structs
 
+from octavo.config.families.gemma3 import gguf_layer_types
 from octavo.config.family import (
     DECODER_NAMES,
     HEAD_NORM_NAMES,
     SANDWICH_NORM_NAMES,
     Family,
+    GgufFacts,
+    GgufKeys,
     Layers,
     expert_names,
     stacked_experts,
@@ -52,7 +57,8 @@ def _without_own_keys(fields: JsonFields) -> JsonFields:
     """Return the keys as other families have them: without experts, and with plain rotary settings."""
     rope = {kind: dict(_rope_of(fields, kind).values) for kind in ("full_attention", "sliding_attention")}
     kind = rope["full_attention"].pop("rope_type", "proportional")
-    rope["full_attention"].pop("partial_rotary_factor", None)
+    for key in ("partial_rotary_factor", "divisors"):
+        rope["full_attention"].pop(key, None)
     if kind not in ("default", "proportional"):
         raise _rope_of(fields, "full_attention").unsupported("rope_type", "; known: default, proportional")
     dropped = ("num_experts", "rope_parameters", "use_bidirectional_attention")
@@ -71,6 +77,8 @@ def _full_heads(fields: JsonFields) -> tuple[int, tuple[float, ...]]:
     """
     width = _of_full_layers(fields, "head_dim", fields.integer("global_head_dim", 512))
     rope = _rope_of(fields, "full_attention")
+    if "divisors" in rope:  # of a GGUF file
+        return width, tuple(rope.values["divisors"])
     default = 1.0 if rope.text("rope_type", "proportional") == "default" else 0.25 if not rope.values else 1.0
     num_rotated = int(rope.number("partial_rotary_factor", default) * width // 2)
     return width, (1.0,) * num_rotated + (math.inf,) * (width // 2 - num_rotated)
@@ -119,6 +127,45 @@ def _feed_forward(fields: JsonFields, *, is_shared: bool) -> FeedForward:
     )
 
 
+def _gguf_settings(keys: GgufKeys, so_far: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `config.json`'s keys; counts may be lists, of an entry for each layer."""
+    num_layers = keys.integer("block_count")
+    types = gguf_layer_types(keys, num_layers)
+    full = [number for number, kind in enumerate(types) if kind == "full_attention"]
+
+    def by_layer(key: str) -> list[Any]:
+        value = keys.values.get(key)
+        return value if isinstance(value, list) else [value] * num_layers
+
+    heads, sizes = by_layer("attention.head_count_kv"), by_layer("feed_forward_length")
+    if not full or len(heads) != num_layers or len(sizes) != num_layers:
+        raise keys.fail("attention.head_count_kv", f"an entry for each of {num_layers} layers is expected")
+    experts = {
+        "enable_moe_block": True,
+        "num_experts": keys.values.get("expert_count"),
+        "top_k_experts": keys.values.get("expert_used_count"),
+        "moe_intermediate_size": keys.values.get("expert_feed_forward_length"),
+    }
+    return {
+        "layer_types": types,
+        "head_dim": keys.integer("attention.key_length_swa"),
+        "global_head_dim": keys.integer("attention.key_length"),
+        "num_key_value_heads": next((heads[at] for at in range(num_layers) if at not in full), heads[0]),
+        "num_global_key_value_heads": heads[full[0]],
+        "attention_k_eq_v": f"blk.{full[0]}.attn_v.weight" not in keys.tensors,
+        "num_kv_shared_layers": keys.integer("attention.shared_kv_layers", 0, minimum=0),
+        "intermediate_size": sizes[0],
+        "use_double_wide_mlp": sizes[-1] != sizes[0],
+        "hidden_size_per_layer_input": keys.integer("embedding_length_per_layer_input", 0, minimum=0),
+        "rope_parameters": {
+            "full_attention": {**so_far["rope_parameters"], "partial_rotary_factor": 1.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", 10000.0)},
+        },
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0, can_be_zero=True) or None,
+        **(experts if keys.values.get("expert_count") else {}),
+    }
+
+
 _TEXT = Family(
     name="Gemma4ForCausalLM",
     model_type="gemma4_text",
@@ -152,6 +199,30 @@ _TEXT = Family(
     is_length_scaled=True,
     activation="gelu_tanh",
     has_token_inputs=True,
+    gguf=GgufFacts(
+        architecture="gemma4",
+        names={
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+            "layer_output_scale.weight": "layer_scalar",
+            "ffn_gate_inp": "router.proj",
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+            "ffn_gate_up_exps": ("experts.{expert}.gate_proj", "experts.{expert}.up_proj"),
+            "ffn_down_exps": "experts.{expert}.down_proj",
+            "inp_gate": "per_layer_input_gate",
+            "proj": "per_layer_projection",
+            "post_norm": "post_per_layer_input_norm",
+            "per_layer_token_embd": "model.embed_tokens_per_layer",
+            "per_layer_model_proj": "model.per_layer_model_projection",
+            "per_layer_proj_norm": "model.per_layer_projection_norm",
+        },
+        settings=_gguf_settings,
+    ),
     defaults={
         "vocab_size": 262144,
         "hidden_size": 2304,

@@ -40,7 +40,7 @@ FAMILIES = (
         gguf=GgufFacts(
             architecture="llama",
             fits=lambda keys: bool(keys.values.get("expert_count")),
-            parts={
+            names={
                 "ffn_gate_inp": "block_sparse_moe.gate",
                 "ffn_gate_exps": "block_sparse_moe.experts.{expert}.w1",
                 "ffn_up_exps": "block_sparse_moe.experts.{expert}.w3",
