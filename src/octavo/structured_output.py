@@ -22,8 +22,9 @@ class StructuralTag:
     """A constrained part of the output: `begin`, then text that matches the schema or grammar, then `end`.
 
     For example a tool call: `StructuralTag(begin="<tool_call>\\n", json_schema={...}, end="\\n</tool_call>")`. Where
-    `begin` or `end` contains the text of one of the model's special tokens, it means that token. `trigger` is the
-    prefix of `begin` that ends free text; by default all of `begin`. Tags with a common opening share one trigger.
+    `begin` or `end` contains the text of one of the model's special tokens, it means that token. So does a literal of
+    `grammar` that is one of `tokens`, as the whole literal. `trigger` is the prefix of `begin` that ends free text; by
+    default all of `begin`. Tags with a common opening share one trigger.
 
     Raises InvalidParameterError: names the field, its value and the limit.
     """
@@ -33,6 +34,7 @@ class StructuralTag:
     grammar: str | None = None  # Lark
     end: str = ""
     trigger: str | None = None
+    tokens: Sequence[str] = ()  # literals of `grammar` that stand for tokens, where the model has such
 
     def __post_init__(self) -> None:
         for name in ("begin", "end"):
@@ -43,6 +45,11 @@ class StructuralTag:
             object.__setattr__(self, "json_schema", _schema_text("tags.json_schema", self.json_schema))
         else:
             _check_text("tags.grammar", self.grammar)
+        if not isinstance(self.tokens, Sequence) or isinstance(self.tokens, (str, bytes)):
+            raise InvalidParameterError("tags.tokens", self.tokens, "must be a list")
+        object.__setattr__(self, "tokens", tuple(self.tokens))
+        for text in self.tokens:
+            _check_text("tags.tokens", text, low=1)
         if self.trigger is None:
             object.__setattr__(self, "trigger", self.begin)
         _check_text("tags.trigger", self.trigger)

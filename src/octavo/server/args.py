@@ -15,7 +15,18 @@ LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 # The formats of `server/openai/answer_plan.py`, which is not imported here to keep --help fast.
 ToolCallParserName = Literal[
-    "auto", "none", "hermes", "llama3_json", "mistral", "mistral_args", "pythonic", "qwen3_coder"
+    "auto",
+    "none",
+    "hermes",
+    "llama3_json",
+    "mistral",
+    "mistral_args",
+    "pythonic",
+    "qwen3_coder",
+    "glm",
+    "deepseek_v3",
+    "deepseek_v31",
+    "kimi",
 ]
 RequestLogOnly = Literal["all", "failed"]
 ReasoningParserName = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral"]

@@ -8,7 +8,7 @@ reasoning models: so the limit, which counts tokens, is exact, and no text can b
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from octavo.errors import InvalidParameterError
@@ -118,7 +118,8 @@ def _tags(constraint: StructuredOutput, special_tokens: Mapping[str, int]) -> st
     bodies: dict[str, list[str]] = {}  # by trigger
     for index, tag in enumerate(constraint.tags):
         if tag.grammar is not None:
-            side_grammars.append({"name": f"content_{index}", "lark_grammar": lark_of(tag.grammar)})
+            lark = _with_tokens(lark_of(tag.grammar), tag.tokens, special_tokens)
+            side_grammars.append({"name": f"content_{index}", "lark_grammar": lark})
         content = f"@content_{index}" if tag.json_schema is None else f"%json {compiler_schema(str(tag.json_schema))}"
         rest = _pieces(tag.begin[len(tag.trigger or "") :], special_tokens)
         body = " ".join([*rest, content, *_pieces(tag.end, special_tokens)])  # what comes after the trigger
@@ -135,6 +136,20 @@ def _tags(constraint: StructuredOutput, special_tokens: Mapping[str, int]) -> st
     rules.append(r"TEXT: /(.|\n)*/")
     main = "\n".join([f"start: {_repeated(constraint)}", *rules])
     return json.dumps({"grammars": [{"name": "main", "lark_grammar": main}, *side_grammars]})
+
+
+def _with_tokens(lark: str, texts: Sequence[str], special_tokens: Mapping[str, int]) -> str:
+    """Return a grammar with the special tokens among `texts` in place of literals of that text.
+
+    A lazy rule is one piece of text, so it cannot hold a token; with a token at its end it need not be lazy.
+    """
+    found = [text for text in texts if text in special_tokens]
+    literal = re.compile("|".join(re.escape(_quoted(text)) for text in found) or r"\Z.")
+    lines = lark.split("\n")
+    for number, line in enumerate(lines):
+        changed = literal.sub(lambda match: f"<[{special_tokens[json.loads(match[0])]}]>", line)
+        lines[number] = line if changed == line else changed.replace("[lazy]:", ":", 1)
+    return "\n".join(lines)
 
 
 def _repeated(constraint: StructuredOutput) -> str:

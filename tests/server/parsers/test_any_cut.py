@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  (the models write such bars)
 """However a text is cut, every format gives the same; and what holds no call comes out as it went in."""
 
 import json
@@ -20,6 +21,17 @@ PARTS = {
     "qwen3_coder": [
         "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=a>", "<parameter=b>", "\n",
         'x"<', "12", "</parameter>",
+    ],
+    "glm": [
+        "<tool_call>", "</tool_call>", "f", "<arg_key>", "a", "</arg_key>", "<arg_value>", 'x"<', "</arg_value>", "\n",
+    ],
+    "deepseek_v31": [
+        "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "f", "<｜tool▁sep｜>", '{"a": 1}', "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>", "function", "\n```json\n", "\n```", " é",
+    ],
+    "kimi": [
+        "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0", "<|tool_call_argument_begin|>",
+        '{"a": 1}', "<|tool_call_end|>", "<|tool_calls_section_end|>", "f", " é",
     ],
 }  # fmt: skip
 formats = st.sampled_from(sorted(PARTS))
@@ -59,6 +71,13 @@ CALLS = {
     "mistral_args": 'Hi <b>.[TOOL_CALLS]f[ARGS]{"a": "<x>"}[TOOL_CALLS]g[ARGS]{}',
     "pythonic": "<|python_start|>[f(a='<x>'), g()]<|python_end|>",
     "qwen3_coder": "Hi <b>. <tool_call>\n<function=f>\n<parameter=a>\n<x>\n</parameter>\n</function>\n</tool_call>",
+    "glm": "Hi <b>. <tool_call>f\n<arg_key>a</arg_key>\n<arg_value><x></arg_value>\n</tool_call>",
+    "deepseek_v3": "Hi <b>. <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+    '{"a": "<x>"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v31": "Hi <b>. <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
+    '{"a": "<x>"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "kimi": "Hi <b>. <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+    '{"a": "<x>"}<|tool_call_end|><|tool_calls_section_end|>',
 }
 
 
@@ -81,6 +100,10 @@ def test_a_call_cut_by_the_length_limit_leaves_no_markup(name: str) -> None:
         ("mistral_args", "[TOOL_CALLS]f[ARGS]", ""),
         ("pythonic", "[f(a='x", ""),
         ("qwen3_coder", "<tool_call><function=f><parameter=a>x</para", '{"a": "x'),
+        ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>x</arg", '{"a": "x'),
+        ("deepseek_v31", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>", ""),
+        ("deepseek_v3", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a"', '{"a"'),
+        ("kimi", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>", ""),
     ],
 )
 def test_what_is_known_of_a_cut_call_is_a_partial_call(name: str, text: str, arguments: str) -> None:
@@ -129,6 +152,13 @@ def test_any_code_comes_back_without_escapes(code: str, places: list[int]) -> No
     text = f"<tool_call>\n<function=f>\n<parameter=a>\n{code}\n</parameter>\n</function>\n</tool_call>"
     message = parse_pieces(make(TOOL_CALL_PARSERS["qwen3_coder"]), cut(text, places))
     assert json.loads(message.tool_calls[0].arguments) == {"a": code}
+
+
+@given(st.text(st.characters(codec="utf-8")).filter(lambda code: "</arg_value>" not in code), cut_places)
+def test_any_text_comes_back_verbatim(text: str, places: list[int]) -> None:
+    whole = f"<tool_call>f<arg_key>a</arg_key><arg_value>{text}</arg_value></tool_call>"
+    message = parse_pieces(make(TOOL_CALL_PARSERS["glm"]), cut(whole, places))
+    assert json.loads(message.tool_calls[0].arguments) == {"a": text}
 
 
 @pytest.mark.parametrize("name", sorted(TOOL_CALL_PARSERS))

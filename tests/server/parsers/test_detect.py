@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  (the models write such bars)
 """The right parser from the template alone, for templates in the ways of the families."""
 
 import pytest
@@ -46,7 +47,7 @@ OPENS_IN_PROMPT = PLAIN + "{% if add_generation_prompt %}<|im_start|>assistant\n
         ("", "none"),
         (JSON_IN_TAGS, "hermes"),
         (CODER, "qwen3_coder"),
-        (KEYS_IN_TAGS, "none"),
+        (KEYS_IN_TAGS, "glm"),
         (MISTRAL, "mistral"),
         (LLAMA3, "llama3_json"),
         ("<|start_header_id|>{{ role }}<|end_header_id|>{{ content }}", "none"),
@@ -54,6 +55,16 @@ OPENS_IN_PROMPT = PLAIN + "{% if add_generation_prompt %}<|im_start|>assistant\n
         (LLAMA3.replace("start_header_id", "header_start") + "<|python_start|>", "llama3_json"),
         (CODER.replace("<tool_call>", "<seed:tool_call>"), "none"),
         (MISTRAL.replace("[{", "{{ call.name }}[ARGS]{"), "mistral_args"),
+        (
+            CALLS.replace("CALL", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ call.name }}<｜tool▁sep｜>"),
+            "deepseek_v31",
+        ),
+        (
+            CALLS.replace("CALL", "<｜tool▁call▁begin｜>{{ call.type }}<｜tool▁sep｜>{{ call.name }}\n```json\n"),
+            "deepseek_v3",
+        ),
+        (CALLS.replace("CALL", "<|tool_calls_section_begin|><|tool_call_begin|>{{ call.id }}"), "kimi"),
+        ("<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>" + PLAIN, "kimi"),
     ],
 )
 def test_tool_calls(template: str, name: str) -> None:

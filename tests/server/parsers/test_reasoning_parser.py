@@ -10,6 +10,7 @@ from tests.server.parsers.support import cut, cut_places, make, parse_all, parse
 from octavo.server.openai.answer_plan import REASONING_FORMATS
 from octavo.server.openai.parsers.base import Content, OutputParser, Reasoning
 from octavo.server.openai.parsers.json_calls import HermesParser
+from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
 from octavo.server.openai.parsers.wrappers import Chain, ReasoningParser, SpecialTokenFilter
 
 
@@ -108,3 +109,23 @@ def test_a_continued_thought_keeps_its_white_space() -> None:
         parser = ReasoningParser("<think>", "</think>", starts_inside=True, is_continued=True)
         message = parse_pieces(parser, pieces)
         assert (message.reasoning, message.content) == (" a\n\ntest.", "Yes.")
+
+
+CALL = "<tool_call>\n<function=f>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        (f"I call.\n{CALL}", "I call.", CALL),
+        (f"I call <tool_call>.\n</think>\n\n{CALL}", "I call <tool_call>.", CALL),
+        ("So.</think>\n</think>\n\nYes.", "So.", "Yes."),
+        ("So.</think>Yes. </think>", "So.", "Yes. </think>"),
+    ],
+)
+def test_a_call_ends_a_thought_that_the_model_forgot_to_end(text: str, reasoning: str, content: str) -> None:
+    for pieces in ([text], list(text)):
+        calls = Qwen3CoderParser.openings({"f": {}})
+        parser = ReasoningParser("<think>", "</think>", starts_inside=True, calls=calls)
+        message = parse_pieces(parser, pieces)
+        assert (message.reasoning, message.content) == (reasoning, content)

@@ -170,6 +170,30 @@ def test_qwen3_coder() -> None:
         ("<tool_call><function=f><parameter=b>1", "", [("f", '{"b": ')]),
         ("<tool_call>no</tool_call>", "<tool_call>no</tool_call>", []),
         ("<tool_call><function=>", "<tool_call><function=>", []),
+        # Tags that models forget.
+        ("Hm.\n<function=f>\n</function>\n</tool_call>", "Hm.", [("f", "{}")]),
+        ("<function=other></function>", "<function=other></function>", []),
+        (
+            "<tool_call><function=f><parameter=a>\n<parameter=x>\n<parameter=b>\n2\n</parameter></function>",
+            "",
+            [("f", '{"a": "<parameter=x>", "b": 2}')],
+        ),
+        (
+            "<tool_call>\n<function=f>\n<parameter=a>\nx\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>",
+            "",
+            [("f", '{"a": "x"}'), ("g", "{}")],
+        ),
+        ("<tool_call><function=g></function><tool_call><function=g></function>", "", [("g", "{}"), ("g", "{}")]),
+        (
+            "<tool_call><function=f><parameter=a\nb>x</parameter></function>",
+            "<parameter=a\nb>x</parameter></function>",
+            [("f", "{}")],
+        ),
+        (
+            "<tool_call><function=f><parameter=a<b>x</parameter></function>",
+            "<parameter=a<b>x</parameter></function>",
+            [("f", "{}")],
+        ),
     ],
 )
 def test_qwen3_coder_in_pieces(text: str, content: str, calls: Calls) -> None:

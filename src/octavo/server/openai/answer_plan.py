@@ -12,7 +12,10 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.errors import bad_request
 from octavo.server.openai.chat_prompt import BegunAnswer, prompt_options
 from octavo.server.openai.parsers.base import OutputParser
+from octavo.server.openai.parsers.deepseek import SEP, DeepSeekParser, DeepSeekV3Parser
+from octavo.server.openai.parsers.glm import GlmParser
 from octavo.server.openai.parsers.json_calls import HermesParser, Llama3JsonParser, MistralArgsParser, MistralParser
+from octavo.server.openai.parsers.kimi import KimiParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
 from octavo.server.openai.parsers.tool_calls import ToolCallParser
@@ -37,6 +40,10 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "mistral_args": MistralArgsParser,
     "pythonic": PythonicParser,
     "qwen3_coder": Qwen3CoderParser,
+    "glm": GlmParser,
+    "deepseek_v3": DeepSeekV3Parser,
+    "deepseek_v31": DeepSeekParser,
+    "kimi": KimiParser,
 }
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
@@ -48,7 +55,11 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
 
 # The first entry that matches wins: all of its markers must be in the template.
 TOOL_CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (NONE, ("<arg_key>",)),  # GLM
+    ("glm", ("<arg_key>",)),
+    ("kimi", ("<|tool_calls_section_begin|>",)),
+    ("kimi", ("<|im_system|>tool_declare",)),  # of the first Kimi K2, which writes no earlier calls
+    ("deepseek_v3", (SEP, "```json")),
+    ("deepseek_v31", (SEP,)),
     (NONE, ("<tool_call>", "<tool_sep>")),  # Hunyuan
     ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
     ("hermes", ("<tool_call>", "arguments")),
@@ -180,8 +191,13 @@ class AnswerPlan:
             kind = self.tools.parser(self.params)
             parser = kind(self.tools.schemas, draw, max_calls=None if self.tools.is_parallel else 1)
         if self.starts_inside is not None and tags is not None:
+            calls = () if self.tools is None else self.tools.own_parser.openings(self.tools.schemas)
             reasoning = ReasoningParser(
-                tags.begin, tags.end, starts_inside=self.starts_inside, is_continued=self.is_continued
+                tags.begin,
+                tags.end,
+                starts_inside=self.starts_inside,
+                is_continued=self.is_continued,
+                calls=calls,
             )
             parser = Chain(reasoning, parser)
         if self.hidden:

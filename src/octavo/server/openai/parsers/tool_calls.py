@@ -30,7 +30,7 @@ _UNDERSTOOD = _REMARKS | {*_DEFINITIONS, "type", "properties", "required", "addi
 _PLAIN_STRING = _REMARKS | {*_DEFINITIONS, "type", "enum", "const"}
 _MIN_PART = 2  # characters; a single `<` at the end of a cut answer is rather text than a marker
 _MAX_OPTIONAL = 64  # grammars with commas grow quadratically
-_NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 TAG_CONTENTS = ("json_schema", "grammar")  # fields of a tag that come from a schema
 
 Schemas: TypeAlias = Mapping[str, Mapping[str, object]]  # the tools of a request: name -> JSON schema of the arguments
@@ -38,12 +38,14 @@ Schemas: TypeAlias = Mapping[str, Mapping[str, object]]  # the tools of a reques
 
 def json_tag(begin: str, schema: Mapping[str, object], end: str, *, trigger: str) -> StructuralTag:
     """Constrain a call whose arguments are one JSON object, empty for tools without parameters."""
-    return StructuralTag(begin=begin, json_schema=schema or _NO_ARGUMENTS, end=end, trigger=trigger)
+    return StructuralTag(begin=begin, json_schema=schema or NO_ARGUMENTS, end=end, trigger=trigger)
 
 
-def lark_tag(begin: str, rules: str, end: str = "", *, trigger: str | None = None) -> StructuralTag:
-    """Constrain a call whose arguments follow `rules` in Lark's notation."""
-    return StructuralTag(begin=begin, grammar=rules, end=end, trigger=trigger)
+def lark_tag(
+    begin: str, rules: str, end: str = "", *, trigger: str | None = None, tokens: tuple[str, ...] = ()
+) -> StructuralTag:
+    """Constrain a call whose arguments follow `rules` in Lark's notation, with literals of `tokens`."""
+    return StructuralTag(begin=begin, grammar=rules, end=end, trigger=trigger, tokens=tokens)
 
 
 class ToolCallParser(StreamParser):
@@ -83,6 +85,11 @@ class ToolCallParser(StreamParser):
         """Constrain calls in free text to these names, not to every detail of their schemas; None: `tags` will do."""
         return None
 
+    @classmethod
+    def openings(cls, schemas: Schemas) -> tuple[str, ...]:
+        """Return texts that can be nothing but the beginning of a call, so that they end unfinished reasoning."""
+        return ()
+
     def _start(self, name: str, call_id: str | None = None) -> None:
         """Emit the start of a call; from here on there is no backtracking."""
         self._marked = None
@@ -112,10 +119,10 @@ class ToolCallParser(StreamParser):
         self._marked = None
         return True
 
-    def _read_marked_calls(self, read_call: Callable[[], Steps[None]], begin: str) -> Steps[None]:
-        while (yield from self._copy_until((begin,), self._content)):
+    def _read_marked_calls(self, read_call: Callable[[], Steps[None]], *begins: str) -> Steps[None]:
+        while (yield from self._copy_until(begins, self._content)):
             if not (yield from self._attempt(read_call())):
-                self._pass_over(begin)
+                self._pass_over(*begins)
         self._close_text()
 
     def _pass_over(self, *markers: str) -> None:

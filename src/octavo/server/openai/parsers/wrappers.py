@@ -79,11 +79,14 @@ class ReasoningParser(StreamParser):
 
     White space around a tag belongs to the tag. Many chat templates put the opening tag into the prompt: then the
     answer starts inside reasoning. So does one that continues an unfinished thought. Reasoning comes once, first: later
-    tags are text.
+    tags are text, but for an end tag that is written twice. One of `calls` ends a thought that the model forgot to end.
     """
 
-    def __init__(self, begin: str, end: str, *, starts_inside: bool, is_continued: bool = False) -> None:
+    def __init__(
+        self, begin: str, end: str, *, starts_inside: bool, is_continued: bool = False, calls: Sequence[str] = ()
+    ) -> None:
         super().__init__()
+        self._ends = (end, *calls)
         self._is_continued = is_continued  # the prompt ends within the reasoning, whose white space goes on
         self._begin, self._end, self._starts_inside = begin, end, starts_inside
         self.has_reasoning: bool | None = None  # None until known
@@ -102,9 +105,10 @@ class ReasoningParser(StreamParser):
         else:
             yield from self._read_beginning()
         if self.has_reasoning:
-            if (yield from self._copy_until((self._end,), self._reasoning)):
-                yield from self._expect_next(self._end)
+            if (yield from self._copy_until(self._ends, self._reasoning)):
                 yield from self._skip_space()
+                while (yield from self._takes(self._end)):
+                    yield from self._skip_space()
             else:
                 self._reasoning(self._rest)
                 self._skip(len(self._rest))
@@ -113,17 +117,18 @@ class ReasoningParser(StreamParser):
         self._skip(len(self._rest))
 
     def count_tokens(self, token_ids: Sequence[int], tokenizer: Tokenizer) -> None:
-        """Count the tokens of text that was read, up to and including the tag that ends the reasoning."""
+        """Count the tokens of text that was read, up to and including what ends the reasoning."""
         if self._tail is None or self.has_reasoning is False:
             return
-        end = self._end.encode()
+        ends = [end.encode() for end in self._ends]
+        longest = max(map(len, ends))
         for token_id in token_ids:
             self._num_tokens += 1
             self._tail += tokenizer.token_bytes(token_id)
-            if end in self._tail:
+            if any(end in self._tail for end in ends):
                 self._tail = None
                 return
-            self._tail = self._tail[-len(end) :]
+            self._tail = self._tail[-longest:]
 
     @property
     def num_tokens(self) -> int:
