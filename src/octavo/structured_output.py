@@ -59,9 +59,11 @@ class StructuralTag:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reasoning:
-    """The reasoning before the answer: free text between two tags, each a single token of the model.
+    """The reasoning before the answer: free text between two tags.
 
-    `max_tokens` limits the reasoning: the end tag is forced after that many tokens. Raises InvalidParameterError: names
+    A tag is a single token of the model, or begins with one: then it may have further tokens and text, and an answer
+    whose reasoning alone is limited begins with it. `max_tokens` limits the reasoning: the end tag is forced after that
+    many tokens. Raises InvalidParameterError: names
     the field, its value and the limit.
     """
 
@@ -111,6 +113,7 @@ class StructuredOutput:
     min_tags: int = 0
     max_tags: int | None = None
     reasoning: Reasoning | None = None  # the reasoning before the constrained answer
+    opening: str = ""  # what comes right before the constrained answer; special tokens as in tags
 
     def __post_init__(self) -> None:
         self._store_lists()
@@ -123,6 +126,9 @@ class StructuredOutput:
             raise InvalidParameterError("structured_output", ", ".join(given), f"exactly one of {', '.join(KINDS)}")
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", _schema_text("json_schema", self.json_schema))
+        _check_text("opening", self.opening)
+        if self.opening and not given:
+            raise InvalidParameterError("opening", self.opening, f"requires one of {', '.join(KINDS)}")
         for name in ("regex", "grammar"):
             if getattr(self, name) is not None:
                 _check_text(name, getattr(self, name), low=1)

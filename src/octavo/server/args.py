@@ -27,9 +27,10 @@ ToolCallParserName = Literal[
     "deepseek_v3",
     "deepseek_v31",
     "kimi",
+    "harmony",
 ]
 RequestLogOnly = Literal["all", "failed"]
-ReasoningParserName = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral"]
+ReasoningParserName = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral", "harmony"]
 
 _PORT: Limit = ("between 0 and 65535", lambda value: 0 <= value < 2**16)
 

@@ -2,8 +2,8 @@
 
 Source: llguidance's syntax page (`%json`, `<[id]>` for a token, `[lazy]`, `{m,n}`).
 
-Reasoning is any tokens between two tags, with a limit on their number. Both tags must be single tokens, as they are in
-reasoning models: so the limit, which counts tokens, is exact, and no text can be mistaken for a tag.
+Reasoning is any tokens between two tags, with a limit on their number. Both tags must begin with a token, and most are
+nothing else: so the limit, which counts tokens, is exact, and no text can be mistaken for a tag.
 """
 
 import json
@@ -44,23 +44,31 @@ def whole_grammar(constraint: StructuredOutput, vocabulary: Vocabulary) -> str:
     InvalidParameterError: a reasoning tag is not a token of this model. ValueError: a GBNF grammar does not parse.
     """
     answer = None if constraint.kind == "reasoning" else grammar_text(constraint, vocabulary.special_tokens)
+    opening = " ".join(_pieces(constraint.opening, vocabulary.special_tokens))
     if constraint.reasoning is not None:
-        return _with_reasoning(answer, constraint.reasoning, vocabulary)
+        return _with_reasoning(answer, opening, constraint.reasoning, vocabulary)
     assert answer is not None
-    return answer
+    return _behind(opening, answer) if opening else answer
 
 
-def _with_reasoning(answer: str | None, reasoning: Reasoning, vocabulary: Vocabulary) -> str:
+def _with_reasoning(answer: str | None, opening: str, reasoning: Reasoning, vocabulary: Vocabulary) -> str:
     """Return the grammar of reasoning and then `answer` (None: anything). Optional unless already open."""
-    begin = _token("begin", reasoning.begin, vocabulary)
-    end = _token("end", reasoning.end, vocabulary)
+    begin, more_begin = _tag("begin", reasoning.begin, vocabulary)
+    end, more_end = _tag("end", reasoning.end, vocabulary)
     count = "*" if reasoning.max_tokens is None else f"{{0,{reasoning.max_tokens}}}"
-    thinking = f"{'' if reasoning.max_tokens == 0 else vocabulary.any_but(end) + count} <[{end}]>"
+    thinking = f"{'' if reasoning.max_tokens == 0 else vocabulary.any_but(end) + count} <[{end}]> {more_end}"
+    begun = f"<[{begin}]> {more_begin} {thinking}"
     if answer is None:
-        at_once = f"({vocabulary.any_but(begin)} any)?"
-        start = f"{thinking} any" if reasoning.is_open else f"<[{begin}]> {thinking} any | {at_once}"
+        start = f"{thinking} any" if reasoning.is_open else f"{begun} any"
+        if not reasoning.is_open and not more_begin:
+            start += f" | ({vocabulary.any_but(begin)} any)?"
         return f"start: {start}\nany: {vocabulary.any_but()}*"
-    opening = f"{thinking} gap?" if reasoning.is_open else f"(<[{begin}]> {thinking} gap?)?"
+    gap = "" if more_end else "gap?"
+    return _behind(f"{thinking} {gap} {opening}" if reasoning.is_open else f"({begun} {gap})? {opening}", answer)
+
+
+def _behind(opening: str, answer: str) -> str:
+    """Return the grammar of `opening`, an expression, and then `answer`."""
     main = {"name": "main", "lark_grammar": f"start: {opening} @answer\n{_GAP}"}
     if not answer.startswith("{"):
         return json.dumps({"grammars": [main, {"name": "answer", "lark_grammar": answer}]})
@@ -68,10 +76,14 @@ def _with_reasoning(answer: str | None, reasoning: Reasoning, vocabulary: Vocabu
     return json.dumps({"grammars": [main, first | {"name": "answer"}, *others]})
 
 
-def _token(name: str, tag: str, vocabulary: Vocabulary) -> int:
-    if tag not in vocabulary.special_tokens:
-        raise InvalidParameterError(f"structured_output.reasoning.{name}", tag, "must be a single token of the model")
-    return vocabulary.special_tokens[tag]
+def _tag(name: str, tag: str, vocabulary: Vocabulary) -> tuple[int, str]:
+    """Return the token that a tag is or begins with, and the expression of the rest."""
+    tokens = vocabulary.special_tokens
+    first = max((token for token in tokens if tag.startswith(token)), key=len, default=None)
+    if first is None:
+        field = f"structured_output.reasoning.{name}"
+        raise InvalidParameterError(field, tag, "must be a single token of the model, or begin with one")
+    return tokens[first], " ".join(_pieces(tag[len(first) :], tokens))
 
 
 def grammar_text(constraint: StructuredOutput, special_tokens: Mapping[str, int]) -> str:

@@ -24,6 +24,7 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 
 from octavo.errors import InvalidParameterError
+from octavo.tokenizer.answer_history import AnswerHistory
 from octavo.tokenizer.template_sandbox import LimitedEnvironment, render_limited
 
 logger = logging.getLogger(__name__)
@@ -132,9 +133,10 @@ class ChatTemplate:
         if continue_final_message:
             plain[-1] = _marked(plain[-1])
             add_generation_prompt = False
+        formed = [self._in_form(message, bool(tools)) for message in self.history.arranged(plain)]
         context = {
             **self._special_tokens,
-            "messages": self._as_read([self._in_form(message, bool(tools)) for message in plain]),
+            "messages": self._as_read(formed),
             "tools": None if tools is None else [dict(tool) for tool in tools],
             "add_generation_prompt": add_generation_prompt,
             **variables,
@@ -147,6 +149,15 @@ class ChatTemplate:
             logger.info("the chat template failed: %s: %s", type(error).__name__, error)
             raise InvalidParameterError("messages", roles, "the chat template cannot render them") from error
         return _cut_at_mark(text) if continue_final_message else text
+
+    @cached_property
+    def history(self) -> AnswerHistory:
+        """What the template does with earlier answers."""
+
+        def write(messages: Sequence[Message]) -> str | None:
+            return self._write(self._as_read([self._in_form(message, False) for message in messages]), tools=None)
+
+        return AnswerHistory(self.source, write)
 
     def must_merge(self, messages: Sequence[Mapping[str, object]]) -> bool:
         """Whether `render` merges system messages into the first one: the template has no place for later ones."""

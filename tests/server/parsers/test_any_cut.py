@@ -29,6 +29,10 @@ PARTS = {
         "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "f", "<｜tool▁sep｜>", '{"a": 1}', "<｜tool▁call▁end｜>",
         "<｜tool▁calls▁end｜>", "function", "\n```json\n", "\n```", " é",
     ],
+    "harmony": [
+        "<|start|>assistant", "<|channel|>", "analysis", "commentary", "final", " to=functions.f", "<|constrain|>json",
+        "<|message|>", '{"a": 1}', "<|end|>", "<|call|>", " é", "??",
+    ],
     "kimi": [
         "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0", "<|tool_call_argument_begin|>",
         '{"a": 1}', "<|tool_call_end|>", "<|tool_calls_section_end|>", "f", " é",
@@ -60,7 +64,7 @@ def test_cuts_never_show(case: tuple[type[ToolCallParser], str], places: list[in
 def test_without_a_call_nothing_is_lost(case: tuple[type[ToolCallParser], str]) -> None:
     kind, text = case
     message = parse_all(make(kind), text)
-    if not message.tool_calls:
+    if not message.tool_calls and not kind.answer_begin:  # headers are no text
         assert message.content == text
 
 
@@ -76,6 +80,8 @@ CALLS = {
     '{"a": "<x>"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     "deepseek_v31": "Hi <b>. <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
     '{"a": "<x>"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "harmony": "<|channel|>commentary<|message|>Hi <b>.<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+    '<|constrain|>json<|message|>{"a": "<x>"}<|call|>',
     "kimi": "Hi <b>. <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
     '{"a": "<x>"}<|tool_call_end|><|tool_calls_section_end|>',
 }

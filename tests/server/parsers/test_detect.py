@@ -37,6 +37,7 @@ LLAMA3 = "<|start_header_id|>{{ role }}<|end_header_id|>\n\n" + CALLS.replace(
     '{{ \'{"name": "\' + call.name + \'", "parameters": \' }}{{ call.arguments | tojson }}}',
 )
 LLAMA4 = CALLS.replace("CALL", "<|python_start|>[{{ call.name }}({{ call.arguments }})]<|python_end|>")
+HARMONY = "{% for m in messages %}<|start|>{{ m.role }}<|channel|>final<|message|>{{ m.content }}<|end|>{% endfor %}"
 OPENS_IN_PROMPT = PLAIN + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 
 
@@ -63,6 +64,7 @@ OPENS_IN_PROMPT = PLAIN + "{% if add_generation_prompt %}<|im_start|>assistant\n
             CALLS.replace("CALL", "<｜tool▁call▁begin｜>{{ call.type }}<｜tool▁sep｜>{{ call.name }}\n```json\n"),
             "deepseek_v3",
         ),
+        (HARMONY, "harmony"),
         (CALLS.replace("CALL", "<|tool_calls_section_begin|><|tool_call_begin|>{{ call.id }}"), "kimi"),
         ("<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>" + PLAIN, "kimi"),
     ],
@@ -77,6 +79,7 @@ def test_tool_calls(template: str, name: str) -> None:
         (PLAIN, "none"),
         (OPENS_IN_PROMPT, "think"),
         (PLAIN.replace("m.content", "m.content.split('</think>')[-1]"), "think"),
+        (HARMONY, "harmony"),
         (PLAIN + "[THINK]{{ thoughts }}[/THINK]", "mistral"),
     ],
 )

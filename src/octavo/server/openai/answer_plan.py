@@ -11,9 +11,10 @@ from typing import Self
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import bad_request
 from octavo.server.openai.chat_prompt import BegunAnswer, prompt_options
-from octavo.server.openai.parsers.base import OutputParser
+from octavo.server.openai.parsers.base import OutputParser, ReasoningCounter
 from octavo.server.openai.parsers.deepseek import SEP, DeepSeekParser, DeepSeekV3Parser
 from octavo.server.openai.parsers.glm import GlmParser
+from octavo.server.openai.parsers.harmony import CHANNEL, MESSAGE, HarmonyFormat, HarmonyParser
 from octavo.server.openai.parsers.json_calls import HermesParser, Llama3JsonParser, MistralArgsParser, MistralParser
 from octavo.server.openai.parsers.kimi import KimiParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
@@ -32,6 +33,7 @@ from octavo.structured_output import MAX_REASONING_TOKENS, Reasoning, Structured
 from octavo.tokenizer.tokenizer import Tokenizer
 
 AUTO, NONE = "auto", "none"  # detected from the chat template; no parser
+HARMONY = "harmony"  # reasoning, answer and calls in one format
 
 TOOL_CALL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "hermes": HermesParser,
@@ -44,6 +46,7 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "deepseek_v3": DeepSeekV3Parser,
     "deepseek_v31": DeepSeekParser,
     "kimi": KimiParser,
+    HARMONY: HarmonyParser,
 }
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
@@ -51,10 +54,12 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "qwen3": ReasoningFormat(begin="<think>", end="</think>"),
     "deepseek_r1": ReasoningFormat(begin="<think>", end="</think>", always_starts_inside=True),
     "mistral": ReasoningFormat(begin="[THINK]", end="[/THINK]"),
+    HARMONY: HarmonyFormat(),
 }
 
 # The first entry that matches wins: all of its markers must be in the template.
 TOOL_CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (HARMONY, (CHANNEL, MESSAGE)),
     ("glm", ("<arg_key>",)),
     ("kimi", ("<|tool_calls_section_begin|>",)),
     ("kimi", ("<|im_system|>tool_declare",)),  # of the first Kimi K2, which writes no earlier calls
@@ -73,6 +78,7 @@ TOOL_CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 REASONING_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (HARMONY, (CHANNEL, MESSAGE)),
     ("think", ("<think>",)),
     ("think", ("</think>",)),  # drops earlier reasoning; the model opens its own
     ("mistral", ("[THINK]",)),
@@ -93,8 +99,13 @@ class AnswerFormats:
             tool_call_parser_name = detected(text, TOOL_CALL_SIGNS)
         if reasoning_parser_name == AUTO:
             reasoning_parser_name = detected(text, REASONING_SIGNS)
+        if tool_call_parser_name == HARMONY:
+            reasoning_parser_name = HARMONY
+        elif reasoning_parser_name == HARMONY and tool_call_parser_name != NONE:
+            tool_call_parser_name = HARMONY
         self.tool_calls = None if tool_call_parser_name == NONE else TOOL_CALL_PARSERS[tool_call_parser_name]
         self.reasoning = None if reasoning_parser_name == NONE else REASONING_FORMATS[reasoning_parser_name]
+        self.is_harmony = isinstance(self.reasoning, HarmonyFormat)
         self.tokenizer = tokenizer
         self.special_tokens = frozenset(map(tokenizer.token_text, tokenizer.special_token_ids))
 
@@ -139,7 +150,7 @@ class AnswerPlan:
             params = params.replace(structured_output=tools.constraint(params.structured_output))
         # The markers that the parsers must see.
         marks = set() if tools is None else set(tools.own_parser.markers)
-        marks |= set() if formats.reasoning is None else {formats.reasoning.begin, formats.reasoning.end}
+        marks |= set() if formats.reasoning is None else set(formats.reasoning.marks)
         hidden: frozenset[str] = frozenset()
         if marks & formats.special_tokens and params.skip_special_tokens:
             params = params.replace(skip_special_tokens=False)
@@ -166,8 +177,10 @@ class AnswerPlan:
         constraint, tags = self.params.structured_output, self.formats.reasoning
         if tags is None or starts_inside is None or (constraint is None and self.thinking_budget is None):
             return plan
+        if constraint is not None and constraint.kind != "tags":
+            constraint = replace(constraint, opening=tags.answer_begin)
         encode = self.formats.tokenizer.encode  # a constraint recognizes tags that are single tokens
-        are_tokens = all(len(encode(tag, add_special_tokens=False)) == 1 for tag in (tags.begin, tags.end))
+        are_tokens = all(len(encode(tag, add_special_tokens=False)) == 1 for tag in tags.tokens)
         if are_tokens and not (self.thinks_not and constraint and not starts_inside):
             budget = 0 if self.thinks_not else self.thinking_budget  # the template opens the reasoning all the same
             reasoning = Reasoning(begin=tags.begin, end=tags.end, is_open=starts_inside, max_tokens=budget)
@@ -176,30 +189,36 @@ class AnswerPlan:
         if self.thinking_budget is not None and not self.thinks_not:
             text = f"This model's tokenizer has no token {tags.end!r}, so reasoning tokens cannot be counted."
             raise bad_request(text, "thinking_token_budget", "unsupported_parameter")
+        if self.formats.is_harmony:
+            return replace(plan, params=self.params.replace(structured_output=constraint))
         if constraint is not None and constraint.kind == "tags" and constraint.free_text:  # which reasoning is part of
             return plan
         return replace(plan, starts_inside=None)  # constrained from the first token: no room for reasoning
 
-    def readers(self, draw: Callable[[], bytes] | None = None) -> tuple[OutputParser, ReasoningParser | None]:
+    def readers(self, draw: Callable[[], bytes] | None = None) -> tuple[OutputParser, ReasoningCounter | None]:
         """Return the parser of one sample, and the part of it that reads reasoning, if there may be any.
 
         `draw` returns random bytes for the ids of calls.
         """
         parser = OutputParser()
-        reasoning, tags = None, self.formats.reasoning
-        if self.tools is not None:
-            kind = self.tools.parser(self.params)
-            parser = kind(self.tools.schemas, draw, max_calls=None if self.tools.is_parallel else 1)
-        if self.starts_inside is not None and tags is not None:
-            calls = () if self.tools is None else self.tools.own_parser.openings(self.tools.schemas)
-            reasoning = ReasoningParser(
+        reasoning: ReasoningCounter | None = None
+        tags, tools = self.formats.reasoning, self.tools
+        most = None if tools is None or tools.is_parallel else 1
+        if self.formats.is_harmony:
+            schemas = {} if tools is None else tools.schemas
+            parser = reasoning = HarmonyParser(schemas, draw, most, starts_inside=self.starts_inside)
+        elif tools is not None:
+            parser = tools.parser(self.params)(tools.schemas, draw, most)
+        if self.starts_inside is not None and tags is not None and not self.formats.is_harmony:
+            calls = () if tools is None else tools.own_parser.openings(tools.schemas)
+            thoughts = ReasoningParser(
                 tags.begin,
                 tags.end,
                 starts_inside=self.starts_inside,
                 is_continued=self.is_continued,
                 calls=calls,
             )
-            parser = Chain(reasoning, parser)
+            reasoning, parser = thoughts, Chain(thoughts, parser)
         if self.hidden:
             parser = Chain(SpecialTokenFilter(self.hidden), parser)
         return parser, reasoning
@@ -207,7 +226,8 @@ class AnswerPlan:
     @property
     def new_stop_finder(self) -> Callable[[], ContentStops] | None:
         """What finds the stop strings of one sample; None if all of its text is content."""
-        if not self.params.stop or (self.tools is None and self.starts_inside is None):
+        is_marked = self.tools is not None or self.starts_inside is not None or self.formats.is_harmony
+        if not self.params.stop or not is_marked:
             return None
         stop, include = tuple(self.params.stop), self.params.include_stop_str_in_output
         return lambda: ContentStops(self.readers()[0], stop, include)

@@ -117,7 +117,7 @@ def _with_open_thought(
 ) -> dict[str, object]:
     """Write a thought without an answer into the text if the template does not know it as a field."""
     thought, template = message.get("reasoning_content"), tokenizer.chat_template
-    is_known = template is None or "reasoning_content" in template.source
+    is_known = template is None or template.history.keeps_thoughts
     if not thought or message.get("content") or reasoning is None or is_known:
         return message
     return {**message, "content": f"{reasoning.begin}\n{thought}"}

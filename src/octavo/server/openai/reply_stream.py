@@ -15,7 +15,7 @@ from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_processor import CompletionDelta, CompletionState
 from octavo.errors import RequestError, named_error
 from octavo.server.errors import ApiError, as_api_error
-from octavo.server.openai.parsers.wrappers import ReasoningParser
+from octavo.server.openai.parsers.base import ReasoningCounter
 from octavo.server.openai.protocol import GenerationRequest, StreamOptions
 from octavo.server.openai.replies import CompletionTokensDetails, PromptTokensDetails, Usage, prompt_tables
 from octavo.server.sse import DONE
@@ -107,7 +107,7 @@ class ReplyStream(ABC, Generic[WholeReply]):
         self._chunks = Chunks(head, self._num_choices, is_chat=is_chat, include_usage=self._includes_usage)
         self._lives: list[LiveRequest] = []
         self._unfinished: dict[int, CompletionState] = {}  # samples whose end is not taken yet, by choice index
-        self._reasoning: list[ReasoningParser] = []  # of all choices
+        self._reasoning: list[ReasoningCounter] = []  # of all choices
         self._has_output = True  # else only the prompt is returned, and the one token that was computed does not count
         self.is_over = False
         self.is_by_token = False  # whether frames depend on nothing but the request: not on how steps are merged

@@ -38,6 +38,7 @@ _SAYS = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 # Next to these, other schemas name properties of the same object: closing one of them would forbid those of the others.
 _COMBINES = ("allOf", "anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas")
 _BRANCHES = ("anyOf", "oneOf")
+_ANY_TEXT = r"start: /(.|\n)*/"
 
 Schema = Mapping[str, Any]
 
@@ -67,7 +68,8 @@ class ToolUse:
 
     def constraint(self, answer: StructuredOutput | None) -> StructuredOutput | None:
         """Return the constraint on the whole answer; `answer` is the one on replies without calls."""
-        kind, most = self.own_parser, None if self.is_parallel else 1
+        kind = self.own_parser
+        most = None if self.is_parallel and not kind.calls_once else 1
         if self.is_required:  # calls and nothing else
             kind = self.forced_parser
             calls = kind.tags(self.schemas) or ()
@@ -76,10 +78,13 @@ class ToolUse:
             schema = '{"type":"object"}' if answer.json_object else answer.json_schema
             if schema is None:
                 return answer
-            either = [*(self.forced_parser.tags(self.schemas) or ()), StructuralTag(json_schema=schema)]
+            either = [
+                *(self.forced_parser.tags(self.schemas) or ()),
+                StructuralTag(begin=kind.answer_begin, json_schema=schema),
+            ]
             return StructuredOutput(tags=either, free_text=False, min_tags=1, max_tags=1)
         is_free = not (self.strict or self.is_subset)
-        if is_free and self.is_parallel and not kind.marks_names:  # other names are no calls
+        if is_free and (self.is_parallel or kind.calls_once) and not kind.marks_names:  # other names are no calls
             return None
         # Calls in free text of these tools, strict ones by their schemas.
         enforced = {
@@ -91,6 +96,9 @@ class ToolUse:
             tags = kind.tags(enforced if kind.writes_json else self.schemas)
         if tags is None and not is_free:
             logger.warning("%s cannot constrain calls in free text to these schemas", kind.__name__)
+        if tags is not None and kind.answer_begin:  # a call, or text after what marks it
+            text = StructuralTag(begin=kind.answer_begin, grammar=_ANY_TEXT)
+            return StructuredOutput(tags=[*tags, text], free_text=False, min_tags=1, max_tags=1)
         return None if tags is None else StructuredOutput(tags=tags, max_tags=most)
 
 

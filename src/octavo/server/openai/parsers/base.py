@@ -6,9 +6,11 @@ Pure: no engine, no wire format.
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import msgspec
+
+from octavo.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]  # yields to wait for text, returns what it read
@@ -62,6 +64,17 @@ class OutputParser:
     def num_held(self) -> int:
         """How many characters at the end of the text are held back."""
         return 0
+
+
+class ReasoningCounter(Protocol):
+    """Counts the tokens of an answer's reasoning; a part of the parser that reads the answer."""
+
+    def count_tokens(self, token_ids: Sequence[int], tokenizer: Tokenizer) -> None:
+        """Look at the tokens of text that was read."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Reasoning tokens so far; 0 for an answer without reasoning."""
 
 
 class MalformedError(Exception):

@@ -26,9 +26,11 @@ _ANALYSIS, _FINAL = "analysis", "final"
 _PREFIX = "functions."
 _MAX_HEADER = 256  # characters; what is longer is text
 _MAX_MARK = max(map(len, _MARKS))
-_BEGINS = (START, CHANNEL, CONSTRAIN, MESSAGE, "to=")  # of a header, after white space
+_BEGINS = (START, CHANNEL, CONSTRAIN, MESSAGE, f"to={_PREFIX}")  # of a header, after white space
 _MARK = re.compile("|".join(map(re.escape, _MARKS)))
-_HEADER_END = re.compile("|".join(map(re.escape, (MESSAGE, END, CALL, RETURN))) + rf"|(?<=.){re.escape(START)}", re.DOTALL)
+_HEADER_END = re.compile(
+    "|".join(map(re.escape, (MESSAGE, END, CALL, RETURN))) + rf"|(?<=.){re.escape(START)}", re.DOTALL
+)
 _RECIPIENT = re.compile(r"to=([\w.\-]*)")
 _NAMED = re.compile("analysis|commentary|final")
 # What a header without its end consists of; then comes the text of the message.
@@ -83,9 +85,9 @@ class HarmonyParser(JsonCallParser):
         super().__init__(schemas, draw, max_calls)
         self._first = {True: _ANALYSIS, None: _FINAL}.get(starts_inside)
         self._texts = {True: "", False: ""}  # what separates the next message from those before: of reasoning, content
-        self._counted: tuple[str, int] | None = ("", 0) if self._first is None else None  # header and its tokens so far
+        self._header: str | None = "" if self._first is None else None  # of the tokens counted; None: within a message
         self._counts = bool(starts_inside)
-        self.num_tokens = 0  # of reasoning, headers included
+        self.num_tokens = 0  # of reasoning, without headers
 
     @classmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
@@ -97,16 +99,14 @@ class HarmonyParser(JsonCallParser):
         """Count the tokens of reasoning among those of text that was read."""
         for token_id in token_ids:
             text = tokenizer.token_text(token_id)
-            if self._counted is not None:
-                header, size = self._counted
-                self._counted = header + text, size + 1
-                if text == MESSAGE:
-                    self._counts, self._counted = self._is_reasoning(header), None
-                    self.num_tokens += size + 1 if self._counts else 0
+            if self._header is not None and text == MESSAGE:
+                self._counts, self._header = self._is_reasoning(self._header), None
+            elif self._header is not None:
+                self._header += text
+            elif text in _MARKS:
+                self._header = text if text in (START, CHANNEL) else ""
             else:
                 self.num_tokens += self._counts
-                if text in _MARKS:
-                    self._counted = (text, 1) if text in (START, CHANNEL) else ("", 0)
 
     def _is_reasoning(self, header: str) -> bool:
         return _channel(header) == _ANALYSIS and self._tool(header) is None
@@ -147,7 +147,7 @@ class HarmonyParser(JsonCallParser):
                 if self._broke_off and found is None:
                     self._drop_cut_markup()
                     return ""
-                header = text[: _end_of_words(text)]
+                header = text[: _end_of_words(text[:_MAX_HEADER])]
                 self._skip(len(header))
                 return header
             yield
@@ -157,12 +157,11 @@ class HarmonyParser(JsonCallParser):
         yield from self._skip_space()
         if (yield from self._peek()) == "{":
             is_complete = yield from self._copy_json(self._arguments)
-            yield from self._copy_message(self._other_text if is_complete else self._arguments)
-        elif self._rest.startswith("<") or not (self._rest or self._is_cut):
+        elif is_complete := self._rest.startswith("<") or not (self._rest or self._is_cut):
             self._arguments("{}")
-            yield from self._copy_message(self._other_text)
-        else:
-            yield from self._copy_message(self._arguments)
+        if is_complete:
+            yield from self._skip_space()
+        yield from self._copy_message(self._content if is_complete else self._arguments)
 
     def _read_text(self, *, is_reasoning: bool) -> Steps[None]:
         before = self._texts[is_reasoning]
@@ -174,11 +173,6 @@ class HarmonyParser(JsonCallParser):
                 self._texts[is_reasoning], before = "\n\n", ""
 
         yield from self._copy_message(emit)
-
-    def _other_text(self, text: str) -> None:
-        """Emit what comes after complete arguments."""
-        if text.strip():
-            self._content(text)
 
     def _copy_message(self, emit: Emit) -> Steps[None]:
         """Emit the text of a message; read its end, but not the beginning of another one. Stray tokens are dropped."""

@@ -28,7 +28,7 @@ _REMARKS = frozenset({"title", "description", "default", "examples", "$comment",
 _DEFINITIONS = ("$defs", "definitions")
 _UNDERSTOOD = _REMARKS | {*_DEFINITIONS, "type", "properties", "required", "additionalProperties"}
 _PLAIN_STRING = _REMARKS | {*_DEFINITIONS, "type", "enum", "const"}
-_MIN_PART = 2  # characters; a single `<` at the end of a cut answer is rather text than a marker
+MIN_PART = 2  # characters; a single `<` at the end of a cut answer is rather text than a marker
 _MAX_OPTIONAL = 64  # grammars with commas grow quadratically
 NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 TAG_CONTENTS = ("json_schema", "grammar")  # fields of a tag that come from a schema
@@ -55,6 +55,8 @@ class ToolCallParser(StreamParser):
     separator: ClassVar[str] = ""  # between two calls
     writes_json: ClassVar[bool] = True  # whether the arguments of a call are one JSON object
     marks_names: ClassVar[bool] = True  # whether a marker announces a call before its name
+    calls_once: ClassVar[bool] = False  # whether an answer ends with its first call
+    answer_begin: ClassVar[str] = ""  # what has to come before an answer that is no call
 
     def __init__(self, schemas: Schemas, draw: Callable[[], bytes] | None = None, max_calls: int | None = None) -> None:
         """`draw` returns at least 12 new random bytes for the id of a call."""
@@ -142,7 +144,7 @@ class ToolCallParser(StreamParser):
         self._skip(len(rest))
 
     def _drop_cut_marker(self) -> None:
-        if self._is_cut and open_tail(self._rest, self.markers) >= _MIN_PART:
+        if self._is_cut and open_tail(self._rest, self.markers) >= MIN_PART:
             self._drop_cut_markup()
 
 

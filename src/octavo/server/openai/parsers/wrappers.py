@@ -158,6 +158,17 @@ class ReasoningFormat:
     begin: str
     end: str
     always_starts_inside: bool = False  # with or without an opening tag
+    answer_begin: str = ""  # what has to come before the answer itself
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What a parser has to see of it."""
+        return self.begin, self.end
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """What has to be single tokens of the model for reasoning before a constrained answer."""
+        return self.begin, self.end
 
     def starts_inside(self, prompt: str) -> bool | None:
         """Return whether the answer to `prompt` starts inside reasoning; None if the prompt has closed it already."""
