@@ -27,10 +27,11 @@ ToolCallParserName = Literal[
     "deepseek_v3",
     "deepseek_v31",
     "kimi",
+    "gemma4",
     "harmony",
 ]
 RequestLogOnly = Literal["all", "failed"]
-ReasoningParserName = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral", "harmony"]
+ReasoningParserName = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral", "gemma4", "harmony"]
 
 _PORT: Limit = ("between 0 and 65535", lambda value: 0 <= value < 2**16)
 

@@ -21,7 +21,10 @@ from octavo.tokenizer.gguf import library_errors, read_gguf_tokenizer
 
 _SPACE = "\u2581"  # SentencePiece's mark of a space
 CHAT_TEMPLATE_NAMES = ("default", "tool_use")
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|return|>", "<|call|>")
+_TURN_ENDS = (
+    *("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>"),
+    *("<|return|>", "<|call|>", "<|tool_response>"),  # after a call somebody else goes on
+)
 CHAT_TEMPLATE_FOLDER = "additional_chat_templates"  # where transformers saves all but the default one
 
 

@@ -29,6 +29,9 @@ PARTS = {
         "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "f", "<｜tool▁sep｜>", '{"a": 1}', "<｜tool▁call▁end｜>",
         "<｜tool▁calls▁end｜>", "function", "\n```json\n", "\n```", " é",
     ],
+    "gemma4": [
+        "<|tool_call>", "call:", "f", "{", "a:", '<|"|>', 'x}"', "b=12", ",", "[", "]", "}", "<tool_call|>", "1.", " é",
+    ],
     "harmony": [
         "<|start|>assistant", "<|channel|>", "analysis", "commentary", "final", " to=functions.f", "<|constrain|>json",
         "<|message|>", '{"a": 1}', "<|end|>", "<|call|>", " é", "??",
@@ -80,6 +83,7 @@ CALLS = {
     '{"a": "<x>"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     "deepseek_v31": "Hi <b>. <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
     '{"a": "<x>"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "gemma4": 'Hi <b>. <|tool_call>call:f{a:<|"|><x><|"|>}<tool_call|>',
     "harmony": "<|channel|>commentary<|message|>Hi <b>.<|end|><|start|>assistant<|channel|>commentary to=functions.f "
     '<|constrain|>json<|message|>{"a": "<x>"}<|call|>',
     "kimi": "Hi <b>. <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"

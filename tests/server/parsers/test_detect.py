@@ -65,6 +65,7 @@ OPENS_IN_PROMPT = PLAIN + "{% if add_generation_prompt %}<|im_start|>assistant\n
             "deepseek_v3",
         ),
         (HARMONY, "harmony"),
+        (CALLS.replace("CALL", '<|tool_call>call:{{ call.name }}{<|"|>x<|"|>}<tool_call|>'), "gemma4"),
         (CALLS.replace("CALL", "<|tool_calls_section_begin|><|tool_call_begin|>{{ call.id }}"), "kimi"),
         ("<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>" + PLAIN, "kimi"),
     ],
@@ -80,6 +81,7 @@ def test_tool_calls(template: str, name: str) -> None:
         (OPENS_IN_PROMPT, "think"),
         (PLAIN.replace("m.content", "m.content.split('</think>')[-1]"), "think"),
         (HARMONY, "harmony"),
+        (PLAIN + "<|channel>thought\n<channel|>", "gemma4"),
         (PLAIN + "[THINK]{{ thoughts }}[/THINK]", "mistral"),
     ],
 )

@@ -13,6 +13,7 @@ from tests.server.parsers.support import ParsedMessage, parse_all
 
 from octavo.demo import demo_model_path
 from octavo.server.openai.answer_plan import TOOL_CALL_PARSERS
+from octavo.server.openai.parsers.gemma4 import Gemma4Parser
 from octavo.server.openai.parsers.json_calls import HermesParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
@@ -49,6 +50,8 @@ RICH: dict[str, Any] = {
     "additionalProperties": False,
     "$defs": {"small": {"enum": [1, -2.5]}},
 }
+# The same without what only JSON can tell.
+NATIVE = {**RICH["properties"], "number": {"enum": [1, -2.5]}, "words": {"type": "array", "items": {"const": "one"}}}
 PATTERN = {"type": "object", "properties": {"a": {"type": "string", "pattern": "[ab]"}}, "required": ["a"]}
 EITHER = {"anyOf": [SCHEMAS["f"], PATTERN]}
 
@@ -182,6 +185,15 @@ def test_schemas_that_cannot_be_told(schema: dict[str, Any]) -> None:
 def test_a_pattern_needs_quotes_around_it() -> None:
     assert use(PythonicParser, {"f": PATTERN}).forced_parser is PythonicParser
     assert use(Qwen3CoderParser, {"f": PATTERN}).forced_parser is HermesParser
+
+
+@pytest.mark.parametrize("seed", range(pick(2, 8)))
+def test_gemma_has_a_notation_of_its_own(seed: int) -> None:
+    schemas = {"f": {**RICH, "properties": NATIVE}}
+    assert Gemma4Parser.tag("f", schemas["f"]).grammar is not None
+    message = draw(must_call(Gemma4Parser, schemas, parallel=False), Gemma4Parser(schemas), seed)
+    assert message.content == ""
+    check_rich(json.loads(message.tool_calls[0].arguments))
 
 
 def test_required_calls_leave_no_room_for_text() -> None:

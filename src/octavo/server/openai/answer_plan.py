@@ -13,6 +13,7 @@ from octavo.server.errors import bad_request
 from octavo.server.openai.chat_prompt import BegunAnswer, prompt_options
 from octavo.server.openai.parsers.base import OutputParser, ReasoningCounter
 from octavo.server.openai.parsers.deepseek import SEP, DeepSeekParser, DeepSeekV3Parser
+from octavo.server.openai.parsers.gemma4 import BEGIN, QUOTE, Gemma4Parser
 from octavo.server.openai.parsers.glm import GlmParser
 from octavo.server.openai.parsers.harmony import CHANNEL, MESSAGE, HarmonyFormat, HarmonyParser
 from octavo.server.openai.parsers.json_calls import HermesParser, Llama3JsonParser, MistralArgsParser, MistralParser
@@ -46,6 +47,7 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "deepseek_v3": DeepSeekV3Parser,
     "deepseek_v31": DeepSeekParser,
     "kimi": KimiParser,
+    "gemma4": Gemma4Parser,
     HARMONY: HarmonyParser,
 }
 
@@ -54,12 +56,14 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "qwen3": ReasoningFormat(begin="<think>", end="</think>"),
     "deepseek_r1": ReasoningFormat(begin="<think>", end="</think>", always_starts_inside=True),
     "mistral": ReasoningFormat(begin="[THINK]", end="[/THINK]"),
+    "gemma4": ReasoningFormat(begin="<|channel>", end="<channel|>", label="thought"),
     HARMONY: HarmonyFormat(),
 }
 
 # The first entry that matches wins: all of its markers must be in the template.
 TOOL_CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (HARMONY, (CHANNEL, MESSAGE)),
+    ("gemma4", (BEGIN, QUOTE)),
     ("glm", ("<arg_key>",)),
     ("kimi", ("<|tool_calls_section_begin|>",)),
     ("kimi", ("<|im_system|>tool_declare",)),  # of the first Kimi K2, which writes no earlier calls
@@ -79,6 +83,7 @@ TOOL_CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 REASONING_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (HARMONY, (CHANNEL, MESSAGE)),
+    ("gemma4", ("<|channel>", "<channel|>")),
     ("think", ("<think>",)),
     ("think", ("</think>",)),  # drops earlier reasoning; the model opens its own
     ("mistral", ("[THINK]",)),
@@ -217,6 +222,7 @@ class AnswerPlan:
                 starts_inside=self.starts_inside,
                 is_continued=self.is_continued,
                 calls=calls,
+                label=tags.label,
             )
             reasoning, parser = thoughts, Chain(thoughts, parser)
         if self.hidden:

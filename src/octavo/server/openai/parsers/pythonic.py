@@ -8,7 +8,7 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from keyword import iskeyword
 
 from octavo.server.openai.parsers.base import MalformedError, Steps
@@ -40,8 +40,8 @@ class PythonicParser(ToolCallParser):
         rules = [
             f"a{index}: {quoted(f'{each.name}=')} {json_rule(each.schema)}" for index, each in enumerate(parameters)
         ]
-        num_required = sum(each.is_required for each in parameters)
-        start = f"start: {_list_of(len(parameters), num_required)}"
+        names = [f"a{index}" for index in range(len(parameters))]
+        start = f"start: {list_of(names, sum(each.is_required for each in parameters), ', ')}"
         return lark_tag(f"[{name}(", "\n".join([start, *rules]), ")]")
 
     def _read(self) -> Steps[None]:
@@ -139,12 +139,13 @@ def _json_text(arguments: dict[str, object]) -> str:
     return text
 
 
-def _list_of(num_arguments: int, num_required: int) -> str:
-    """Return the rule of arguments a0, a1, ... separated by commas; the first are required."""
-    optional = [f'(", " a{index})?' for index in range(num_required, num_arguments)]
+def list_of(names: Sequence[str], num_required: int, separator: str) -> str:
+    """Return the expression of the rules in `names`, separated; the first are required."""
+    between = quoted(separator)
+    optional = [f"({between} {name})?" for name in names[num_required:]]
     if num_required:
-        return ' ", " '.join(f"a{index}" for index in range(num_required)) + " " + " ".join(optional)
-    starts = [" ".join([f"a{index}", *optional[index + 1 :]]) for index in range(num_arguments)]
+        return f" {between} ".join(names[:num_required]) + " " + " ".join(optional)
+    starts = [" ".join([name, *optional[index + 1 :]]) for index, name in enumerate(names)]
     return f"({' | '.join(starts)})?" if starts else '""'
 
 

@@ -24,10 +24,10 @@ from octavo.server.openai.parsers.base import (
 from octavo.structured.schema import compiler_schema
 from octavo.structured_output import StructuralTag
 
-_REMARKS = frozenset({"title", "description", "default", "examples", "$comment", "$schema"})
+REMARKS = frozenset({"title", "description", "default", "examples", "$comment", "$schema"})
 _DEFINITIONS = ("$defs", "definitions")
-_UNDERSTOOD = _REMARKS | {*_DEFINITIONS, "type", "properties", "required", "additionalProperties"}
-_PLAIN_STRING = _REMARKS | {*_DEFINITIONS, "type", "enum", "const"}
+_UNDERSTOOD = REMARKS | {*_DEFINITIONS, "type", "properties", "required", "additionalProperties"}
+_PLAIN_STRING = REMARKS | {*_DEFINITIONS, "type", "enum", "const"}
 MIN_PART = 2  # characters; a single `<` at the end of a cut answer is rather text than a marker
 _MAX_OPTIONAL = 64  # grammars with commas grow quadratically
 NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -83,9 +83,17 @@ class ReasoningParser(StreamParser):
     """
 
     def __init__(
-        self, begin: str, end: str, *, starts_inside: bool, is_continued: bool = False, calls: Sequence[str] = ()
+        self,
+        begin: str,
+        end: str,
+        *,
+        starts_inside: bool,
+        is_continued: bool = False,
+        calls: Sequence[str] = (),
+        label: str = "",
     ) -> None:
         super().__init__()
+        self._label = label  # after the opening tag, and part of it
         self._ends = (end, *calls)
         self._is_continued = is_continued  # the prompt ends within the reasoning, whose white space goes on
         self._begin, self._end, self._starts_inside = begin, end, starts_inside
@@ -145,6 +153,8 @@ class ReasoningParser(StreamParser):
             return
         self._marked = None
         yield from self._skip_space()
+        if begins and self._label and (yield from self._takes(self._label)):
+            yield from self._skip_space()
 
     def _reasoning(self, text: str) -> None:
         if text:
@@ -159,6 +169,7 @@ class ReasoningFormat:
     end: str
     always_starts_inside: bool = False  # with or without an opening tag
     answer_begin: str = ""  # what has to come before the answer itself
+    label: str = ""  # the name of a channel, after `begin`
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -175,7 +186,7 @@ class ReasoningFormat:
         ending = prompt.rstrip()
         if ending.endswith(self.end):
             return None
-        return self.always_starts_inside or ending.endswith(self.begin)
+        return self.always_starts_inside or ending.endswith((self.begin, self.begin + self.label))
 
     def continues_inside(self, text: str) -> bool | None:
         """Return whether an answer is inside reasoning after `text`; None: it has closed it; False: it began none."""
