@@ -12,6 +12,7 @@ from octavo.server.openai.parsers.pythonic import list_of
 from octavo.server.openai.parsers.tool_calls import REMARKS, json_rule, parameters_of, quoted
 
 _JSON_TYPES = frozenset({"integer", "number", "boolean", "null"})  # written as in JSON
+_SAYS_NOTHING = REMARKS | {"$defs", "definitions"}  # which only matter to references
 _PLAIN_KEY = re.compile(r"[^:={}\[\](),<>\"\n\s]+")
 _MAX_DEPTH = 8  # of lists and objects
 
@@ -48,7 +49,7 @@ def _value(schema: Any, rules: list[str], quote: str, depth: int) -> str | None:
     types = [types] if isinstance(types, str) else types
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is not None:
-        is_plain = set(schema) - REMARKS <= {"type", "enum", "const"} and isinstance(values, list)
+        is_plain = set(schema) - _SAYS_NOTHING <= {"type", "enum", "const"} and isinstance(values, list)
         return _either([_literal(value, quote) for value in values]) if is_plain else None
     if not isinstance(types, list) or not types:
         return None
@@ -57,7 +58,7 @@ def _value(schema: Any, rules: list[str], quote: str, depth: int) -> str | None:
 
 def _of_type(name: str, schema: Mapping[str, Any], rules: list[str], quote: str, depth: int) -> str | None:
     """Return the expression of the values of one type."""
-    said = set(schema) - REMARKS
+    said = set(schema) - _SAYS_NOTHING
     if name in _JSON_TYPES:
         return json_rule({**schema, "type": name})
     if name == "string":
