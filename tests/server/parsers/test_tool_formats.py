@@ -119,6 +119,17 @@ def test_mistral_ids_have_nine_letters_and_digits_and_keep_those_of_the_model() 
         ("<|python_start|>no<|python_start|>[f()]", "<|python_start|>no", [("f", "{}")]),
         ('[f(a="\\ud83d\\ude00", b="\\/")]', "", [("f", '{"a": "😀", "b": "/"}')]),
         ("[f(a=1), f(b=)]", ", f(b=)]", [("f", '{"a": 1}')]),
+        # Not quite Python, as LFM2 writes it.
+        (
+            "<|tool_call_start|>[f(a='It's \"so\"', c={'k': 'don't'})]<|tool_call_end|>",
+            "",
+            [("f", '{"a": "It\'s \\"so\\"", "c": {"k": "don\'t"}}')],
+        ),
+        ("[f(a='one\ntwo', c=\"three\nfour\")]", "", [("f", '{"a": "one\\ntwo", "c": "three\\nfour"}')]),
+        ("[f(from='a', class=1, b=2)]", "", [("f", '{"from": "a", "class": 1, "b": 2}')]),
+        ("[f(b=007, c=[-01, 0.05, 00, 10])]", "", [("f", '{"b": 7, "c": [-1, 0.05, 0, 10]}')]),
+        ("[f(a='class=x, 007')]", "", [("f", '{"a": "class=x, 007"}')]),
+        ("[f(a='x' , b=2 )]", "", [("f", '{"a": "x", "b": 2}')]),
         ("[f(1)]", "[f(1)]", []),
         ("[f(**x)]", "[f(**x)]", []),
         ("[f(a=b)]", "[f(a=b)]", []),

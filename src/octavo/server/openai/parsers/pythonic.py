@@ -1,7 +1,10 @@
-"""Calls as Python lists: `[f(a=1), g(b="x")]`, of Llama 4 and others, optionally between tags.
+"""Calls as Python lists: `[f(a=1), g(b="x")]`, of Llama 4, LFM2 and others, optionally between tags.
 
 Values are converted to JSON, so a call is emitted once it is complete. Without a tag, an answer is a call only if it
 begins as one and names a tool of the request.
+
+What models write is not quite Python: chat templates show them strings whose quotes and line breaks are not escaped,
+arguments have names that Python reserves, numbers begin with zeros. A quote ends a string only where one may end.
 """
 
 import ast
@@ -21,6 +24,11 @@ _PLAIN = re.compile(r"[^()\[\]{}\"']*")
 _PLAIN_IN_STRING = re.compile(r"[^\\\"']*")
 _JSON_NAMES: dict[str, object] = {"true": True, "false": False, "null": None}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
+_AFTER_STRING = ",:)]}"
+_ARGUMENT = re.compile(r"\b[A-Za-z_]\w*(?=\s*=(?!=))")
+_ZEROS = re.compile(r"(?<![\w.])0+(?=[0-9])")
+_RESERVED = "reserved_"  # before the name of an argument that is a keyword of Python
+_ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r"})
 
 
 class PythonicParser(ToolCallParser):
@@ -90,7 +98,8 @@ class PythonicParser(ToolCallParser):
         pieces: list[str] = []
         awaited: list[str] = []
         while awaited or not pieces:
-            pieces.append((yield from self._read_while(_PLAIN)))
+            plain = _ZEROS.sub("", (yield from self._read_while(_PLAIN)))
+            pieces.append(_ARGUMENT.sub(_renamed, plain) if len(awaited) == 1 else plain)
             character = yield from self._peek()
             if character in ('"', "'"):
                 pieces.append((yield from self._read_quoted(character)))
@@ -109,11 +118,22 @@ class PythonicParser(ToolCallParser):
             self._skip(1)
         pieces = [quote]
         while True:
-            pieces.append((yield from self._read_while(_PLAIN_IN_STRING)))
-            if (yield from self._takes(quote)):
+            plain = yield from self._read_while(_PLAIN_IN_STRING)
+            pieces.append(plain if len(quote) == 3 else plain.translate(_ESCAPES))
+            is_end = len(quote) == 3 or (yield from self._peek()) != quote or (yield from self._may_end())
+            if is_end and (yield from self._takes(quote)):
                 return "".join([*pieces, quote])
             character = yield from self._read_character()
-            pieces += [character, (yield from self._read_character()) if character == "\\" else ""]
+            pieces += ["" if is_end else "\\", character]
+            pieces.append((yield from self._read_character()) if character == "\\" else "")
+
+    def _may_end(self) -> Steps[bool]:
+        """Return whether a string may end with the quote that comes next."""
+        while not (after := self._rest[1:].lstrip()):
+            if self._has_run_out():
+                return True
+            yield
+        return after[0] in _AFTER_STRING
 
     def _read_character(self) -> Steps[str]:
         character = yield from self._peek()
@@ -157,9 +177,19 @@ def keyword_arguments(text: str) -> dict[str, object]:
         assert isinstance(call, ast.Call)
         if call.args:
             raise MalformedError("argument without a name")
-        return {key_of(keyword.arg): _argument(f"f{text}", keyword.value) for keyword in call.keywords}
+        return {_own_name(keyword.arg): _argument(f"f{text}", keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise MalformedError("arguments") from error
+
+
+def _renamed(name: re.Match[str]) -> str:
+    return f"{_RESERVED}{name[0]}" if iskeyword(name[0]) else name[0]
+
+
+def _own_name(name: str | None) -> str:
+    known = key_of(name)
+    own = known.removeprefix(_RESERVED)
+    return own if iskeyword(own) else known
 
 
 def _argument(source: str, node: ast.expr) -> object:
