@@ -45,9 +45,7 @@ class StructuralTag:
             object.__setattr__(self, "json_schema", _schema_text("tags.json_schema", self.json_schema))
         else:
             _check_text("tags.grammar", self.grammar)
-        if not isinstance(self.tokens, Sequence) or isinstance(self.tokens, (str, bytes)):
-            raise InvalidParameterError("tags.tokens", self.tokens, "must be a list")
-        object.__setattr__(self, "tokens", tuple(self.tokens))
+        object.__setattr__(self, "tokens", _tuple_of("tags.tokens", self.tokens))
         for text in self.tokens:
             _check_text("tags.tokens", text, low=1)
         if self.trigger is None:
@@ -141,10 +139,7 @@ class StructuredOutput:
 
     def _store_lists(self) -> None:
         for name in ("choice", "tags"):
-            value = getattr(self, name)
-            if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-                raise InvalidParameterError(name, value, "must be a list")
-            object.__setattr__(self, name, tuple(value))
+            object.__setattr__(self, name, _tuple_of(name, getattr(self, name)))
         if len(self.choice) > MAX_CHOICES:
             raise InvalidParameterError("choice", len(self.choice), f"at most {MAX_CHOICES} strings")
         for text in self.choice:
@@ -172,6 +167,12 @@ class StructuredOutput:
 
 
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "tags")
+
+
+def _tuple_of(field: str, value: object) -> tuple[Any, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise InvalidParameterError(field, value, "must be a list")
+    return tuple(value)
 
 
 def _check_text(field: str, value: object, *, low: int = 0) -> None:

@@ -13,12 +13,13 @@ from tests.server.http_server import HttpServer
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("num_lines", "num_kills"), [(200, 1), pytest.param(10_000, 2, marks=pytest.mark.full)])
 def test_every_line_is_answered_once(num_lines: int, num_kills: int, tmp_path: Path) -> None:
-    bodies = [{"prompt": f"{number % 50} + 1 =", "max_tokens": 4, "temperature": 0} for number in range(num_lines)]
+    common = {"max_tokens": 12, "temperature": 0, "seed": 1}
+    bodies = [{"prompt": f"{number % 50} + 1 =", **common} for number in range(num_lines)]
     bodies[7] = {"prompt": "x", "max_tokens": -5}
     flags = ("--state-dir", str(tmp_path / "state"), "--no-access-log", "--max-batch-running", "16")
     batch_id = ""
     for kill in range(num_kills):
-        with HttpServer(*flags) as server:
+        with HttpServer(*flags, has_model=False) as server:
             if not batch_id:
                 lines = [input_line(f"{number}", COMPLETION, body) for number, body in enumerate(bodies)]
                 batch_id = create(server, as_lines(lines), COMPLETION)["id"]
@@ -27,7 +28,7 @@ def test_every_line_is_answered_once(num_lines: int, num_kills: int, tmp_path: P
                 time.sleep(0.01)
             assert counts["completed"] < num_lines - 1
             os.kill(server.process.pid, signal.SIGKILL)
-    with HttpServer(*flags) as server:
+    with HttpServer(*flags, has_model=False) as server:
         assert state_of(server, batch_id)["request_counts"]["completed"] >= enough  # not from the beginning
         ended = wait_for_end(server, batch_id)
         assert ended["status"] == "completed"

@@ -97,7 +97,7 @@ def test_a_call_cut_by_the_length_limit_leaves_no_markup(name: str) -> None:
     for size in range(1, len(CALLS[name])):
         text = CALLS[name][:size]
         content = parse_all(make(TOOL_CALL_PARSERS[name]), text, is_cut=True).content
-        assert "Hi <b>.".startswith(content.rstrip()) or content in ("Hi <b>. <", "Hi <b>.["), text
+        assert "Hi <b>.".startswith(content.removesuffix("<").removesuffix("[").rstrip()), text
     whole = parse_all(make(TOOL_CALL_PARSERS[name]), CALLS[name][:-1], is_cut=True)
     assert json.loads(whole.tool_calls[0].arguments) == {"a": "<x>"}
 

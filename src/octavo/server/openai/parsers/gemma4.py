@@ -87,7 +87,7 @@ class Gemma4Parser(JsonCallParser):
         self._open("{", "}")
         separator = ""
         while (yield from self._comes_next("})")):
-            key = yield from self._read_key()
+            key = yield from self._read_name()
             self._before = f"{separator}{json.dumps(key, ensure_ascii=False)}: "
             yield from self._read_value(depth + 1)
             separator = ", "
@@ -123,7 +123,7 @@ class Gemma4Parser(JsonCallParser):
         self._arguments(self._before + text)
         self._before = ""
 
-    def _read_key(self) -> Steps[str]:
+    def _read_name(self) -> Steps[str]:
         pieces: list[str] = []
         self._mark()
         if (yield from self._takes(QUOTE)):
