@@ -32,7 +32,7 @@ WINDOWS = [{"sliding_window": None}, {"use_sliding_window": True}, {"use_sliding
 
 
 # Others have tests of their own.
-BY_FACTS = [name for name, of in FAMILIES.items() if of.read_tower is None and of.read_layers is None]
+BY_FACTS = [name for name, of in FAMILIES.items() if not (of.read_tower or of.read_layers or of.is_nested)]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)

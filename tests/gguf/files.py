@@ -14,7 +14,12 @@ from safetensors.torch import load_file, save_file
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
                  "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3",
-                 "gemma4_text": "gemma4"}  # fmt: skip
+                 "gemma4_text": "gemma4", "gemma2": "gemma2", "granite": "granite", "smollm3": "smollm3",
+                 "seed_oss": "seed_oss"}  # fmt: skip
+_MULTIPLIERS = {"attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
+                "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
+                "attn_logit_softcapping": "attn_logit_softcapping",
+                "final_logit_softcapping": "final_logit_softcapping"}  # fmt: skip
 _GEMMA4_SCALES = {
     "layer_scalar": "layer_output_scale.weight",
     "router.scale": "ffn_gate_inp.scale",
@@ -93,6 +98,15 @@ def _write_settings(writer: Any, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    _write_own_settings(writer, config)
+
+
+def _write_own_settings(writer: Any, config: dict[str, Any]) -> None:
+    """Write what only some have."""
+    if config["model_type"] in ("granite", "gemma2"):
+        for key, name in _MULTIPLIERS.items():
+            if key in config:
+                writer.add_float32(f"{config['model_type']}.{name}", config[key])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
     if experts := config.get("num_experts", config.get("num_local_experts")):
@@ -136,9 +150,9 @@ def _tensors(folder: Path, config: dict[str, Any], architecture: str) -> list[tu
     for name, tensor in load_file(folder / "model.safetensors").items():
         values = tensor.numpy()
         part = name.split(".")[-2]
-        if architecture == "gemma3" and part.endswith("norm"):
+        if architecture in ("gemma2", "gemma3") and part.endswith("norm"):
             values = values + np.float32(1)
-        if architecture == "llama" and part in heads:
+        if architecture in ("llama", "granite", "smollm3") and part in heads:
             values = permuted(values, heads[part])
         if name.endswith(tuple(_GEMMA4_SCALES)):
             layer, _, rest = name.removeprefix("model.layers.").partition(".")

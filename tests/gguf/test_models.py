@@ -25,6 +25,7 @@ NAMES = [
     "llama", "llama-tied", "llama-biases", "llama-gqa-8", "llama-linear", "llama-yarn", "mistral-window", "qwen2",
     "qwen3-tied-gqa-8", "mixtral", "qwen2-moe", "qwen3-moe",
     "gemma3", "gemma3-capped-linear", "gemma4", "gemma4-shared", "gemma4-experts",
+    "gemma2", "granite", "smollm3", "seed-oss",
 ]  # fmt: skip
 MULTIPLES_OF_32 = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 2,
                    "num_key_value_heads": 1}  # fmt: skip
@@ -33,6 +34,8 @@ MULTIPLES_OF_32 = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "
 def tiny(name: str, **settings: object) -> TinyModel:
     [case] = [case for case in TINY_MODELS if case.name == name]
     scale = {"query_pre_attn_scalar": 10} if case.family == "Gemma3" else {}  # the head size: files do not say it
+    scale |= {"no_rope_layer_interval": 4} if case.family == "SmolLM3" else {}  # as published: nor this
+    scale |= {"attention_bias": True, "attention_out_bias": False} if case.family == "SeedOss" else {}
     return TinyModel(name=name, family=case.family, settings={**case.settings, **scale, **settings})
 
 

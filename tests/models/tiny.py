@@ -57,6 +57,19 @@ _GEMMA4_EXPERTS = {
     "attention_k_eq_v": True,
     "num_global_key_value_heads": 2,
 }
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.1],
+    "long_factor": [1.5, 4.0],
+    "original_max_position_embeddings": 16,
+}
+_MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 0.5,
+    "attention_multiplier": 0.2,
+}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 100.0}
 _EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 21}
 _SHARED = {**_EXPERTS, "shared_expert_intermediate_size": 27}
@@ -89,7 +102,9 @@ class TinyModel:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 noise = torch.randn(parameter.shape, generator=generator)
-                centre = 1.0 if ("norm" in name or "scale" in name) and self.family != "Gemma3" else 0.0  # it adds one
+                centre = (
+                    1.0 if ("norm" in name or "scale" in name) and self.family not in ("Gemma2", "Gemma3") else 0.0
+                )  # they add one
                 parameter.copy_(centre + 0.3 * noise if "norm" in name or "scale" in name else 0.25 * noise)
             for name, buffer in model.named_buffers():
                 if name.endswith("layer_scalar"):
@@ -217,4 +232,28 @@ TINY_MODELS = [
     # Its scores have no scale, and three layers amplify what a fourth rounds.
     TinyModel(name="gemma4-shared", family="Gemma4", settings={**_GEMMA4, **_GEMMA4_SHARED}, tolerance=3e-4),
     TinyModel(name="gemma4-experts", family="Gemma4", settings={**_GEMMA4, **_GEMMA4_EXPERTS}),
+    TinyModel(
+        name="gemma2", family="Gemma2", settings={"pad_token_id": 0, "sliding_window": 9, "query_pre_attn_scalar": 10}
+    ),
+    TinyModel(name="granite", family="Granite", settings=_MULTIPLIERS),
+    TinyModel(
+        name="smollm3",
+        family="SmolLM3",
+        settings={"no_rope_layer_interval": 2},
+    ),
+    TinyModel(name="seed-oss", family="SeedOss", settings={"attention_bias": True, "attention_out_bias": True}),
+    TinyModel(name="exaone4", family="Exaone4", settings={"sliding_window": 9, "sliding_window_pattern": 2}),
+    TinyModel(name="phi3", family="Phi3"),
+    TinyModel(
+        name="phi3-long",
+        family="Phi3",
+        settings={
+            "hidden_size": 40,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "rope_parameters": {**_LONGROPE, "partial_rotary_factor": 0.5},
+            "original_max_position_embeddings": 16,
+        },
+    ),
 ]

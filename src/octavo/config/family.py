@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from octavo.config.json_fields import JsonFields
 from octavo.config.layers import LayerSpec, RotarySpec
-from octavo.config.model import ActivationName, VisionConfig
+from octavo.config.model import ActivationName, NormPlacement, VisionConfig
 
 # all_layers_on_demand, upper_layers (from max_window_layers on) and even_lower_layers (every other one below it): only
 # with use_sliding_window. pattern: all but every sliding_window_pattern-th layer.
@@ -150,14 +150,20 @@ class Family:
     qkv_bias: bool | None = None  # None: attention_bias decides, for q, k, v and the output projection
     has_qkv_bias_key: bool = False  # the key qkv_bias decides for q, k and v; default true
     has_mlp_bias_key: bool = False
+    out_bias_key: str | None = None  # the key that decides for the output projection
     rms_norm_eps: float = 1e-6  # default
+    norms: NormPlacement = "before"
     norm_offset: float = 0.0  # 1 if checkpoints store norm weights minus one
     rope_theta: float = 10000.0  # default
     local_rope_theta: float | None = None  # default of layers with a window; None: they rotate as all others do
     activation: ActivationName = "silu"  # of MLPs and experts
     has_token_inputs: bool = False  # each layer reads its own embedding of a token: hidden_size_per_layer_input
     is_length_scaled: bool = False  # max_position_embeddings includes what rotary scaling adds
+    has_partial_rotary: bool = False  # the key partial_rotary_factor: only the front of each head is rotated
     has_attention_scale_key: bool = False  # the key query_pre_attn_scalar: scores are divided by its root
+    has_score_cap_key: bool = False  # the key attn_logit_softcapping
+    scales_embedding: bool = False  # by the root of the hidden size
+    has_multipliers: bool = False  # the keys embedding_multiplier, residual_multiplier and logits_scaling
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that others require
     moe: MoEFacts | None = None
     has_rotary_axes: bool = False  # rotary positions count time, height and width

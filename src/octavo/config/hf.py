@@ -89,6 +89,11 @@ def model_config_of(
         max_model_len=_max_model_len(max_model_len, rotary[0].rope, max_position_embeddings, family),
         rms_norm_eps=fields.number("rms_norm_eps", family.rms_norm_eps),
         norm_offset=family.norm_offset,
+        norms=family.norms,
+        embedding_scale=_embedding_scale(fields, family),
+        rounds_embedding_scale=family.scales_embedding,
+        residual_scale=fields.number("residual_multiplier", 1.0) if family.has_multipliers else 1.0,
+        logits_scale=1.0 / fields.number("logits_scaling", 1.0) if family.has_multipliers else 1.0,
         activation=family.activation,
         token_inputs=_token_inputs(fields) if family.has_token_inputs else None,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
@@ -158,6 +163,12 @@ def _usable(fields: JsonFields, key: str, name: str) -> Any:
         logger.warning("%s: %s=%r is ignored: %s", fields.origin, key, fields.values[key], error)
         return None
     return value if is_integer else float(value)
+
+
+def _embedding_scale(fields: JsonFields, family: Family) -> float | None:
+    if family.has_multipliers:
+        return fields.number("embedding_multiplier", 1.0)
+    return float(fields.integer("hidden_size") ** 0.5) if family.scales_embedding else None
 
 
 def _token_inputs(fields: JsonFields) -> TokenInputs | None:

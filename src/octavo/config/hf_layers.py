@@ -6,6 +6,7 @@ rope_type, ...}` or null; version 5 writes one object `rope_parameters: {rope_th
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, cast, get_args
@@ -40,13 +41,15 @@ _KNOWN_KEYS = frozenset(
         *("attn_factor", "extrapolation_factor", "apply_yarn_scaling"),
     }
 )
+_CAP, _PARTIAL = "attn_logit_softcapping", "partial_rotary_factor"
 _YARN_NEUTRAL = MappingProxyType({"extrapolation_factor": 1.0, "apply_yarn_scaling": True})
 
 
 def read_layers(fields: JsonFields, family: Family, max_position_embeddings: int) -> Layers:
     """Return the layers, and the tables that they rotate by."""
     num_heads, num_kv_heads, head_dim = _heads(fields, family)
-    rotary = [RotarySpec(rope=read_rope(fields, family, head_dim, max_position_embeddings), width=head_dim)]
+    width = _rotary_width(fields, family, head_dim)
+    rotary = [RotarySpec(rope=read_rope(fields, family, width, max_position_embeddings), width=width)]
     if (local := _local_rope(fields, family.local_rope_theta)) is not None:
         rotary.append(RotarySpec(rope=local, width=head_dim))
     has_bias, has_out_bias = _biases(fields, family)
@@ -55,6 +58,7 @@ def read_layers(fields: JsonFields, family: Family, max_position_embeddings: int
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         scale=_attention_scale(fields, family),
+        soft_cap=fields.number(_CAP) if family.has_score_cap_key and _CAP in fields else None,
         has_bias=has_bias,
         has_out_bias=has_out_bias,
         has_head_norms=family.qk_norm,
@@ -83,6 +87,30 @@ def _heads(fields: JsonFields, family: Family) -> tuple[int, int, int]:
     return num_heads, num_kv_heads, head_dim
 
 
+def _rotary_width(fields: JsonFields, family: Family, head_dim: int) -> int:
+    """Return how many elements at the front of a head are rotated."""
+    if not family.has_partial_rotary:
+        return head_dim
+    source = next((each for each in (_merged(fields), fields) if _PARTIAL in each), fields)
+    width = int(head_dim * source.number(_PARTIAL, 1.0))
+    if not 0 < width <= head_dim or width % 2:
+        raise source.fail(_PARTIAL, f"an even number of a head's {head_dim} elements is expected")
+    return width
+
+
+def without_keys(fields: JsonFields, *names: str) -> JsonFields:
+    """Return the fields without these keys, also in the rotary settings."""
+
+    def kept(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in values.items() if key not in names}
+
+    values: dict[str, Any] = kept({**dict.fromkeys(fields.nulls), **fields.values})
+    for key in ("rope_parameters", "rope_scaling"):
+        if key in fields:
+            values[key] = kept(fields.nested(key).values)
+    return JsonFields(fields.origin, values)
+
+
 def _biases(fields: JsonFields, family: Family) -> tuple[bool, bool]:
     """Return whether q, k and v have biases, and whether the output projection has one."""
     if family.has_qkv_bias_key:
@@ -90,15 +118,15 @@ def _biases(fields: JsonFields, family: Family) -> tuple[bool, bool]:
     if family.qkv_bias is not None:
         return family.qkv_bias, False
     has_bias = fields.flag("attention_bias", False)
-    return has_bias, has_bias
+    return has_bias, fields.flag(family.out_bias_key, False) if family.out_bias_key else has_bias
 
 
 def _attention_scale(fields: JsonFields, family: Family) -> float | None:
     """Return the factor on products of queries and keys; None: the usual one."""
     if not family.has_attention_scale_key:
         return None
-    for key in ("attn_logit_softcapping", "use_bidirectional_attention"):
-        if fields.values.get(key):
+    for key in (_CAP, "use_bidirectional_attention"):
+        if fields.values.get(key) and not (key == _CAP and family.has_score_cap_key):
             raise fields.unsupported(key)
     return float(fields.number("query_pre_attn_scalar", 256.0) ** -0.5)
 
@@ -208,6 +236,8 @@ def _refuse_if_set(fields: JsonFields, keys: tuple[str, ...]) -> None:
 
 def read_rope(config: JsonFields, family: Family, head_dim: int, max_position_embeddings: int) -> RopeConfig:
     """Read the rotary embedding settings. Positions with three axes divide the frequencies of a head among them."""
+    if family.has_partial_rotary:
+        config = without_keys(config, _PARTIAL)
     fields = _merged(config)
     if not family.has_rotary_axes:
         return _one_axis(config, fields, max_position_embeddings, family.rope_theta)

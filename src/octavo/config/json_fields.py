@@ -52,6 +52,10 @@ class JsonFields:
         values = {**self.values, **dict.fromkeys(self.nulls)}
         return JsonFields(self.origin, {**defaults, **values})
 
+    def with_key(self, key: str, value: Any) -> "JsonFields":
+        """Return the object with another value of a key."""
+        return JsonFields(self.origin, {**dict.fromkeys(self.nulls), **self.values, key: value})
+
     def __contains__(self, key: str) -> bool:
         return key in self.values
 
@@ -107,6 +111,15 @@ class JsonFields:
         if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= _MAX_INTEGER for item in value):
             raise self.fail(key, f"a list of integers of 0 to {_MAX_INTEGER} is expected")
         return value
+
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """Return a list of `count` finite numbers above 0."""
+        value = self._get(key, None)
+        if not isinstance(value, list) or len(value) != count:
+            raise self.fail(key, f"a list of {count} numbers is expected")
+        if not all(type(item) in (int, float) and 0 < item < float("inf") for item in value):
+            raise self.fail(key, "finite numbers above 0 are expected")
+        return tuple(map(float, value))
 
     def token_ids(self, key: str) -> tuple[int, ...]:
         """Return one token id or a list of them as a tuple; empty if absent or -1, as old checkpoints say it."""

@@ -32,7 +32,8 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
-    divisors: tuple[float, ...] = ()  # of the frequencies one by one, from a GGUF file, where no kind describes them
+    divisors: tuple[float, ...] = ()  # of the frequencies one by one, where no kind describes them
+    long_divisors: tuple[float, ...] = ()  # the same if more than `original_max_position` positions are served
     sections: tuple[int, ...] = ()  # frequencies by time, height and width (arXiv:2409.12191); (): all by one
     is_interleaved: bool = False  # the axes take turns (Qwen3-VL, arXiv:2511.21631); else each has a run of frequencies
 
@@ -62,6 +63,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     rotary: int | None = 0  # which of the model's tables; None: queries and keys are not rotated
     sliding_window: int | None = None  # tokens that a position sees, itself included; None: all before it
     scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)
+    soft_cap: float | None = None  # scaled scores s become soft_cap * tanh(s / soft_cap)
     has_bias: bool = False  # on q, k and v
     has_out_bias: bool = False
     has_head_norms: bool = False  # over each head of queries and keys, before rotation

@@ -13,6 +13,7 @@ from octavo.errors import InvalidParameterError, UnsupportedModelError
 DType = Literal["float32", "bfloat16", "float16"]
 QuantizationName = Literal["int8", "int4", "fp8", "gguf", "dequantize"]  # at load
 ActivationName = Literal["silu", "gelu_tanh"]
+NormPlacement = Literal["before", "around", "after"]  # of a branch: before it, on both sides, after it
 VisionActivation = Literal["quick_gelu", "gelu_tanh", "silu"]
 ClassToken = Literal["none", "internal", "output"]
 
@@ -168,6 +169,11 @@ class ModelConfig:
     rms_norm_eps: float
     norm_offset: float = 0.0  # 1 if the checkpoint stores norm weights minus one
     activation: ActivationName = "silu"  # of MLPs and experts
+    norms: NormPlacement = "before"
+    embedding_scale: float | None = None  # on embeddings; None: 1
+    rounds_embedding_scale: bool = False  # to the dtype, as in training
+    residual_scale: float = 1.0  # on what a branch adds to the residual stream
+    logits_scale: float = 1.0
     tie_word_embeddings: bool = False
     token_inputs: TokenInputs | None = None  # None: there are none
     logits_soft_cap: float | None = None  # logits l become logits_soft_cap * tanh(l / logits_soft_cap)

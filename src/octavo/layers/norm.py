@@ -5,6 +5,7 @@ from torch.nn.functional import layer_norm
 
 from octavo.kernels.types import SILU, Activation, Fused
 from octavo.layers.context import BuildContext
+from octavo.layers.quant.base import TensorSpec
 from octavo.layers.weight_owner import PlainWeight, PlainWeights
 
 
@@ -32,6 +33,16 @@ class RMSNorm(PlainWeight):
             norm_offset=self._offset,
             activation=activation,
         )
+
+
+class NoNorm(RMSNorm):
+    """In the place of a norm where a branch reads the residual stream as it is. Layers do not call it."""
+
+    def __init__(self, *, context: BuildContext) -> None:
+        super().__init__(0, 0.0, context=context)
+
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        return {}
 
 
 class LayerNorm(PlainWeights):

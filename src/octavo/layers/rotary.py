@@ -4,6 +4,7 @@ Legend: T = tokens, P = positions in the table, D = rotated elements of a head.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -23,6 +24,8 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, rope: RopeConfig, rotary_dim: int, num_positions: int, *, device: torch.device) -> None:
         super().__init__()
         # A model on the meta device computes no table.
+        if rope.long_divisors and num_positions > (rope.original_max_position or 0):
+            rope = replace(rope, divisors=rope.long_divisors)
         with torch.device("meta" if device.type == "meta" else "cpu"):
             frequencies, attention_factor = inverse_frequencies(rope, rotary_dim)
             positions = torch.arange(num_positions, dtype=torch.float32)
@@ -73,7 +76,7 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> tuple[torch.Tensor
         own = yarn_attention_factor(rope.factor, rope.mscale, rope.mscale_all_dim)
         return _yarn(rope, periods, rotary_dim), own if given is None else given
     if rope.divisors:
-        return 1.0 / (periods * torch.tensor(rope.divisors, dtype=torch.float32)), 1.0
+        return 1.0 / (periods * torch.tensor(rope.divisors, dtype=torch.float32)), rope.attention_factor or 1.0
     return 1.0 / periods, 1.0
 
 

@@ -13,11 +13,12 @@ from torch import nn
 from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import AttentionMetadata, LayerKVCache
 from octavo.config.model import ModelConfig
+from octavo.kernels.reference import Kernels
 from octavo.kernels.types import SILU, Activation
 from octavo.layers.attention import HeadNormWeights, SinkWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import GatedLinear, Linear, QKVLinear
-from octavo.layers.norm import RMSNorm
+from octavo.layers.norm import NoNorm, RMSNorm
 
 # Names of a language model that was taken out of one with a vision tower.
 OF_VISION_MODELS = MappingProxyType(
@@ -74,7 +75,11 @@ class DecoderAttention(nn.Module):
         step: AttentionMetadata,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the residual stream [T, D]; return (attention of the sum, the sum); last layer: [W, D]."""
-        qkv, residual = self.qkv.of_normed(norm, x, residual, step.adapter_ids)
+        if isinstance(norm, NoNorm):
+            residual = x if residual is None else self._kernels.scaled_sum(x, residual, 1.0)
+            qkv = self.qkv(residual, step.adapter_ids)
+        else:
+            qkv, residual = self.qkv.of_normed(norm, x, residual, step.adapter_ids)
         attended = self.backend.forward(qkv, kv_cache, step, self.layer)
         if self.is_last:
             kept = step.batch.kept_indices
@@ -91,6 +96,7 @@ class DecoderAttention(nn.Module):
             sliding_window=spec.sliding_window,
             rotary=spec.rotary,
             scale=spec.scale,
+            soft_cap=spec.soft_cap,
             kv_group=config.kv_group_of(layer),
             projects=spec.projects,
             normalizes_values=spec.has_value_norm,
@@ -118,6 +124,9 @@ class GatedMLP(nn.Module):
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, adapter_ids: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the residual stream [T, D]; return (the MLP of the sum, the sum)."""
+        if isinstance(norm, NoNorm):
+            total = self._kernels.scaled_sum(x, residual, 1.0)
+            return self.down(self.gate_up(total, adapter_ids), adapter_ids), total
         if self.gate_up.stands_alone(adapter_ids) or self.down.stands_alone(adapter_ids):
             normed, total = norm.add(x, residual)
             return self.down(self.gate_up(normed, adapter_ids), adapter_ids), total
@@ -129,7 +138,7 @@ class GatedMLP(nn.Module):
 class DecoderLayer(nn.Module):
     """One block. A branch's output and the residual stream are passed separately; the next branch adds them first.
 
-    Some families have norms behind their branches, too.
+    Some families have norms behind their branches, too, or only there; in some, a branch's output is scaled.
     """
 
     def __init__(
@@ -139,6 +148,9 @@ class DecoderLayer(nn.Module):
         mlp_norm: RMSNorm,
         mlp: nn.Module,
         post_norms: tuple[RMSNorm, RMSNorm] | None = None,
+        *,
+        kernels: Kernels,
+        residual_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.attention_norm, self.attention = attention_norm, attention
@@ -146,6 +158,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_norm: RMSNorm | None
         self.post_mlp_norm: RMSNorm | None
         self.post_attention_norm, self.post_mlp_norm = post_norms or (None, None)
+        self._kernels, self._scale = kernels, residual_scale
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_cache: LayerKVCache, step: AttentionMetadata
@@ -156,8 +169,14 @@ class DecoderLayer(nn.Module):
         """
         x, residual = self.attention(self.attention_norm, x, residual, kv_cache, step)
         adapter_ids = step.adapter_ids_after(is_last=bool(self.attention.is_last))
-        if self.post_attention_norm is None or self.post_mlp_norm is None:
-            out: tuple[torch.Tensor, torch.Tensor] = self.mlp(self.mlp_norm, x, residual, adapter_ids)
-            return out
-        x, residual = self.mlp(self.mlp_norm, self.post_attention_norm(x), residual, adapter_ids)
-        return self.post_mlp_norm(x), residual
+        x, residual = self.mlp(self.mlp_norm, self._finished(x, self.post_attention_norm), residual, adapter_ids)
+        assert residual is not None, "the stream behind attention"
+        return self._finished(x, self.post_mlp_norm), residual
+
+    def _finished(self, x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
+        """Return what a branch with output x [T, D] adds to the stream."""
+        if norm is not None:
+            x = norm(x)
+        if self._scale != 1.0:
+            x = self._kernels.scaled_sum(x, None, self._scale)
+        return x

@@ -1,7 +1,4 @@
-"""Gemma 3 (Gemma Team 2025, arXiv:2503.19786): norms before and after each branch, most layers with a window.
-
-Layers with a window rotate by a table of their own. Norm weights are stored minus one, embeddings are scaled. With
-images: SigLIP as vision tower, whose patches are averaged square by square.
+"""Gemma 3 (Gemma Team 2025, arXiv:2503.19786) with images: SigLIP, whose patches are averaged square by square.
 
 Legend: I = images, U = patches of a token, V = the tower's hidden size, N = tokens of an image.
 """
@@ -9,33 +6,15 @@ Legend: I = images, U = patches of a token, V = the tower's hidden size, N = tok
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import nn
 
-from octavo.config.model import ModelConfig, VisionConfig
+from octavo.config.model import VisionConfig
 from octavo.distributed.groups import Share
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import MergedLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import TensorSpec
-from octavo.models.common import DecoderLayer
-from octavo.models.interfaces import CausalLM
 from octavo.models.llava import LlavaForConditionalGeneration, VisionTransformer
 from octavo.models.vision import VisionLanguageModel
-
-
-class Gemma3ForCausalLM(CausalLM):
-    """The text model."""
-
-    def __init__(self, config: ModelConfig, context: BuildContext) -> None:
-        super().__init__(config, context)
-        self.logits_soft_cap = config.logits_soft_cap
-        # Rounded to the dtype, as in training: in bfloat16 it is another number.
-        self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=context.dtype).item()
-
-    def build_layer(self, layer: int) -> nn.Module:
-        before, between, *post = [self.build_norm() for _ in range(4)]
-        return DecoderLayer(before, self.build_attention(layer), between, self.build_mlp(layer), (post[0], post[1]))
-
 
 _WEIGHT = "mm_input_projection_weight"
 
@@ -84,7 +63,7 @@ class Gemma3VisionTower(VisionTransformer):
         return projected.view(*mean.shape[:2], -1)
 
 
-class Gemma3ForConditionalGeneration(VisionLanguageModel, Gemma3ForCausalLM):
+class Gemma3ForConditionalGeneration(VisionLanguageModel):
     """The decoder is that of the text model; an image's tokens attend to each other."""
 
     tower = Gemma3VisionTower

@@ -167,9 +167,9 @@ class Gemma4Layer(DecoderLayer):
     ) -> None:
         assert parts.post_attention_norm is not None and parts.post_mlp_norm is not None  # noqa: PT018
         norms = parts.post_attention_norm, parts.post_mlp_norm
-        super().__init__(parts.attention_norm, parts.attention, parts.mlp_norm, parts.mlp, norms)
+        own = parts.attention_norm, parts.attention, parts.mlp_norm, parts.mlp
+        super().__init__(*own, norms, kernels=context.kernels)
         self.experts, self.token_input, self.scalar = experts, token_input, LayerScalar(context=context)
-        self._kernels = context.kernels
 
     def run(
         self, x: torch.Tensor, inputs: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata
@@ -196,8 +196,6 @@ class Gemma4ForCausalLM(CausalLM):
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__(config, context)
         context, size = self.context, config.hidden_size
-        self.logits_soft_cap = config.logits_soft_cap
-        self.embedding_scale = torch.tensor(size**0.5, dtype=context.dtype).item()  # rounded, as in training
         self._columns: torch.Tensor | None = None
         if config.token_inputs is None:
             return
@@ -226,7 +224,9 @@ class Gemma4ForCausalLM(CausalLM):
             context=context.at(f"layers.{layer}.mlp"),
             activation=self.activation,
         )
-        parts = DecoderLayer(before, self.build_attention(layer), between, mlp, (post[0], post[1]))
+        parts = DecoderLayer(
+            *(before, self.build_attention(layer), between, mlp, (post[0], post[1])), kernels=context.kernels
+        )
         experts = ExpertsBesideMLP(layer, config, spec, context=context) if isinstance(spec, ExpertsSpec) else None
         inputs = config.token_inputs
         token_input = None if inputs is None else TokenInput(layer, config, inputs, context)

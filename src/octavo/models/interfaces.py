@@ -23,7 +23,7 @@ from octavo.kernels.reference import hyperbolic_tangent
 from octavo.kernels.types import Activation
 from octavo.layers.context import BuildContext
 from octavo.layers.moe import ExpertParallelMoE, MixtureOfExperts
-from octavo.layers.norm import RMSNorm
+from octavo.layers.norm import NoNorm, RMSNorm
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.layers.vocabulary import Embedding, LogitsHead
 from octavo.models.common import (
@@ -64,8 +64,6 @@ class CausalLM(nn.Module):
     attention_class: ClassVar[type[DecoderAttention]] = DecoderAttention
     # Of checkpoint names: to those of the table.
     renamed_prefixes: ClassVar[Mapping[str, str]] = MappingProxyType({**WITHOUT_HEAD, **OF_VISION_MODELS})
-    embedding_scale: float | None = None
-    logits_soft_cap: float | None = None  # logits l become cap * tanh(l / cap)
     # Layers that adapters can change, by their paths in `weight_names`; those of experts only get slots on request.
     adapted_layers: ClassVar[frozenset[str]] = frozenset(
         {
@@ -88,6 +86,9 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config, self.family = config, families.FAMILIES[config.architecture]
         self.activation = Activation(config.activation)  # of MLPs and experts
+        self.embedding_scale, self.logits_soft_cap = config.embedding_scale, config.logits_soft_cap
+        if self.embedding_scale is not None and config.rounds_embedding_scale:
+            self.embedding_scale = torch.tensor(self.embedding_scale, dtype=context.dtype).item()
         names = {target: name for name, target in self.weight_names.items()}
         self.context = replace(context, checkpoint_names=names)
         self.mapped_bytes = 0  # of weights in a mapped file: the OS counts this memory as free, but it is in use
@@ -208,7 +209,14 @@ class CausalLM(nn.Module):
         return self.embedding.bytes_in_file if self.stage.is_first else 0
 
     def build_layer(self, layer: int) -> nn.Module:
-        return DecoderLayer(self.build_norm(), self.build_attention(layer), self.build_norm(), self.build_mlp(layer))
+        where = self.config.norms
+        before = [self.build_norm() if where != "after" else NoNorm(context=self.context) for _ in range(2)]
+        behind = None if where == "before" else (self.build_norm(), self.build_norm())
+        return DecoderLayer(
+            *(before[0], self.build_attention(layer), before[1], self.build_mlp(layer), behind),
+            kernels=self.context.kernels,
+            residual_scale=self.config.residual_scale,
+        )
 
     def build_rotary_tables(self) -> list[RotaryEmbedding]:
         """Make the tables by which layers rotate queries and keys; each names its own: `AttentionLayer.rotary`."""
@@ -277,8 +285,10 @@ class CausalLM(nn.Module):
         return self.finish_logits(self.logits_head(hidden, adapter_ids))
 
     def finish_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Cap logits [L, V], if the model does."""
+        """Scale and cap logits [L, V], if the model does."""
         cap = self.logits_soft_cap
+        if self.config.logits_scale != 1.0:
+            logits = logits * self.config.logits_scale
         return logits if cap is None else hyperbolic_tangent(logits / cap) * cap
 
     def logits_argmax(
@@ -288,7 +298,7 @@ class CausalLM(nn.Module):
 
         A cap can make distinct logits equal, so with one they are computed in full.
         """
-        if self.logits_soft_cap is not None:
+        if self.logits_soft_cap is not None or self.config.logits_scale != 1.0:
             largest, found = self.compute_logits(hidden, adapter_ids).max(-1)
             return largest, found
         values, ids = self.logits_head.argmax(hidden, adapter_ids)

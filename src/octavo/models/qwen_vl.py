@@ -21,6 +21,7 @@ from octavo.attention.metadata import AttentionMetadata, LayerKVCache
 from octavo.config.layers import RopeConfig
 from octavo.config.model import VisionConfig
 from octavo.distributed.groups import Share
+from octavo.kernels.reference import Kernels
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear, MergedLinear
 from octavo.layers.norm import LayerNorm, RMSNorm
@@ -272,8 +273,8 @@ class Qwen3VisionTower(Qwen2VisionTower):
 class DeepstackLayer(DecoderLayer):
     """A decoder layer that adds what the vision tower has for it to its output."""
 
-    def __init__(self, number: int, parts: DecoderLayer) -> None:
-        super().__init__(parts.attention_norm, parts.attention, parts.mlp_norm, parts.mlp)
+    def __init__(self, number: int, parts: DecoderLayer, kernels: Kernels) -> None:
+        super().__init__(parts.attention_norm, parts.attention, parts.mlp_norm, parts.mlp, kernels=kernels)
         self._number = number
 
     def forward(
@@ -295,4 +296,8 @@ class Qwen3VLForConditionalGeneration(VisionLanguageModel):
         assert self.config.vision is not None
         built = super().build_layer(layer)
         assert isinstance(built, DecoderLayer)
-        return DeepstackLayer(layer, built) if layer < len(self.config.vision.deepstack_layers) else built
+        return (
+            DeepstackLayer(layer, built, self.context.kernels)
+            if layer < len(self.config.vision.deepstack_layers)
+            else built
+        )

@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -141,6 +141,7 @@ def spelt_as_in_table(
         for numbers in numbers_in(template, model.stage.layers, model.num_experts)
     } | {name: list(parts) for name, parts in model.split_tensors.items()}
     spelling_of_twin: dict[str, str] = {}
+    slots: dict[str, WeightSlot] = {}  # if asked for
     for original, tensor in tensors:
         name = renamed(model, original)
         twin = model.twins.get(name, name)
@@ -154,7 +155,21 @@ def spelt_as_in_table(
         elif "{expert}" in others[name][0]:
             yield from _unstacked(model, name, tensor, others[name])
         else:
-            yield from zip(others[name], tensor.chunk(len(others[name])), strict=True)
+            slots = slots or weight_slots(model)
+            yield from zip(others[name], _cut(f"{model.config.path}: {name}", tensor, others[name], slots), strict=True)
+
+
+def _cut(
+    origin: str, tensor: torch.Tensor, parts: list[str], slots: Mapping[str, WeightSlot]
+) -> Sequence[torch.Tensor]:
+    """Cut a tensor into its parts' rows: as many as each has, or as many of each where the model does not say it."""
+    if not all(part in slots and len(slots[part].spec.shape) == tensor.dim() for part in parts):
+        return tensor.chunk(len(parts))
+    sizes = [slots[part].spec.shape[0] for part in parts]
+    if sum(sizes) != len(tensor):
+        why = f"{sum(sizes)} rows are expected, those of {', '.join(parts)}; found {len(tensor)}"
+        raise CheckpointError(f"{origin}: {why}")
+    return torch.split(tensor, sizes)
 
 
 def renamed(model: CausalLM, name: str) -> str:

@@ -77,7 +77,6 @@ def gguf_layer_types(keys: JsonFields, num_layers: int) -> list[str]:
 _TEXT = Family(
     name="Gemma3ForCausalLM",
     model_type="gemma3_text",
-    model="octavo.models.gemma3:Gemma3ForCausalLM",
     weight_names={**DECODER_NAMES, **HEAD_NORM_NAMES, **SANDWICH_NORM_NAMES},
     num_kv_heads=4,
     head_dim=256,
@@ -88,6 +87,8 @@ _TEXT = Family(
     local_rope_theta=1e4,
     is_length_scaled=True,
     activation="gelu_tanh",
+    norms="around",
+    scales_embedding=True,
     has_attention_scale_key=True,
     defaults={
         "vocab_size": 262208,

@@ -1,5 +1,7 @@
 """Mistral (Jiang et al. 2023, arXiv:2310.06825), one window for all layers or none; Mixtral (arXiv:2401.04088).
 
+Mistral Small 3.1 and later have Pixtral for images before it, which is left out.
+
 GGUF files have both under Llama's name.
 """
 
@@ -21,6 +23,13 @@ FAMILIES = (
             interleaves_rows=True,
             is_written=True,
         ),
+    ),
+    Family(
+        name="Mistral3ForConditionalGeneration",
+        model_type="mistral3",
+        is_nested=True,
+        text=("MistralForCausalLM",),
+        left_out=("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector."),
     ),
     Family(
         name="MixtralForCausalLM",
