@@ -128,16 +128,23 @@ def _route(size: int, routing: Routing) -> Callable[[torch.dtype], Op]:
 def _experts(
     size: int, middle_sizes: list[int], dtype: torch.dtype, activation: Activation = SILU
 ) -> Callable[[Kernels], PackedExperts]:
-    """Return what packs experts of these sizes, once for each set of kernels; the last may be a shared one."""
+    """Return what packs experts of these sizes, once for each set of kernels; the last may be a shared one.
+
+    Those with the activation of gpt-oss have its biases.
+    """
+    has_bias = activation.kind == "clamped_swiglu"
     gate_up = [_random(2 * middle + expert, size)[: 2 * middle] for expert, middle in enumerate(middle_sizes)]
     down = [_random(size + expert, middle)[:size] for expert, middle in enumerate(middle_sizes)]
     packed: dict[str, PackedExperts] = {}
 
+    def bias_of(weight: torch.Tensor) -> torch.Tensor | None:
+        return weight[:, 0].to(dtype).contiguous() if has_bias else None
+
     def pack(kernels: Kernels) -> PackedExperts:
         if kernels.name not in packed:
             packed[kernels.name] = kernels.pack_experts(
-                [_pack_up(kernels, (weight * size**-0.5).to(dtype), None, activation) for weight in gate_up],
-                [kernels.pack_linear((weight * weight.shape[1] ** -0.5).to(dtype), None) for weight in down],
+                [_pack_up(kernels, (weight * size**-0.5).to(dtype), bias_of(weight), activation) for weight in gate_up],
+                [kernels.pack_linear((weight * weight.shape[1] ** -0.5).to(dtype), bias_of(weight)) for weight in down],
             )
         return packed[kernels.name]
 
@@ -174,11 +181,12 @@ def _moe(
         norm = _random(size, dtype=dtype)
         weight = _random(routing.num_experts + routing.has_shared, size, dtype=dtype) * size**-0.5
         experts = _experts(size, middle_sizes, dtype, activation)
+        bias = weight[:, 0].contiguous() if activation.kind == "clamped_swiglu" else None
 
         def compute(kernels: Kernels, rows: slice) -> torch.Tensor:
             load, router = (
                 torch.ones(routing.num_experts, dtype=torch.int64),
-                kernels.pack_linear(weight, None, "router"),
+                kernels.pack_linear(weight, bias, "router"),
             )
             out = kernels.moe(
                 x[rows], _fused(residual[rows], norm, activation), router, routing, experts(kernels), load

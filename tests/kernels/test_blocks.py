@@ -25,6 +25,9 @@ def rows_of(name: str, num_rows: int, in_size: int, seed: int = 0) -> torch.Tens
     kind = GGML_TYPES[GGML_NUMBERS[name]]
     source = np.random.default_rng(seed)
     blocks = source.integers(0, 256, (num_rows, in_size // kind.block_size, kind.block_bytes), dtype=np.uint8)
+    if name == "MXFP4":
+        blocks[..., 0] = source.integers(118, 123, blocks.shape[:2])  # exponents
+        return torch.from_numpy(blocks.reshape(num_rows, -1))
     for begin in {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,),
                   "Q4_K": (0, 2), "Q5_K": (0, 2)}.get(name, (0,)):  # fmt: skip
         halves = source.uniform(-0.01, 0.01, blocks.shape[:2]).astype(np.float16)
@@ -86,7 +89,7 @@ def test_parts_of_several_types(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("types", [("Q4_0", "Q4_0"), ("Q4_K", "Q5_K"), ("Q5_0", "Q2_K")])
+@pytest.mark.parametrize("types", [("Q4_0", "Q4_0"), ("Q4_K", "Q5_K"), ("Q5_0", "Q2_K"), ("MXFP4", "MXFP4")])
 def test_gated(types: tuple[str, str], level: str) -> None:
     kernels, weight = kernels_of(level), weight_of((types[0], 40), (types[1], 40), in_size=512)
     packed = kernels.pack_linear(weight, None, "gated", weight.format)

@@ -44,12 +44,13 @@ GGML_TYPES = {
     20: GgmlType("IQ4_NL", 32, 18),
     23: GgmlType("IQ4_XS", 256, 136),
     30: GgmlType("BF16", 1, 2),
+    39: GgmlType("MXFP4", 32, 17),
 }
 GGML_NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
 # Unsupported; names are for error messages.
 UNREAD_TYPES = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
 }  # fmt: skip
 
 

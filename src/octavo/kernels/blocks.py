@@ -24,6 +24,7 @@ GROUP_SIZE = 32  # inputs that share a scale of activations
 _MAX = 127.0
 _VANISHING = 2.0**-120  # a group of less counts as zeros
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # in halves
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
@@ -256,13 +257,13 @@ def _q6_k(blocks: Tensor) -> _Parts:
     return quants - 32, _half(blocks, 208) * scales, None
 
 
-def _iq4_values(packed: Tensor) -> Tensor:
-    table = torch.tensor(_IQ4_VALUES, dtype=torch.int8, device=packed.device)
-    return table[_nibbles(packed).long()]
+def _values_of(packed: Tensor, values: tuple[int, ...]) -> Tensor:
+    """Return what the nibbles stand for in a table."""
+    return torch.tensor(values, dtype=torch.int8, device=packed.device)[_nibbles(packed).long()]
 
 
 def _iq4_nl(blocks: Tensor) -> _Parts:
-    return _iq4_values(blocks[..., 2:18]), _half(blocks, 0), None
+    return _values_of(blocks[..., 2:18], _IQ4_VALUES), _half(blocks, 0), None
 
 
 def _iq4_xs(blocks: Tensor) -> _Parts:
@@ -270,7 +271,14 @@ def _iq4_xs(blocks: Tensor) -> _Parts:
     tops = (top[..., None] >> _shifts(blocks, range(0, 8, 2))) & 3  # [N, B, 2, 4]
     lows = torch.stack([low & 15, low >> 4], -1)
     scales = (lows.flatten(-2) | (tops.flatten(-2) << 4)).to(torch.int8) - 32
-    return _iq4_values(_split_last(blocks[..., 8:136], 8, 16)), _half(blocks, 0) * scales, None
+    return _values_of(_split_last(blocks[..., 8:136], 8, 16), _IQ4_VALUES), _half(blocks, 0) * scales, None
+
+
+def _mxfp4(blocks: Tensor) -> _Parts:
+    """Values of E2M1, exponents of E8M0 (Rouhani et al. 2023, arXiv:2310.10537)."""
+    exponents = blocks[..., :1].to(torch.int32) - 1  # of half the scale; the least two are of subnormal numbers
+    scales = torch.where(exponents > 0, exponents << 23, 0x400000 >> -exponents.clamp(max=0)).view(torch.float32)
+    return _values_of(blocks[..., 1:17], _MXFP4_VALUES), scales, None
 
 
 _UNPACK: dict[str, Callable[[Tensor], _Parts]] = {
@@ -286,4 +294,5 @@ _UNPACK: dict[str, Callable[[Tensor], _Parts]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }

@@ -76,7 +76,8 @@ class Kernels:
         """
         if not isinstance(weight, Tensor) or form is not None:
             raise TypeError(f"{self.name} has no kernels for weights of {form}")
-        weight = weight.float() if role == "router" else weight
+        if role == "router":
+            weight, bias = weight.float(), None if bias is None else bias.float()
         return PackedLinear(weight=weight, bias=bias, num_outputs=len(weight))
 
     def adopt_linear(

@@ -19,7 +19,7 @@ namespace {
 
 struct TypeOfBlocks {
   BlockType type;
-  int scale_at;  // byte of the first float16 in a block
+  int scale_at;  // byte of the first float16 in a block, or of an exponent
   const char* name;
 };
 
@@ -28,6 +28,7 @@ constexpr TypeOfBlocks kTypes[] = {
     {BlockType::q5_1, 0, "Q5_1"},   {BlockType::q8_0, 0, "Q8_0"},     {BlockType::q2_k, 80, "Q2_K"},
     {BlockType::q3_k, 108, "Q3_K"}, {BlockType::q4_k, 0, "Q4_K"},     {BlockType::q5_k, 0, "Q5_K"},
     {BlockType::q6_k, 208, "Q6_K"}, {BlockType::iq4_nl, 0, "IQ4_NL"}, {BlockType::iq4_xs, 0, "IQ4_XS"},
+    {BlockType::mxfp4, 0, "MXFP4"},
 };
 
 // Rows as in a file, whose scales are small numbers.
@@ -36,7 +37,9 @@ std::vector<std::uint8_t> random_blocks(const TypeOfBlocks& of, std::int64_t num
   std::vector<std::uint8_t> bytes(num_outputs * in_size / traits.block_inputs * traits.block_bytes);
   for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(source());
   for (std::size_t block = 0; block < bytes.size(); block += traits.block_bytes)
-    for (int half = 0; half <= traits.has_offsets; ++half)
+    if (traits.has_exponents)
+      bytes[block + of.scale_at] = static_cast<std::uint8_t>(118 + source() % 4);  // about 2^-8
+    else for (int half = 0; half <= traits.has_offsets; ++half)
       bytes[block + of.scale_at + half * 2 + 1] = static_cast<std::uint8_t>(0x1c | (source() & 0x80));  // about 2^-8
   return bytes;
 }

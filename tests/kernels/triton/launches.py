@@ -81,13 +81,14 @@ def _batch(lengths: list[int]) -> ForwardBatch:
 
 
 def _launch_experts(dtype: torch.dtype) -> None:
-    """Experts alike, and some with a larger one that is shared."""
+    """Experts alike, and some with biases and with a larger one that is shared."""
     kernels, x = TritonKernels(), torch.zeros(3, 128, dtype=dtype)
     for sizes, has_shared in (([64] * 128, False), ([37, 37, 101], True)):
         routing = Routing(num_experts=len(sizes) - has_shared, top_k=2, renormalizes=has_shared, has_shared=has_shared)
+        biases = [torch.zeros(size, dtype=dtype) if has_shared else None for size in (202, 128)]
         experts = kernels.pack_experts(
-            [kernels.pack_linear(torch.zeros(2 * size, 128, dtype=dtype), None, "gated") for size in sizes],
-            [kernels.pack_linear(torch.zeros(128, size, dtype=dtype), None) for size in sizes],
+            [kernels.pack_linear(torch.zeros(2 * size, 128, dtype=dtype), biases[0], "gated") for size in sizes],
+            [kernels.pack_linear(torch.zeros(128, size, dtype=dtype), biases[1]) for size in sizes],
         )
         route(torch.zeros(3, len(sizes)), routing)
         ids = torch.zeros(3, dtype=torch.int64)

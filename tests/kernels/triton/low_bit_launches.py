@@ -45,7 +45,9 @@ def launch_all(capability: int) -> None:
         for kind in (_INT8, _INT4, Float8Format()):
             _launch_experts(kind, num_pairs, [128] * _NUM_EXPERTS, torch.bfloat16)
     _launch_experts(Float8Format(), _SOME_PAIRS[1], [128] * _NUM_EXPERTS, torch.float32)
-    _launch_experts(_INT4, _SOME_PAIRS[0], [37, 37, 101], torch.bfloat16)  # with a larger one that is shared
+    _launch_experts(
+        _INT4, _SOME_PAIRS[0], [37, 37, 101], torch.bfloat16
+    )  # with biases, and a larger one that is shared
     for rank in (8, 64):
         _launch_lora(rank, torch.bfloat16)
     _launch_lora(16, torch.float32)
@@ -57,9 +59,10 @@ def _packed(form: PlainFormat, *, has_offsets: bool = False) -> LowBitLinear:
 
 
 def _launch_experts(form: PlainFormat, num_pairs: int, sizes: list[int], dtype: torch.dtype) -> None:
+    bias = torch.zeros(256, dtype=dtype) if len(set(sizes)) > 1 else None
     experts = pack_low_bit_experts(
-        [pack_low_bit(quantize(torch.ones(2 * size, 256), form), None) for size in sizes],
-        [pack_low_bit(quantize(torch.ones(256, size), form), None) for size in sizes],
+        [pack_low_bit(quantize(torch.ones(2 * size, 256), form), bias) for size in sizes],
+        [pack_low_bit(quantize(torch.ones(256, size), form), bias) for size in sizes],
         one_tiling=False,
     )
     ids = torch.zeros(num_pairs, dtype=torch.int64)

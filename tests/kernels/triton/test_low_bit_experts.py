@@ -60,7 +60,7 @@ class Quantized(Kernels):
         self._form = QUANTIZATIONS[name].linear
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        return quantized_linear(x, quantize(packed.weight, self._form), None).to(x.dtype)
+        return quantized_linear(x, quantize(packed.weight, self._form), packed.bias).to(x.dtype)
 
 
 def kernels_of(name: str, *, deterministic: bool = False) -> TritonKernels:
@@ -71,12 +71,17 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(DEVICE, dtype)
 
 
-def packed_by(kernels: Kernels, sizes: Sequence[int]) -> PackedExperts:
+def packed_by(kernels: Kernels, sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> PackedExperts:
+    """Pack experts, with biases if they are not alike."""
     gate_up = [random(2 * size, SIZE, seed=number) * SIZE**-0.5 for number, size in enumerate(sizes)]
     down = [random(SIZE, size, seed=number) * size**-0.5 for number, size in enumerate(sizes)]
+
+    def bias_of(weight: torch.Tensor) -> torch.Tensor | None:
+        return weight[:, 0].to(dtype).contiguous() if len(set(sizes)) > 1 else None
+
     return kernels.pack_experts(
-        [kernels.pack_linear(weight, None, "gated") for weight in gate_up],
-        [kernels.pack_linear(weight, None) for weight in down],
+        [kernels.pack_linear(weight, bias_of(weight), "gated") for weight in gate_up],
+        [kernels.pack_linear(weight, bias_of(weight)) for weight in down],
     )
 
 
@@ -91,7 +96,7 @@ def pairs_of(sizes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
 @each("dtype", pick([torch.bfloat16], [torch.bfloat16, torch.float32]))
 def test_integers_have_the_bits_of_experts_computed_alone(name: str, sizes: list[int], dtype: torch.dtype) -> None:
     kernels, one_by_one = kernels_of(name), OneByOne(name, deterministic=False)
-    experts, x = packed_by(kernels, sizes), random(NUM_TOKENS, SIZE, dtype=dtype)
+    experts, x = packed_by(kernels, sizes, dtype), random(NUM_TOKENS, SIZE, dtype=dtype)
     found = kernels.expert_rows(x, *pairs_of(sizes), experts, SILU)
     assert found.dtype == dtype
     assert torch.equal(found, one_by_one.expert_rows(x, *pairs_of(sizes), experts, SILU))
@@ -125,7 +130,7 @@ def test_one_wrong_weight_is_noticed(name: str) -> None:
 def test_a_row_has_its_bits_in_any_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Floats with one tiling; integers with whichever computes them."""
     kernels, x = kernels_of(name, deterministic=True), random(NUM_TOKENS, SIZE, dtype=torch.bfloat16)
-    experts, (token_ids, expert_ids) = packed_by(kernels, SHARED), pairs_of(SHARED)
+    experts, (token_ids, expert_ids) = packed_by(kernels, SHARED, torch.bfloat16), pairs_of(SHARED)
     whole = kernels.expert_rows(x, token_ids, expert_ids, experts, SILU)
     for part in pick((slice(3, 9),), (slice(0, 1), slice(3, 9), slice(40, 41))):
         assert torch.equal(kernels.expert_rows(x, token_ids[part], expert_ids[part], experts, SILU), whole[part])

@@ -23,6 +23,7 @@ static inline void with_type(BlockType type, const Visit& visit) {
     case BlockType::q6_k: return visit(OfType<BlockType::q6_k>{});
     case BlockType::iq4_nl: return visit(OfType<BlockType::iq4_nl>{});
     case BlockType::iq4_xs: return visit(OfType<BlockType::iq4_xs>{});
+    case BlockType::mxfp4: return visit(OfType<BlockType::mxfp4>{});
   }
 }
 
@@ -59,24 +60,24 @@ template <int kBits, int kQuad>
   }
 }
 
-struct Iq4Table {
+struct CodeTable {
   alignas(16) std::uint8_t values[16];
 };
 
-template <int kAdded>
-constexpr Iq4Table iq4_table() {
-  Iq4Table table = {};
-  for (int i = 0; i < 16; ++i) table.values[i] = static_cast<std::uint8_t>(kIq4Values[i] + kAdded);
+template <BlockType kType, int kAdded>
+constexpr CodeTable make_table() {
+  CodeTable table = {};
+  for (int i = 0; i < 16; ++i) table.values[i] = static_cast<std::uint8_t>(table_of(kType)[i] + kAdded);
   return table;
 }
-template <int kAdded>
-static constexpr Iq4Table kIq4Table = iq4_table<kAdded>();
+template <BlockType kType, int kAdded>
+static constexpr CodeTable kTable = make_table<kType, kAdded>();
 
-// Values of IQ4's codes plus kAdded.
-template <int kAdded>
+// What codes stand for in a type's table, plus kAdded.
+template <BlockType kType, int kAdded>
 [[gnu::always_inline]] static inline u8x64 looked_up(u8x64 codes) {
 #if defined(__AVX2__)
-  const __m128i values = _mm_load_si128(reinterpret_cast<const __m128i*>(kIq4Table<kAdded>.values));
+  const __m128i values = _mm_load_si128(reinterpret_cast<const __m128i*>(kTable<kType, kAdded>.values));
 #endif
 #if defined(OCTAVO_HAS_AVX512)
   return (u8x64)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), (__m512i)codes);
@@ -85,7 +86,7 @@ template <int kAdded>
   return {(u8x64::Half)_mm256_shuffle_epi8(table, (__m256i)codes.low), (u8x64::Half)_mm256_shuffle_epi8(table, (__m256i)codes.high)};
 #else
   std::uint8_t bytes[64];
-  for (int i = 0; i < 64; ++i) bytes[i] = kIq4Table<kAdded>.values[codes[i]];
+  for (int i = 0; i < 64; ++i) bytes[i] = kTable<kType, kAdded>.values[codes[i]];
   return load<u8x64>(bytes);
 #endif
 }
@@ -96,7 +97,7 @@ template <class Of, int kBias, int kQuad>
   const u8x64 codes = codes_of<Of::traits.bits, kQuad>(planes);
   constexpr int kAdded = kBias - Of::traits.zero;
   if constexpr (Of::traits.is_table) {
-    return looked_up<kAdded>(codes);
+    return looked_up<Of::type, kAdded>(codes);
   } else if constexpr (kAdded == 0) {
     return codes;
   } else {
@@ -143,17 +144,40 @@ static inline f32x16 load_small_integers(const std::uint8_t* from) {
 #endif
 }
 
+// Half of the powers of two of E8M0, whose exponents have a bias of 127; the least two are subnormal numbers.
+static inline f32x16 load_exponents(const std::uint8_t* from) {
+#if defined(OCTAVO_HAS_AVX512)
+  const __m512i exponents = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), one = _mm512_set1_epi32(1);
+  const __m512i least = _mm512_slli_epi32(_mm512_add_epi32(_mm512_min_epi32(exponents, one), one), 21);
+  return (f32x16)_mm512_max_epi32(least, _mm512_slli_epi32(_mm512_sub_epi32(exponents, one), 23));
+#elif defined(__AVX2__)
+  const auto eight = [](const std::uint8_t* at) {
+    const __m256i exponents = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))), one = _mm256_set1_epi32(1);
+    const __m256i least = _mm256_slli_epi32(_mm256_add_epi32(_mm256_min_epi32(exponents, one), one), 21);
+    return (f32x16::Half)_mm256_max_epi32(least, _mm256_slli_epi32(_mm256_sub_epi32(exponents, one), 23));
+  };
+  return {eight(from), eight(from + 8)};
+#else
+  float lanes[16];
+  for (int lane = 0; lane < 16; ++lane) {
+    const std::uint32_t bits = from[lane] < 2 ? 0x200000u << from[lane] : (from[lane] - 1u) << 23;
+    __builtin_memcpy(&lanes[lane], &bits, sizeof bits);
+  }
+  return load_f32(lanes);
+#endif
+}
+
 // Scales and offsets of a strip of a chunk, by group and half of a group.
 template <class Of>
 struct ScalesOfStrip {
   static constexpr BlockTraits kTraits = Of::traits;
 
-  const std::uint8_t *scales, *offsets;  // of groups: float16, or int8 in two-level types
+  const std::uint8_t *scales, *offsets;  // of groups: float16 or exponents, or int8 in two-level types
   int shift = 0;                         // of a group's number to that of its span
   alignas(64) float spans[kTraits.is_two_level ? 1 + kTraits.has_offsets : 0][kChunkGroups][kStripOutputs];  // scales, -offsets
 
   ScalesOfStrip(const std::uint8_t* from, std::int64_t num_groups, std::int64_t span) {
-    constexpr std::int64_t kBytes = kTraits.is_two_level ? kTraits.num_subs() * 16 : 32;
+    constexpr std::int64_t kBytes = kTraits.is_two_level ? kTraits.num_subs() * 16 : kTraits.one_level_bytes();
     if constexpr (kTraits.is_two_level) {
       shift = __builtin_ctzll(static_cast<unsigned long long>(span));
       const std::int64_t num_spans = (num_groups + span - 1) >> shift;
@@ -171,7 +195,9 @@ struct ScalesOfStrip {
  private:
   template <int kKind>
   [[gnu::always_inline]] f32x16 at(const std::uint8_t* from, std::int64_t group, int half) const {
-    if constexpr (!kTraits.is_two_level) {
+    if constexpr (kTraits.has_exponents) {
+      return load_exponents(from + group * 16);
+    } else if constexpr (!kTraits.is_two_level) {
       return load_halves(from + group * 32);
     } else {
       const std::int64_t sub = kTraits.sub == 16 ? group * 2 + half : group;

@@ -56,7 +56,7 @@ static inline void with_way(const Multiply& multiply) {
   if constexpr (!has_small_codes(Of::traits)) {
     multiply(SignedCodes{});
   } else {
-    multiply(SmallCodes<Of::traits.bits == 6 ? 2 : Of::traits.bits == 5 ? 4 : 8>{});
+    multiply(SmallCodes<Of::traits.bits == 6 ? 2 : Of::traits.bits == 5 || Of::traits.is_table ? 4 : 8>{});
   }
 }
 

@@ -19,7 +19,8 @@ template <class V>
 #else
 constexpr std::int32_t kBeginFactor = 1;  // the bias, which differs by type, is multiplied later
 #if defined(OCTAVO_HAS_AVX2)
-constexpr bool has_small_codes(const BlockTraits& traits) { return traits.bits < 8 && !traits.is_table; }
+// Of tables, those whose values are all positive with the zero: at most 5 bits.
+constexpr bool has_small_codes(const BlockTraits& traits) { return traits.bits < 8 && (!traits.is_table || traits.zero > 0); }
 constexpr int bias_of(const BlockTraits& traits) { return has_small_codes(traits) ? traits.zero : 0; }
 #else
 constexpr int bias_of(const BlockTraits&) { return 0; }

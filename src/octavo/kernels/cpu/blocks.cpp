@@ -12,7 +12,7 @@ constexpr int kWords = kBlockGroup / 8;
 // 32 inputs of an output: codes of a byte each, eight in a word, the first in its lowest byte.
 struct Group {
   std::uint64_t codes[kWords];
-  std::uint16_t scale, offset;  // float16; two-level: of the span
+  std::uint16_t scale, offset;  // float16, or an exponent; two-level: of the span
   std::uint8_t scales[2], offsets[2];
 };
 
@@ -107,6 +107,7 @@ void read_group(BlockType type, const std::uint8_t* block, int i, Group& to) {
     case BlockType::q3_k: return read_q3_k(block, i, to);
     case BlockType::q6_k: return read_q6_k(block, i, to);
     case BlockType::iq4_xs: return read_iq4_xs(block, i, to);
+    case BlockType::mxfp4: return to.scale = *block, put_nibbles(block + 1, to);
   }
 }
 
@@ -146,7 +147,8 @@ template <BlockType type>
 struct ScalePlaces {
   static constexpr BlockTraits traits = traits_of(type);
   static constexpr int num_subs = static_cast<int>(traits.num_subs());
-  std::uint8_t *halves, *of_groups;  // float16 of groups or of spans; integers of groups, if two-level
+  static constexpr int scale_bytes = traits.has_exponents ? 1 : 2;
+  std::uint8_t *halves, *of_groups;  // float16 or exponents of groups or of spans; integers of groups, if two-level
   int num_groups, num_halves;
   int half_of[kChunkGroups];         // of each group
 
@@ -158,8 +160,8 @@ struct ScalePlaces {
   }
 
   void put(const Group& group, int index, int column) const {
-    std::uint8_t* half = halves + (half_of[index] * 16 + column) * 2;
-    __builtin_memcpy(half, &group.scale, 2);
+    std::uint8_t* half = halves + (half_of[index] * 16 + column) * scale_bytes;
+    __builtin_memcpy(half, &group.scale, scale_bytes);
     if constexpr (traits.has_offsets) __builtin_memcpy(half + num_halves * 32, &group.offset, 2);
     if constexpr (traits.is_two_level) {
       std::uint8_t* integers = of_groups + index * num_subs * 16 + column;
@@ -216,6 +218,7 @@ PackStrip pack_strip_of(BlockType type) {
     case BlockType::q6_k: return pack_strip<BlockType::q6_k>;
     case BlockType::iq4_nl: return pack_strip<BlockType::iq4_nl>;
     case BlockType::iq4_xs: return pack_strip<BlockType::iq4_xs>;
+    case BlockType::mxfp4: return pack_strip<BlockType::mxfp4>;
   }
   return nullptr;
 }

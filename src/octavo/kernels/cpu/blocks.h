@@ -1,14 +1,14 @@
 // Weights in the blocks of GGUF files, computed as stored: their integers and scales are repacked, never rounded.
 //
 // w = scale * (code - zero) + offset, with a scale (and offset) for 16 or 32 inputs of an output; codes of 2 to 6 or of 8
-// bits. Two-level: a scale is a float16 for a span of groups times an integer for each.
+// bits. Two-level: a scale is a float16 for a span of groups times an integer for each. MXFP4's are powers of two.
 //
 // A strip is 16 outputs, a group is 32 inputs, a chunk is 8 groups or the last ones. A panel of 32 outputs is
 // [chunks][2 strips]; the chunk of a strip:
 //   codes   [groups][planes]; a plane has some bits of each code: all 8 [8 quads][16 outputs][4]; 4 [4][16][4], two quads
 //           in a byte, the first in the low bits; 2 [2][16][4], four quads; 1 [16][4], eight quads. Low bits come first
-//   scales  one level: float16 scales [groups][16], then offsets; two levels: float16 scales [spans][16] and of offsets,
-//           then int8 [groups][32 / sub][16] of scales and of offsets; padded to 64 bytes
+//   scales  one level: float16 scales [groups][16], then offsets, or uint8 exponents [groups][16]; two levels: float16 scales
+//           [spans][16] and of offsets, then int8 [groups][32 / sub][16] of scales and of offsets; padded to 64 bytes
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,7 @@ namespace octavo {
 // Numbers are those of ggml's enum ggml_type.
 enum class BlockType : std::int32_t {
   q4_0 = 2, q4_1 = 3, q5_0 = 6, q5_1 = 7, q8_0 = 8, q2_k = 10, q3_k = 11, q4_k = 12, q5_k = 13, q6_k = 14, iq4_nl = 20, iq4_xs = 23,
+  mxfp4 = 39,
 };
 
 constexpr std::int64_t kBlockGroup = 32, kChunkGroups = 8, kChunkInputs = kBlockGroup * kChunkGroups, kStripOutputs = 16;
@@ -25,15 +26,17 @@ constexpr std::int64_t kBlockGroup = 32, kChunkGroups = 8, kChunkInputs = kBlock
 struct BlockTraits {
   int bits = 0;          // of a code; 0: unknown type
   int zero = 0;          // the code of 0
-  bool is_table = false; // codes are indices of a table: of IQ4
+  bool is_table = false; // codes are indices of a table: `table_of`
   int sub = 32;          // inputs that share a scale
   bool is_two_level = false, has_offsets = false;
   int block_inputs = 32, block_bytes = 0;  // in the file
+  bool has_exponents = false;              // scales are powers of two, stored as a byte: of one level, without offsets
 
   constexpr std::int64_t num_subs() const { return kBlockGroup / sub; }
   constexpr std::int64_t group_bytes() const { return bits * 64; }  // of codes
+  constexpr std::int64_t one_level_bytes() const { return has_exponents ? 16 : 32; }  // of a group's scales
   constexpr std::int64_t scale_bytes(std::int64_t num_groups, std::int64_t span) const {
-    const std::int64_t of_groups = num_groups * (is_two_level ? num_subs() * 16 : 32);
+    const std::int64_t of_groups = num_groups * (is_two_level ? num_subs() * 16 : one_level_bytes());
     const std::int64_t of_spans = is_two_level ? (num_groups + span - 1) / span * 32 : 0;
     return ((of_groups + of_spans) * (has_offsets ? 2 : 1) + 63) / 64 * 64;
   }
@@ -56,11 +59,15 @@ constexpr BlockTraits traits_of(BlockType type) {
     case BlockType::q6_k: return {6, 32, false, 16, true, false, 256, 210};
     case BlockType::iq4_nl: return {4, 0, true, 32, false, false, 32, 18};
     case BlockType::iq4_xs: return {4, 0, true, 32, true, false, 256, 136};
+    case BlockType::mxfp4: return {4, 12, true, 32, false, false, 32, 17, true};
   }
   return {};
 }
 
+// What codes stand for, the type's zero included. Those of MXFP4 count halves: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and minus these.
 constexpr std::int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr std::int8_t kMxfp4Values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+constexpr const std::int8_t* table_of(BlockType type) { return type == BlockType::mxfp4 ? kMxfp4Values : kIq4Values; }
 
 // The weight of a layer: up to three parts of different types, stacked by outputs; gated: gates and ups, whose strips
 // alternate.

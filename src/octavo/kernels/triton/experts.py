@@ -123,18 +123,28 @@ def route(logits: Tensor, routing: Routing) -> Routes:
 
 
 @triton.jit
+def _with_bias(total: tl.tensor, bias: tl.tensor, is_column: tl.tensor, HAS_BIAS: tl.constexpr) -> tl.tensor:
+    """Add an expert's biases, by address, to its outputs [rows, columns]."""
+    if HAS_BIAS:
+        total += tl.load(bias, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    return total
+
+
+@triton.jit
 def _experts_kernel(
     x: tl.tensor,  # IS_INTO: [T, D]; else [R, row_size], sorted by expert
     token_ids: tl.tensor,  # [R] int64, of pairs
     order: tl.tensor,  # [R] int64, pairs sorted by expert
     bounds: tl.tensor,  # [X + 1] int64: the pairs of expert e are order[bounds[e] ... bounds[e + 1] - 1]
     addresses: tl.tensor,  # [X] int64
+    biases: tl.tensor,  # [X] int64, addresses
     sizes: tl.tensor,  # [X] int32
     out: tl.tensor,  # IS_INTO: [R, row_size], sorted by expert; else [R, D], in pair order
     row_size: tl.tensor,  # the largest I
     X: tl.constexpr,
     D: tl.constexpr,
     IS_INTO: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,  # Activation
     DIVISOR: tl.constexpr,
     X_BLOCK: tl.constexpr,
@@ -172,12 +182,15 @@ def _experts_kernel(
         if IS_GATED:
             up_tile = tl.load(w_places + size.to(tl.int64) * D, mask=w_mask, other=0.0)
             up = tl.dot(x_tile, tl.trans(up_tile), up, input_precision="tf32x3")
+    bias = tl.load(biases + expert).to(tl.pointer_type(dtype)) + columns
+    result = _with_bias(result, bias, is_column, HAS_BIAS)
     if IS_INTO:
         # Rounded to the dtype first, as with a separate activation op.
         result = result.to(dtype).to(tl.float32)
         if ACTIVATION.kind == "relu2":
             result = squared(result)
         if IS_GATED:
+            up = _with_bias(up, bias + size, is_column, HAS_BIAS)
             result = gated(result, up.to(dtype).to(tl.float32), ACTIVATION)
         targets = rows.to(tl.int64) * row_size
     else:
@@ -191,6 +204,8 @@ class TritonExperts(PackedExperts):
 
     gate_up_addresses: Tensor  # [X] int64, of weights [2 * I, D], gates first, or [I, D] if not gated
     down_addresses: Tensor  # [X] int64, of weights [D, I]
+    gate_up_biases: Tensor | None  # [X] int64, their addresses; None: there are none, or they are beside the weights
+    down_biases: Tensor | None
     sizes: Tensor  # [X] int32, each expert's I
     largest_size: int
     size_divisor: int  # divides each I: elements that are contiguous and aligned wherever a row begins
@@ -200,14 +215,17 @@ class TritonExperts(PackedExperts):
         x, (num_pairs, num_experts) = aligned(x), (len(expert_ids), len(self.down))
         order, bounds = sort_by_group(expert_ids, num_experts)
         middle, out = x.new_empty(num_pairs, self.largest_size), x.new_empty(num_pairs, x.shape[1])
-        linears = (x, self.gate_up_addresses, middle), (middle, self.down_addresses, out)
+        into, back = (self.gate_up_addresses, self.gate_up_biases), (self.down_addresses, self.down_biases)
+        linears = (x, *into, middle), (middle, *back, out)
         num_blocks = max_blocks(num_pairs, num_experts, _ROWS.value)
-        for is_into, (inputs, addresses, outputs) in zip((True, False), linears, strict=True):
+        for is_into, (inputs, addresses, biases, outputs) in zip((True, False), linears, strict=True):
+            given_biases = addresses if biases is None else biases  # placeholder, never read
             _experts_kernel[num_blocks, triton.cdiv(outputs.shape[1], _COLUMNS.value)](
-                *(inputs, token_ids, order, bounds, addresses, self.sizes, outputs, self.largest_size),
+                *(inputs, token_ids, order, bounds, addresses, given_biases, self.sizes, outputs, self.largest_size),
                 X=num_experts,
                 D=x.shape[1],
                 IS_INTO=is_into,
+                HAS_BIAS=biases is not None,
                 ACTIVATION=activation,
                 DIVISOR=self.size_divisor,
                 X_BLOCK=triton.next_power_of_2(num_experts),
@@ -220,17 +238,24 @@ class TritonExperts(PackedExperts):
 
 def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> TritonExperts:
     """Combine experts: gate_up of [2 * I, D], or [I, D] if not gated, down of [D, I]. Weights stay in place."""
-    assert all(linear.bias is None for linear in (*gate_up, *down)), "experts have no biases"
     sizes, device = [linear.weight.shape[1] for linear in down], down[0].weight.device
     return TritonExperts(
         gate_up=tuple(gate_up),
         down=tuple(down),
         gate_up_addresses=addresses_of(linear.weight for linear in gate_up),
         down_addresses=addresses_of(linear.weight for linear in down),
+        gate_up_biases=_biases(gate_up),
+        down_biases=_biases(down),
         sizes=torch.tensor(sizes, dtype=torch.int32, device=device),
         largest_size=max(sizes),
         size_divisor=math.gcd(_ALIGNMENT, *sizes),
     )
+
+
+def _biases(linears: Sequence[PackedLinear]) -> Tensor | None:
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    assert len(biases) in (0, len(linears)), "all experts have biases, or none has"
+    return addresses_of(biases) if biases else None
 
 
 def addresses_of(tensors: Iterable[Tensor]) -> Tensor:

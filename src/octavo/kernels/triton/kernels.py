@@ -108,7 +108,9 @@ class TritonKernels(Kernels):
         return integer_product(rows, down, x.dtype), total
 
     def router_logits(self, x: Tensor, router: PackedLinear) -> Tensor:
-        return super().router_logits(x, router) if self._is_dense else dense_linear(x.float(), router.weight, None)
+        if self._is_dense:
+            return super().router_logits(x, router)
+        return dense_linear(x.float(), router.weight, router.bias)
 
     def route(self, x: Tensor, router: PackedLinear, routing: Routing) -> Routes:
         return route(self.router_logits(x, router), routing)

@@ -35,7 +35,7 @@ def _low_bit_experts_kernel(
     token_ids: tl.tensor,  # [R] int64, of pairs
     order: tl.tensor,  # [R] int64, pairs sorted by expert
     bounds: tl.tensor,  # [X + 1] int64: the pairs of expert e are order[bounds[e] ... bounds[e + 1] - 1]
-    addresses: tl.tensor,  # [4, X] int64
+    addresses: tl.tensor,  # [5, X] int64
     sizes: tl.tensor,  # [X] int32
     out: tl.tensor,  # IS_INTO: [R, PARTS * Q], sorted by expert, ups from Q on; else [R, D], in pair order
     x_size: tl.tensor,  # P or Q
@@ -46,6 +46,7 @@ def _low_bit_experts_kernel(
     IS_INTO: tl.constexpr,
     PARTS: tl.constexpr,
     HAS_ROW_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     DIVISOR: tl.constexpr,
     X_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -76,13 +77,14 @@ def _low_bit_experts_kernel(
     scales = tl.multiple_of(tl.load(parts + X).to(tl.pointer_type(tl.float32)), 16)
     offsets = tl.multiple_of(tl.load(parts + 2 * X).to(tl.pointer_type(tl.float32)), 16)
     multipliers = tl.multiple_of(tl.load(parts + 3 * X).to(tl.pointer_type(tl.int8)), 16)
+    bias = tl.load(parts + 4 * X).to(tl.pointer_type(out.dtype.element_ty))
     total = split_sum(
         *(x + sources * x_size, is_row, weight, scales, offsets, multipliers, here, num_outputs),
         *(0, in_size, FORM, ROWS, OUTPUTS),
     )
     total = finished(
-        *(total, scales + here[:, None], row_scales + sources[None, :], scales),
-        *(FORM.scales_inside, HAS_ROW_SCALES, False),
+        *(total, scales + here[:, None], row_scales + sources[None, :], bias + here[:, None]),
+        *(FORM.scales_inside, HAS_ROW_SCALES, HAS_BIAS),
     )
     is_inside = (outputs < num_outputs)[:, None] & is_row[None, :]
     tl.store(out + targets[None, :] + columns[:, None], total.to(out.dtype.element_ty), mask=is_inside)
@@ -90,7 +92,7 @@ def _low_bit_experts_kernel(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LowBitExperts(TritonExperts):
-    """Addresses are [4, X]: of weights, scales, offsets and multipliers; absent ones point to the scales."""
+    """Addresses are [5, X]: of weights, scales, offsets, multipliers and biases; absent ones point to the scales."""
 
     gate_up: tuple[LowBitLinear, ...]
     down: tuple[LowBitLinear, ...]
@@ -134,6 +136,7 @@ class LowBitExperts(TritonExperts):
         tiling = tiling_for(triton.cdiv(num_pairs, num_experts), x.dtype, one_tiling=self.one_tiling)
         max_outputs = self.num_parts * self.largest_size if is_into else hidden_size
         addresses = self.gate_up_addresses if is_into else self.down_addresses
+        has_bias = (self.gate_up if is_into else self.down)[0].bias is not None
         grid = max_blocks(num_pairs, num_experts, tiling.rows), triton.cdiv(max_outputs, tiling.outputs)
         given_scales = addresses if row_scales is None else row_scales  # placeholder address, never read
         _low_bit_experts_kernel[grid](
@@ -143,6 +146,7 @@ class LowBitExperts(TritonExperts):
             IS_INTO=is_into,
             PARTS=self.num_parts,
             HAS_ROW_SCALES=row_scales is not None,
+            HAS_BIAS=has_bias,
             DIVISOR=self.size_divisor,
             X_BLOCK=triton.next_power_of_2(num_experts),
             ROWS=tiling.rows,
@@ -166,6 +170,8 @@ def pack_low_bit_experts(
         down=back,
         gate_up_addresses=_addresses(into),
         down_addresses=_addresses(back),
+        gate_up_biases=None,
+        down_biases=None,
         sizes=torch.tensor(sizes, dtype=torch.int32, device=device),
         mixing_scales=torch.tensor([mixing_scale(size) for size in sizes], device=device),
         form=form,
@@ -181,7 +187,7 @@ def pack_low_bit_experts(
 def _low_bit_linears(linears: Sequence[PackedLinear]) -> tuple[LowBitLinear, ...]:
     found = tuple(linear for linear in linears if isinstance(linear, LowBitLinear))
     assert len(found) == len(linears), "experts need low-bit weights"
-    assert all(linear.bias is None for linear in found), "experts have no biases"
+    assert len({linear.bias is None for linear in found}) == 1, "all experts have biases, or none has"
     return found
 
 
@@ -191,5 +197,6 @@ def _addresses(linears: Sequence[LowBitLinear]) -> Tensor:
         [linear.scales for linear in linears],
         [linear.scales if linear.offsets is None else linear.offsets for linear in linears],
         [linear.scales if linear.multipliers is None else linear.multipliers for linear in linears],
+        [linear.scales if linear.bias is None else linear.bias for linear in linears],
     ]
     return torch.stack([addresses_of(of_experts) for of_experts in parts])
