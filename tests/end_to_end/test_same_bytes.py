@@ -17,11 +17,11 @@ from octavo.kernels.dispatch import native_kernels
 from octavo.sampling_params import RequestPriority, SamplingParams
 
 MODELS = ["qwen3-mixed-windows"]
-MODELS += pick([], ["qwen2-moe-windows", "mistral-window", "llama", "qwen2-yarn", "mixtral", "demo"])
+MODELS += pick([], ["gpt-oss", "qwen2-moe-windows", "mistral-window", "llama", "qwen2-yarn", "mixtral", "demo"])
 if native_kernels() is not None:
     MODELS += ["qwen2-moe in bfloat16", "demo in bfloat16", "qwen3-mixed-windows in float16"]
     MODELS += ["gemma4-shared in bfloat16", *pick([], ["gemma4-experts in bfloat16", "gemma4-shared in float16"])]
-    MODELS += pick([], ["qwen3-mixed-windows in bfloat16", "mistral-window in bfloat16"])
+    MODELS += pick([], ["gpt-oss in bfloat16", "qwen3-mixed-windows in bfloat16", "mistral-window in bfloat16"])
     MODELS += pick([], ["qwen2-moe in float16", "demo in float16"])
 NUM_TOKENS = pick(9, 12)
 PREFIX = random_tokens(24, seed=0)  # exactly 6 blocks

@@ -35,7 +35,7 @@ def convert(folder: Path, path: Path, kind: str = "F32", **changes: Any) -> Path
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture)
-    _write_settings(writer, config)
+    write_settings(writer, config)
     for key, value in changes.items():
         writer.add_key_value(key.replace("__", "."), value, _value_type(value))
     quant = gguf.GGMLQuantizationType[kind]
@@ -70,7 +70,7 @@ def _value_type(value: object) -> Any:
     return gguf.GGUFValueType.get_type(value)
 
 
-def _write_settings(writer: Any, config: dict[str, Any]) -> None:
+def write_settings(writer: Any, config: dict[str, Any]) -> None:
     writer.add_vocab_size(config["vocab_size"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])

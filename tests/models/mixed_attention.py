@@ -11,7 +11,6 @@ from torch import nn
 from octavo.attention.base import AttentionLayer
 from octavo.config import families
 from octavo.config.model import ModelConfig
-from octavo.layers.attention import SinkWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.common import DecoderAttention
@@ -27,9 +26,6 @@ FAMILY = replace(
 
 
 class MixedAttention(DecoderAttention):
-    def build_sinks(self, context: BuildContext) -> SinkWeights:
-        return SinkWeights(self.qkv.heads.query, context=context)
-
     def describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
         rotary = (1, None, 0)[layer]
         return replace(super().describe(config, layer), rotary=rotary, soft_cap=2.5 if layer else None, scale=0.4)
@@ -37,6 +33,10 @@ class MixedAttention(DecoderAttention):
 
 class MixedForCausalLM(CausalLM):
     """Qwen3's family, computed otherwise."""
+
+    def __init__(self, config: ModelConfig, context: BuildContext) -> None:
+        layers = tuple(layer.with_attention(has_sinks=True) for layer in config.layers)
+        super().__init__(replace(config, layers=layers), context)
 
     def build_attention(self, layer: int) -> nn.Module:
         return MixedAttention(self.config, layer, self.context)

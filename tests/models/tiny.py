@@ -73,6 +73,14 @@ _MULTIPLIERS = {
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 100.0}
 _EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 21}
 _SHARED = {**_EXPERTS, "shared_expert_intermediate_size": 27}
+_GPT_OSS = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 6,
+    "rope_parameters": {**_YARN, "truncate": False},
+    "swiglu_limit": 0.9,  # that some gates and ups are beyond
+    "swiglu_alpha": 1.3,
+}
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 4.0,
@@ -209,6 +217,19 @@ TINY_MODELS = [
             "use_sliding_window": True,
             "sliding_window": 5,
             "max_window_layers": 2,
+        },
+    ),
+    TinyModel(name="gpt-oss", family="GptOss", settings=_GPT_OSS),
+    TinyModel(
+        name="gpt-oss-without-biases",
+        family="GptOss",
+        settings={
+            **_GPT_OSS,
+            "attention_bias": False,
+            "sliding_window": 1,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "num_experts_per_tok": 5,
+            **_ONE_KV_HEAD_OF_8,
         },
     ),
     TinyModel(name="qwen3-moe", family="Qwen3Moe", settings={**_EXPERTS, "norm_topk_prob": True}),

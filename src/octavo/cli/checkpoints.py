@@ -60,7 +60,7 @@ def _model_facts(path: Path, config: ModelConfig, stored: list[HeaderEntry]) -> 
     heads = " or ".join(f"{count} heads of {size}, {of_kv} KV heads" for count, size, of_kv in kinds)
     spec = config.experts
     experts = "" if spec is None else f", {spec.num_experts} experts, {spec.top_k} per token"
-    num_weights, num_bytes = sum(prod(each.shape) for each in stored), _BYTES[config.dtype]
+    num_weights, num_bytes = sum(map(_num_weights, stored)), _BYTES[config.dtype]
     kv_bytes = sum(2 * each.num_kv_heads * each.head_dim * num_bytes for each in config.attending)
     counts, sizes = Counter(each.type for each in stored), Counter[str]()
     for each in stored:
@@ -77,6 +77,13 @@ def _model_facts(path: Path, config: ModelConfig, stored: list[HeaderEntry]) -> 
         "tensors": ", ".join(f"{count} {name} ({_size_text(sizes[name])})" for name, count in counts.most_common()),
         "weights": f"{on_disk}; {_computed(config, stored, num_weights * num_bytes)}",
     }
+
+
+def _num_weights(tensor: HeaderEntry) -> int:
+    """Return how many weights a tensor holds: of MXFP4, two in a byte of blocks, and none in scales."""
+    if tensor.type not in ("U8", "uint8") or not tensor.name.endswith(("_proj_blocks", "_proj_scales")):
+        return prod(tensor.shape)
+    return 2 * prod(tensor.shape) if tensor.name.endswith("_blocks") else 0
 
 
 def _image_facts(config: ModelConfig) -> dict[str, str]:

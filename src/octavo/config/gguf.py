@@ -35,6 +35,7 @@ _ENDS = (
     *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),  # Llama 3
     *("<|im_end|>", "<|endoftext|>"),  # Qwen, SmolLM, and what others fine-tuned with ChatML
     *("<end_of_turn>", "<turn|>", "<|tool_response>"),  # Gemma, Gemma 4
+    *("<|return|>", "<|call|>"),  # gpt-oss
 )
 _TABLE, _HEAD = "model.embed_tokens", "lm_head"
 _FACTORS = "rope_freqs.weight"

@@ -9,17 +9,18 @@ from octavo.config.model import CheckpointQuantization, DType, ModelConfig, Quan
 from octavo.errors import InvalidParameterError, UnsupportedModelError
 
 # Supported by schemes in `layers/quant/base.py`.
-QUANTIZATION_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "octavo")
+QUANTIZATION_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "mxfp4", "octavo")
+METHODS_WITH_BLOCKS = ("gguf", "mxfp4")
 # Keys that `config/gguf.py` adds: types of quantized tensors by layer, and sampling parameters.
 GGUF_TYPES, GGUF_SAMPLING = "gguf_types", "gguf_sampling"
-DTYPES_WITH_BLOCKS: tuple[DType, ...] = ("bfloat16", "float16")  # float32: a GGUF file is dequantized at load
+DTYPES_WITH_BLOCKS: tuple[DType, ...] = ("bfloat16", "float16")  # float32: blocks are dequantized at load
 # By the file's name: what wrote it, and a key that it has.
 _SEPARATE_FILES = MappingProxyType({"quantize_config.json": ("gptq", "bits"), "quant_config.json": ("awq", "w_bit")})
 _KEYS = ("quantization_config", "compression_config")  # the second is compressed-tensors' older name
 
 
 def read_quantization(fields: JsonFields, dtype: DType) -> CheckpointQuantization | None:
-    """Return the format of the weights; None: dense, or blocks of a GGUF file that this dtype does not compute with."""
+    """Return the format of the weights; None: dense, or blocks that this dtype does not compute with."""
     if GGUF_TYPES in fields:
         types = fields.nested(GGUF_TYPES)
         is_computed = types.values and dtype in DTYPES_WITH_BLOCKS
@@ -35,6 +36,8 @@ def read_quantization(fields: JsonFields, dtype: DType) -> CheckpointQuantizatio
             f"{settings.origin}: quant_method={method!r} is not supported; supported: {known}. Use a version of the "
             "model in one of these or as GGUF, or the original with --quantization int8 or int4"
         )
+    if method in METHODS_WITH_BLOCKS and dtype not in DTYPES_WITH_BLOCKS:
+        return None
     return CheckpointQuantization(method=method, origin=settings.origin, values=settings.values)
 
 
@@ -53,13 +56,13 @@ def resolve_quantization(
 ) -> tuple[QuantizationName | None, ModelConfig]:
     """Return `quantization=` and the model as they are to be computed.
 
-    Quantized tensors of a GGUF file may be dequantized, and quantized in another way, as may 8-bit floats. Raises
+    Blocks of GGUF files and of MXFP4 may be dequantized, and quantized in another way, as may 8-bit floats. Raises
     InvalidParameterError: the option does not fit this model.
     """
     if asked is None:
         return None, model
     stored = model.quantization
-    if stored is not None and stored.method != "gguf":
+    if stored is not None and stored.method not in METHODS_WITH_BLOCKS:
         groups = stored.fields.nested("config_groups")
         kinds = {groups.nested(key).nested("weights").values.get("type") for key in groups.values}
         has_floats = stored.method in ("fbgemm_fp8", "fp8") or kinds == {"float"}  # of 8 bits each
@@ -67,11 +70,11 @@ def resolve_quantization(
             return asked, model
         limit = f"unset: the weights of {model.model} are quantized already (quant_method {stored.method})"
         raise InvalidParameterError("quantization", asked, limit)
-    if asked == "gguf" and stored is None:
+    if asked == "gguf" and (stored is None or stored.method != "gguf"):
         limit = f"needs a GGUF file with quantized tensors, and dtype {' or '.join(DTYPES_WITH_BLOCKS)}; here it is "
         raise InvalidParameterError("quantization", asked, f"{limit}{path.name} in {model.dtype}")
-    if asked == "dequantize" and not path.is_file():
-        raise InvalidParameterError("quantization", asked, f"is for GGUF files; {path} is a folder")
+    if asked == "dequantize" and stored is None and not path.is_file():
+        raise InvalidParameterError("quantization", asked, f"is for GGUF files and MXFP4; {path} has no such blocks")
     if asked == "gguf":
         return asked, model
     return None if asked == "dequantize" else asked, replace(model, quantization=None)

@@ -70,6 +70,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     has_value_norm: bool = False  # over each head of values, without weights
     has_keys_as_values: bool = False  # values are the keys' projection, without their norm and rotation
     shares_kv_of: int | None = None  # the layer whose keys and values these are; None: its own
+    has_sinks: bool = False  # a logit per head joins its softmax, and has no value
     latent: LatentSpec | None = None  # None: a key and a value for each kv head are cached
     entry_kind: int = 0  # layers whose cached keys and values have other sizes have other numbers
 
@@ -103,6 +104,10 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     shared_intermediate_size: int | None = None  # of the shared expert, which every token uses; None: there is none
     renormalizes: bool  # the weights of the chosen experts are normalized to sum to 1
     beside: DenseSpec | None = None  # an MLP whose output is added to theirs; None: there is none
+    has_bias: bool = False  # on the linears of experts
+    has_router_bias: bool = False  # on the logits, before experts are chosen
+    swiglu_limit: float | None = None  # the clamped activation's; None: experts have the model's activation
+    swiglu_alpha: float = 1.702  # of the clamped activation
 
 
 Mixer = AttentionSpec | RecurrentSpec

@@ -107,7 +107,7 @@ class MergedLinear(WeightOwner):
     def shard_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         weight, bias = self._gather_weight(tensors), self._gather_bias(tensors)
         if isinstance(weight, BlockWeight):
-            why = "blocks of a GGUF file cannot be saved as shards; convert the file to safetensors first"
+            why = "weights in blocks cannot be saved as shards; convert a GGUF file to safetensors first"
             raise UnsupportedModelError(f"{self.scheme.name}: {why}")
         if not isinstance(weight, torch.Tensor):
             return CompressedLinear.of(weight, bias).tensors()

@@ -38,17 +38,19 @@ class ExpertRouter(MergedLinear):
         parts = {"experts": Share.whole(moe.num_experts)}
         if moe.shared_intermediate_size is not None:
             parts["shared"] = Share.whole(1)
-        super().__init__(Share.whole(hidden_size), parts, has_bias=False, context=context)
+        super().__init__(Share.whole(hidden_size), parts, has_bias=moe.has_router_bias, context=context)
 
 
 class Expert(nn.Module):
     """The weights of down(silu(gate(x)) * up(x)). The mixture computes all experts at once."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, context: BuildContext) -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, has_bias: bool = False, context: BuildContext
+    ) -> None:
         super().__init__()
         gate_up, down = context.at("gate_up"), context.at("down")
-        self.gate_up = GatedLinear(hidden_size, intermediate_size, has_bias=False, context=gate_up)
-        self.down = Linear(self.gate_up.outputs, hidden_size, has_bias=False, context=down)
+        self.gate_up = GatedLinear(hidden_size, intermediate_size, has_bias=has_bias, context=gate_up)
+        self.down = Linear(self.gate_up.outputs, hidden_size, has_bias=has_bias, context=down)
 
 
 class LinearElsewhere(MergedLinear):
@@ -78,12 +80,12 @@ class LinearElsewhere(MergedLinear):
 class ExpertOnOtherRank(nn.Module):
     """An expert of another rank."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, context: BuildContext) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, *, has_bias: bool, context: BuildContext) -> None:
         super().__init__()
         hidden, inner = Share.whole(hidden_size), Share.whole(intermediate_size)
         gate_up, down = context.at("gate_up"), context.at("down")
-        self.gate_up = LinearElsewhere(hidden, {"gate": inner, "up": inner}, has_bias=False, context=gate_up)
-        self.down = LinearElsewhere(inner, {"": hidden}, has_bias=False, context=down)
+        self.gate_up = LinearElsewhere(hidden, {"gate": inner, "up": inner}, has_bias=has_bias, context=gate_up)
+        self.down = LinearElsewhere(inner, {"": hidden}, has_bias=has_bias, context=down)
 
 
 class MixtureOfExperts(nn.Module):
@@ -114,9 +116,7 @@ class MixtureOfExperts(nn.Module):
             has_shared=shared_size is not None,
         )
         self.router = ExpertRouter(hidden_size, moe, context=context.at("router"))
-        self.experts = nn.ModuleList(
-            self.build_expert(number, hidden_size, moe.intermediate_size) for number in range(moe.num_experts)
-        )
+        self.experts = nn.ModuleList(self.build_expert(number, hidden_size, moe) for number in range(moe.num_experts))
         self.shared_expert: Expert | None = None
         if shared_size is not None:
             self.shared_expert = Expert(hidden_size, shared_size, context=context.at("shared_expert"))
@@ -128,8 +128,9 @@ class MixtureOfExperts(nn.Module):
         self.is_counted: torch.Tensor | None = None  # [T] int64, if the step is padded
         self._packed: PackedExperts | None = None
 
-    def build_expert(self, number: int, hidden_size: int, intermediate_size: int) -> Expert | ExpertOnOtherRank:
-        return Expert(hidden_size, intermediate_size, context=self._context.at(f"experts.{number}"))
+    def build_expert(self, number: int, hidden_size: int, moe: ExpertsSpec) -> Expert | ExpertOnOtherRank:
+        context = self._context.at(f"experts.{number}")
+        return Expert(hidden_size, moe.intermediate_size, has_bias=moe.has_bias, context=context)
 
     @property
     def packed(self) -> PackedExperts:
@@ -189,11 +190,12 @@ class ExpertParallelMoE(MixtureOfExperts):
         # Experts are whole, so their layers see a single rank.
         super().__init__(layer, hidden_size, moe, activation, context=replace(context, groups=ParallelGroups()))
 
-    def build_expert(self, number: int, hidden_size: int, intermediate_size: int) -> Expert | ExpertOnOtherRank:
+    def build_expert(self, number: int, hidden_size: int, moe: ExpertsSpec) -> Expert | ExpertOnOtherRank:
         held = self._expert_shares[self._ranks.rank]
         if held.start <= number < held.stop:
-            return super().build_expert(number, hidden_size, intermediate_size)
-        return ExpertOnOtherRank(hidden_size, intermediate_size, context=self._context.at(f"experts.{number}"))
+            return super().build_expert(number, hidden_size, moe)
+        context = self._context.at(f"experts.{number}")
+        return ExpertOnOtherRank(hidden_size, moe.intermediate_size, has_bias=moe.has_bias, context=context)
 
     @cached_property
     def _owners(self) -> torch.Tensor:

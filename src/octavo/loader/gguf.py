@@ -52,7 +52,7 @@ class GgufLoader(ModelLoader):
                 pairs = values.reshape(paired[part], -1, 2, *values.shape[1:])
                 values = pairs.transpose(1, 2).reshape(values.shape)
             if len(wanted) > 1:  # experts, or rows of several parts
-                last = values.shape[-1:]
+                last = () if tensor.name.endswith(".bias") else values.shape[-1:]
                 yield from zip(wanted, values.reshape(len(wanted), -1, *last), strict=True)
             else:
                 yield wanted[0], values

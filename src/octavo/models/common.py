@@ -55,16 +55,12 @@ class DecoderAttention(nn.Module):
                 offset=config.norm_offset,
                 has_keys=projects != "q",
             )
-        self.sinks = self.build_sinks(context)
+        self.sinks = SinkWeights(self.qkv.heads.query, context=context) if spec.has_sinks else None
         self._kernels, self.is_last = context.kernels, layer == config.num_layers - 1
         self.layer, self.backend = self.describe(config, layer), context.attention
         self.backend.check(self.layer)
         has_bias, size = spec.has_out_bias, config.hidden_size
         self.out = Linear(self.qkv.parts["q"], size, has_bias=has_bias, context=context.at("out"))
-
-    def build_sinks(self, context: BuildContext) -> SinkWeights | None:
-        """Hook for families whose heads have sinks: `SinkWeights(self.qkv.heads.query, ...)`."""
-        return None
 
     def forward(
         self,

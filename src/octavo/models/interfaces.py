@@ -4,7 +4,7 @@ Legend: T = tokens of the step, W = tokens kept after the last layer's attention
 logits, D = hidden size, V = vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
@@ -234,7 +234,10 @@ class CausalLM(nn.Module):
         spec, size = self.config.layers[layer].feed_forward, self.config.hidden_size
         if isinstance(spec, ExpertsSpec):
             mixture = ExpertParallelMoE if self.context.groups.experts.size > 1 else MixtureOfExperts
-            return mixture(layer, size, spec, self.activation, context=self.context)
+            limit, activation = spec.swiglu_limit, self.activation
+            if limit is not None:
+                activation = Activation("clamped_swiglu", limit=limit, alpha=spec.swiglu_alpha)
+            return mixture(layer, size, spec, activation, context=self.context)
         context, inner = self.context.at(f"layers.{layer}.mlp"), spec.intermediate_size
         return GatedMLP(size, inner, has_bias=spec.has_bias, context=context, activation=self.activation)
 
@@ -271,6 +274,10 @@ class CausalLM(nn.Module):
         if self.stage.is_last:
             x, residual = self.norm.add(x, residual)
         return IntermediateTensors(x, residual, tuple(aux))
+
+    def laid_out(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
+        """Hook for families whose checkpoints lay weights out in another way than [N, K]: those of the table."""
+        return tensors
 
     @property
     def twins(self) -> Mapping[str, str]:

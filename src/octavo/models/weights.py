@@ -142,14 +142,12 @@ def spelt_as_in_table(
     } | {name: list(parts) for name, parts in model.split_tensors.items()}
     spelling_of_twin: dict[str, str] = {}
     slots: dict[str, WeightSlot] = {}  # if asked for
-    for original, tensor in tensors:
-        name = renamed(model, original)
-        twin = model.twins.get(name, name)
-        if twin != name and tensor.shape[:1] != (model.config.vocab_size,):
+    for found, tensor in model.laid_out((renamed(model, original), tensor) for original, tensor in tensors):
+        name = model.twins.get(found, found)
+        if name != found and tensor.shape[:1] != (model.config.vocab_size,):
             continue  # `config/checkpoint_files.py` has warned of it
-        if spelling_of_twin.setdefault(twin, name) != name:
+        if spelling_of_twin.setdefault(name, found) != found:
             continue
-        name = twin
         if name not in others:
             yield name, tensor
         elif "{expert}" in others[name][0]:

@@ -32,6 +32,10 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # tokenizer.ggml.pre -> how text is split before BPE, by the converter's names for the supported families.
 _PATTERNS = MappingProxyType(
     {
@@ -41,9 +45,10 @@ _PATTERNS = MappingProxyType(
         "smaug-bpe": _LLAMA3,
         "qwen2": _QWEN2,
         "tekken": _TEKKEN,
+        "gpt-4o": _O200K,
     }
 )
-_WHOLE_WORDS_FIRST = ("llama-bpe", "tekken")  # a word that is a token is not split
+_WHOLE_WORDS_FIRST = ("llama-bpe", "tekken", "gpt-4o")  # a word that is a token is not split
 _COMPOSED = ("qwen2",)  # Unicode is normalized to NFC
 # What files without `add_bos_token` mean: those of Llama 3 and Mistral do not say it.
 _BEGINS_WITH_BOS = ("llama-bpe", "tekken")

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from octavo.config.hf_quantization import METHODS_WITH_BLOCKS
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import CheckpointQuantization
 from octavo.errors import InvalidParameterError
@@ -14,6 +15,7 @@ from octavo.layers.quant.compressed_tensors import CompressedTensorsSchemes
 from octavo.layers.quant.float8 import read_float8
 from octavo.layers.quant.gguf import GgufSchemes
 from octavo.layers.quant.grouped import GPTQSchemes, read_awq
+from octavo.layers.quant.mxfp4 import Mxfp4Schemes
 from octavo.layers.quant.octavo import OctavoSchemes
 
 logger = logging.getLogger(__name__)
@@ -27,6 +29,7 @@ CHECKPOINT_SCHEMES: Mapping[str, Callable[[JsonFields], Schemes]] = MappingProxy
         "octavo": OctavoSchemes,
         "gptq": GPTQSchemes,
         "compressed-tensors": CompressedTensorsSchemes,
+        "mxfp4": Mxfp4Schemes,
     }
 )
 
@@ -50,19 +53,19 @@ def resolve_schemes(
 ) -> tuple[Schemes, Kernels]:
     """Return the schemes of a model and the kernels that compute them.
 
-    Blocks of a GGUF file that no kernels here compute are dequantized at load, which a warning says.
+    Blocks that no kernels here compute are dequantized at load, which a warning says.
     """
     schemes = make_schemes(checkpoint, quantization)
     kernels = kernels_for(schemes.forms)
     is_computed = all(kernels.computes(form) for form in schemes.forms if form is not None)
-    if checkpoint is not None and checkpoint.method == "gguf" and not is_computed:
+    if checkpoint is not None and checkpoint.method in METHODS_WITH_BLOCKS and not is_computed:
         limit = (
             f"needs a CPU, 16-bit activations, and Octavo's C++ kernels built and not switched off; here it is {where}"
         )
         if quantization == "gguf":
             raise InvalidParameterError("quantization", quantization, limit)
         why = "take the memory of dense weights: computing with their blocks"
-        logger.warning("GGUF: tensors are dequantized at load and %s %s", why, limit)
+        logger.warning("%s: tensors are dequantized at load and %s %s", checkpoint.method.upper(), why, limit)
         schemes = QuantizedAtLoad()
         kernels = kernels_for(schemes.forms)
     check_quantization_at_load(schemes, kernels, where)
