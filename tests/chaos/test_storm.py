@@ -5,7 +5,7 @@ from tests.chaos.storm import KINDS, run
 
 
 def test_streams_of_every_kind_outlive_kills() -> None:
-    report = run([], model="demo", requests=len(KINDS), every=(0.1, 0.1), seed=2, most=1, max_tokens=120)
+    report = run([], model="demo", requests=len(KINDS), every=(0.1, 0.1), seed=2, most=1, max_tokens=60)
     assert report.differing == {}
     assert report.num_core_deaths == 1  # with this seed the victim is the core, not what checks constraints
     assert report.num_left == 0

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from tests.breadth import pick
-from tests.end_to_end.conftest import MakeLLM
+from tests.end_to_end.conftest import Checkpoint, GetCheckpoint, MakeLLM
 from tests.end_to_end.support import random_prompt
 from tests.fakes.queued_device import CalledQueue
 from tests.kernels.levels import LEVELS
 from tests.kernels.triton.device import DEVICE
+from tests.models.tiny import TinyModel
 
 from octavo import LLM
 from octavo.attention.triton_paged import TritonAttention
@@ -34,8 +35,26 @@ MIXED = [
     GREEDY.replace(temperature=0.8, top_k=20, top_p=0.9, seed=3),
     GREEDY.replace(temperature=1.0, frequency_penalty=1.0, bad_words=["a"], logprobs=2, seed=4),
 ]
-MODELS = pick(["qwen3-mixed-windows"], ["llama-biases", "qwen3-mixed-windows", "qwen2-moe"])
+# One layer with a window and one without: the interpreter takes as long for each.
+TWO_LAYERS = TinyModel(
+    name="two-layers",
+    family="Qwen3",
+    settings={
+        "num_hidden_layers": 2,
+        "use_sliding_window": True,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+)
+MODELS = pick([TWO_LAYERS.name], ["llama-biases", "qwen3-mixed-windows", "qwen2-moe"])
 needs_native = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(checkpoint: GetCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> GetCheckpoint:
+    folder = tmp_path_factory.mktemp("two-layers")
+    two_layers = Checkpoint(folder=folder, reference=TWO_LAYERS.save(folder))
+    return lambda name: two_layers if name == TWO_LAYERS.name else checkpoint(name)
 
 
 @pytest.fixture
@@ -82,7 +101,7 @@ def test_padded_steps_on_static_tensors_give_the_same_tokens(
     monkeypatch.setattr(CpuKind, "queue", lambda kind: queue if "OCTAVO_GPU_KERNELS" in os.environ else None)
     monkeypatch.setattr(draw, "_DRAWN_PART", 1024)  # the vocabulary is small, and the interpreter slow
     monkeypatch.setattr(draw, "_FEWEST_IDS", 256)
-    plain, triton = make_pair("qwen3-mixed-windows", max_num_seqs=4)
+    plain, triton = make_pair(TWO_LAYERS.name, max_num_seqs=4)
     assert tokens_of(triton, prompts, MIXED) == tokens_of(plain, prompts, MIXED)
     assert queue.captures
     assert queue.replays
