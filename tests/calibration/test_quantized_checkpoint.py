@@ -49,7 +49,7 @@ def demo_int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made with a part of the text: it takes as long as there are tokens."""
     folder = tmp_path_factory.mktemp("demo")
     out, text = folder / "int4", folder / "text.txt"
-    text.write_text(read_text(None)[: pick(2000, None)], encoding="utf-8")
+    text.write_text(read_text(None)[: pick(1000, None)], encoding="utf-8")
     arguments = ["demo", str(out), "--quantize", "int4", "--bits-for", "v_proj=8", "--calibration-text", str(text)]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert "4.92 bits per quantized weight" in done.output

@@ -1,5 +1,6 @@
 """A worker without a model, which checks every read of its KV cache: in an executor, as a rank, or stepped manually."""
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -35,7 +36,7 @@ class FakeRow:
         self.block_ids = [list(table) for table in new.block_ids]  # by KV group
         self.num_tokens = 0
         self.token_ids: list[int] = []  # [num_tokens]
-        self.contexts: list[int] = []  # [num_tokens]; entry p is the hash of tokens 0 to p
+        self.contexts = array("q")  # [num_tokens]; entry p is the hash of tokens 0 to p; numpy copies it quickly
         for token_id in new.token_ids.tolist():
             self.append(token_id)
         self.num_received = self.num_tokens  # tokens sent to a rank that does not sample
@@ -96,6 +97,7 @@ class FakeWorker:
         self._groups = groups
         self._recurrent = [index for index, group in enumerate(groups) if group.kind == "recurrent"]
         self._kv: list[NDArray[np.int64]] = []
+        self._has_lost = False  # steps have failed, so there may be lost keys
         self.initialize_kv_cache(num_blocks)
 
     def initialize_kv_cache(self, num_blocks: list[int]) -> None:
@@ -144,6 +146,7 @@ class FakeWorker:
 
     def lose(self, scheduler_output: SchedulerOutput) -> None:
         """Fail a step: update the rows but write nothing, no slot either. Later steps may already be in flight."""
+        self._has_lost = True
         self.slots |= dict.fromkeys([fill.slot for fill in scheduler_output.adapter_fills], _LOST_ADAPTER)
         self.update_rows(scheduler_output)
         drafts = self._try_drafts(scheduler_output)
@@ -195,7 +198,7 @@ class FakeWorker:
     def _write(self, row: FakeRow, start: int, end: int) -> None:
         assert start < end <= row.num_tokens, f"{row.request_id}: nothing to compute at [{start}, {end})"
         assert end <= row.num_received or not self._has_first_stage, f"{row.request_id}: token {end - 1} was never sent"
-        contexts = np.array([_LOST] * row.num_tokens if row.is_lost else row.contexts)
+        contexts = np.full(end - start, _LOST) if row.is_lost else np.array(row.contexts[start:end])
         for group, (kind, kv) in enumerate(zip(self._groups, self._kv, strict=True)):
             size, positions = kind.block_tokens(self._block_size), np.arange(start, end)
             assert end <= len(row.block_ids[group]) * size, f"{row.request_id}: no block for position {end - 1}"
@@ -205,7 +208,7 @@ class FakeWorker:
             else:
                 slots, null_slot = row.slots(group, positions, size), len(kv) - size
             assert (slots < null_slot).all(), f"{row.request_id}: writes to the null block"
-            kv[slots] = contexts[positions]
+            kv[slots] = contexts[positions - start]
 
     def _read_states(self, row: FakeRow, start: int) -> None:
         """Check the states that a row starts from: those of the previous token."""
@@ -217,10 +220,12 @@ class FakeWorker:
 
     def _spread_losses(self, spans: list[tuple[FakeRow, int, int]]) -> None:
         """Mark results computed from lost keys as lost. Repeats, as rows of a step may share blocks."""
-        for _ in spans:
+        may_spread = self._has_lost
+        while may_spread:
+            may_spread = False
             for row, start, end in spans:
-                if any(_LOST in found for found, _ in self._reads(row, start, end)):
-                    row.is_lost = True
+                if not row.is_lost and any(_LOST in found for found, _ in self._reads(row, start, end)):
+                    row.is_lost = may_spread = True
                     self._write(row, start, end)
 
     def _reads(self, row: FakeRow, start: int, end: int) -> Iterator[tuple[NDArray[np.int64], int]]:
