@@ -70,11 +70,13 @@ def test_every_rank_sees_every_step_and_one_returns_outputs(make_executor: MakeE
 
 
 def test_one_executor_for_what_leaves_it_well(make_executor: MakeExecutor) -> None:
-    """Ranks take a second to start, so these share theirs."""
+    """Ranks take a second to start, so these share theirs, and the scheduler that knows which rows are taken."""
     executor = make_executor(max_num_batched_tokens=8_000_000)
     executor.start()
-    for check in (prefaults_memory, overlaps_steps, passes_long_outputs, survives_a_failed_step):
-        check(executor)
+    scheduler = make_scheduler()
+    prefaults_memory(executor)
+    overlaps_steps(executor, scheduler)
+    passes_long_outputs(executor, scheduler)
 
 
 def prefaults_memory(executor: MultiprocExecutor) -> None:
@@ -84,9 +86,8 @@ def prefaults_memory(executor: MultiprocExecutor) -> None:
     assert executor.call("prefault_kv", [0]).result() == [False, False]
 
 
-def overlaps_steps(executor: MultiprocExecutor) -> None:
+def overlaps_steps(executor: MultiprocExecutor, scheduler: Scheduler) -> None:
     scheduler_outputs = []
-    scheduler = make_scheduler()
     for index in range(40):  # more than the ring has slots
         scheduler.add_request(make_request(f"r{index}", [index], max_tokens=1))
     while not scheduler.is_finished():
@@ -97,21 +98,13 @@ def overlaps_steps(executor: MultiprocExecutor) -> None:
         scheduler.update_from_output(scheduler_outputs.pop(), model_outputs[-1].result())
 
 
-def passes_long_outputs(executor: MultiprocExecutor) -> None:
-    scheduler = make_scheduler(num_blocks=64)
+def passes_long_outputs(executor: MultiprocExecutor, scheduler: Scheduler) -> None:
     for turn in range(2):
         request = make_request(f"long{turn}", [turn, 1], max_tokens=1, bad_words=("x",))
         scheduler.add_request(request)
         scheduler_output = scheduler.schedule()
         scheduler_output.scheduled_new_reqs[0].bad_words_token_ids.append(list(range(LONG)))
         scheduler.update_from_output(scheduler_output, executor.execute_model(scheduler_output).result())
-
-
-def survives_a_failed_step(executor: MultiprocExecutor) -> None:
-    with pytest.raises(EngineError, match="ZeroDivisionError: in the forward") as failure:
-        executor.execute_model(scheduler_output_of(ALL_FAIL)).result()
-    assert not isinstance(failure.value, EngineDeadError)
-    assert executor.execute_model(scheduler_output_of(1)).result().num_sampled.tolist() == [1]
 
 
 @pytest.mark.parametrize("rank", pick([1], [0, 1, 2]))
@@ -176,6 +169,15 @@ def test_a_long_scheduler_output_to_ranks_that_die(make_executor: MakeExecutor) 
     with pytest.raises(EngineDeadError, match="rank 0"):
         executor.execute_model(long)
     killer.join()
+
+
+def test_a_step_that_fails_everywhere_is_no_more_than_that(make_executor: MakeExecutor) -> None:
+    executor = make_executor()
+    executor.start()
+    with pytest.raises(EngineError, match="ZeroDivisionError: in the forward") as failure:
+        executor.execute_model(scheduler_output_of(ALL_FAIL)).result()
+    assert not isinstance(failure.value, EngineDeadError)
+    assert executor.execute_model(scheduler_output_of(1)).result().num_sampled.tolist() == [1]
 
 
 def test_a_step_that_fails_on_one_rank_ends_the_engine(make_executor: MakeExecutor) -> None:
