@@ -21,7 +21,7 @@ from octavo.metrics.collect import HttpMetrics
 from octavo.metrics.prometheus import Exposition
 from octavo.server.args import ServerArgs
 from octavo.server.batch_service import BatchService
-from octavo.server.errors import ApiError, as_api_error, bad_request
+from octavo.server.errors import ApiError, as_api_error, bad_request, error_body
 from octavo.server.exchange import ExchangeMiddleware, route_path
 from octavo.server.http_protocol import limited_protocol
 from octavo.server.lifecycle import EngineLifecycle
@@ -92,7 +92,8 @@ def create_app(
     async def answer_error(request: Request, error: Exception) -> Response:
         api_error = _as_api_error(request, error)
         http_metrics.rejections[api_error.detail.code or "other"] += 1
-        return Response(api_error.body, api_error.status, api_error.headers, media_type="application/json")
+        body = error_body(api_error, route_path(request.scope))
+        return Response(body, api_error.status, api_error.headers, media_type="application/json")
 
     for kind in (HTTPException, RequestValidationError, ApiError, Exception):
         app.add_exception_handler(kind, answer_error)

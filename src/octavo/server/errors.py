@@ -1,11 +1,13 @@
 """Errors on the wire: every response other than 2xx is `{"error": {"message", "type", "param", "code"}}`.
 
+Routes of other APIs have shapes of their own: `error_body`.
+
 `ApiError` is raised anywhere below a route; `as_api_error` converts other exceptions. Client errors are always 4xx:
 official clients retry a 5xx twice, so a 500 for a bad request would be executed three times.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -59,6 +61,20 @@ class ApiError(Exception):
     @property
     def body(self) -> bytes:
         return msgspec.json.encode(ErrorReply(error=self.detail))
+
+
+# How other APIs write an error, by the beginning of their routes.
+_SHAPES: Mapping[str, Callable[[ErrorDetail], object]] = {
+    "/api/": lambda detail: {"error": detail.message},  # Ollama's
+}
+
+
+def error_body(error: ApiError, path: str) -> bytes:
+    """Return the body of an error as the API that `path` belongs to writes it."""
+    for beginning, shape in _SHAPES.items():
+        if path.startswith(beginning):
+            return msgspec.json.encode(shape(error.detail))
+    return error.body
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:

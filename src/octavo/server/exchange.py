@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ApiError, ErrorReply, as_api_error
+from octavo.server.errors import ApiError, as_api_error, error_body
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("octavo.access")
@@ -31,6 +31,8 @@ _SLASHES = re.compile("//+")
 _MODELS = "/models/"  # what follows is a model's name, which may be a path with slashes of its own
 # OpenAI's routes, served without /v1 as well, as llama.cpp's server does. A model's name follows the last one.
 STREAMED_PATHS = frozenset({"/v1/files"})  # whose routes read the body themselves
+# Beginnings of the routes whose POST requests make the engine compute, and so need a place in the queue.
+COMPUTED = ("/v1/", "/api/chat", "/api/generate", "/api/embed")
 _UNVERSIONED = ("/chat/completions", "/completions", "/models")
 
 
@@ -46,7 +48,7 @@ class Exchange:
     owner: str = ""  # of what the request stores or keeps: the digest of its API key; empty: the server has no keys
     body: bytes = b""  # of the request, complete
     status: int | None = None  # None until the response has begun
-    is_event_stream: bool = False
+    last_words: Callable[[ApiError], bytes] | None = None  # how a stream that has begun ends in an error
     is_complete: bool = False
     was_abandoned: bool = False  # by the client, before the end of the response
     num_bytes_sent: int = 0
@@ -84,9 +86,6 @@ class Exchange:
         elif message["type"] == "http.response.start":
             self.status = message["status"]
             headers = list(message.get("headers", ()))
-            self.is_event_stream = any(
-                name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
-            )
             headers.append((b"x-request-id", self.request_id.encode()))
             if self.warnings:
                 text = " | ".join(dict.fromkeys(self.warnings)).encode("ascii", "backslashreplace")
@@ -160,7 +159,7 @@ class ExchangeMiddleware:
             if exchange.status is not None and not exchange.is_complete:
                 raise  # part of the response is sent: uvicorn logs this and closes the connection
             if exchange.status is None:
-                await send_error(exchange.send, as_api_error(error))
+                await send_error(exchange.send, as_api_error(error), route_path(scope))
             # else: starlette has sent a 500 and re-raises for outer layers to see
         finally:
             self._conclude(exchange)
@@ -226,8 +225,9 @@ def route_path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-async def send_error(send: Send, error: ApiError) -> None:
-    await send_json(send, ErrorReply(error=error.detail), error.status, error.headers)
+async def send_error(send: Send, error: ApiError, path: str) -> None:
+    """Send an error as the API of its route does."""
+    await send_json(send, msgspec.Raw(error_body(error, path)), error.status, error.headers)
 
 
 async def send_json(send: Send, body: object, status: int, headers: Mapping[str, str]) -> None:

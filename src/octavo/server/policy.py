@@ -20,10 +20,18 @@ from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, as_api_error, unavailable
-from octavo.server.exchange import OPEN_PATHS, STREAMED_PATHS, STREAMS, Exchange, route_path, send_error, send_json
+from octavo.server.exchange import (
+    COMPUTED,
+    OPEN_PATHS,
+    STREAMED_PATHS,
+    STREAMS,
+    Exchange,
+    route_path,
+    send_error,
+    send_json,
+)
 from octavo.server.kept_responses import again
 from octavo.server.routes import PUBLIC_PATHS
-from octavo.server.sse import DONE, frame
 
 _RATE_WINDOW = 32  # finished requests that the estimated waiting time is based on
 _MAX_RETRY_AFTER_S = 30
@@ -119,7 +127,7 @@ class RequestPolicy:
                 if self._admission.is_draining:
                     raise draining()
                 await self._call(exchange, receive, send)
-            elif has_place or (scope["method"] == "POST" and path.startswith("/v1/")):  # makes the engine compute
+            elif has_place or (scope["method"] == "POST" and path.startswith(COMPUTED)):
                 with self._admission.admit(exchange, has_place=has_place), self._metrics.counting_admitted():
                     await self._call_in_time(exchange, receive, send)
             elif self._admission.is_draining and path in OPEN_PATHS:
@@ -184,9 +192,9 @@ class RequestPolicy:
         assert error.detail.code is not None
         self._metrics.rejections[error.detail.code] += 1
         if exchange.status is None:
-            await send_error(send, error)
+            await send_error(send, error, route_path(exchange.scope))
         else:
-            last = frame(error.body) + DONE if exchange.is_event_stream else b""
+            last = b"" if exchange.last_words is None else exchange.last_words(error)
             await send({"type": "http.response.body", "body": last})
 
 

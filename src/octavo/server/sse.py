@@ -52,6 +52,7 @@ class EventStreamResponse(Response):
     """
 
     media_type = "text/event-stream"
+    ping = PING  # empty: silence is not broken
 
     def __init__(self, source: FrameSource) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -66,6 +67,7 @@ class EventStreamResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
         self._exchange = Exchange.in_scope(scope)
+        self._exchange.last_words = self.last_words
         leaving = asyncio.ensure_future(wait_for_disconnect(receive))
         leaving.add_done_callback(lambda _: self._woken.set())
         pinging = asyncio.ensure_future(self._ping())
@@ -81,6 +83,10 @@ class EventStreamResponse(Response):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    def last_words(self, error: ApiError) -> bytes:
+        """Return the end of a stream that fails after it has begun."""
+        return frame(error.body) + DONE
+
     async def _first_frames(self, leaving: "asyncio.Future[None]") -> bytes:
         """Wait for the first frames; return a ping if they take long."""
         while not leaving.done():
@@ -91,7 +97,7 @@ class EventStreamResponse(Response):
                 async with asyncio.timeout(PING_S):
                     await self._woken.wait()
             except TimeoutError:
-                return PING
+                return self.ping
             self._woken.clear()
         return b""
 
@@ -103,7 +109,7 @@ class EventStreamResponse(Response):
         while not (leaving.done() or self._error or (self._source.is_over and self._write is None)):
             self._woken.clear()
             await self._woken.wait()
-        last = b"" if self._error is None else frame(as_api_error(self._error).body) + DONE
+        last = b"" if self._error is None else self.last_words(as_api_error(self._error))
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _on_update(self) -> None:
@@ -137,7 +143,7 @@ class EventStreamResponse(Response):
         while True:
             await asyncio.sleep(PING_S)
             if self._is_open and self._is_quiet and self._write is None:
-                self._put(PING)
+                self._put(self.ping)
             self._is_quiet = True
 
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -23,10 +23,11 @@ from octavo.server.openai.models import ServedModel
 from octavo.server.openai.params import Warn, chat_params, completion_params, process_prompt, split_prompts, truncated
 from octavo.server.openai.parsers.base import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest
-from octavo.server.openai.reply_stream import ReplyHead, ReplyStream
+from octavo.server.openai.reply_stream import ReplyHead, ReplyStream, WholeReply
 
 
 def prepare_chat(
+    kind: "type[AnswerT]",
     request: ChatCompletionRequest,
     head: ReplyHead,
     model: ServedModel,
@@ -34,8 +35,8 @@ def prepare_chat(
     media: MediaReader | None,
     birth: Birth,
     warn: Warn,
-) -> "ChatStream":
-    """Render, tokenize and validate. May take a while for long conversations, and for images."""
+) -> "AnswerT":
+    """Render, tokenize and validate; return an answer of this kind. Slow for long conversations and images."""
     if request.add_special_tokens:
         text = "The chat template adds all special tokens; no others can be added."
         raise bad_request(text, "add_special_tokens", "unsupported_parameter")
@@ -51,11 +52,11 @@ def prepare_chat(
     token_ids = token_ids_of(prompt)
     answers = answers.after(token_ids, BegunAnswer.of(request, token_ids, front.tokenizer))
     processed = process_prompt(model, request, prompt, answers.params, warn)
-    return ChatStream(model, request, head, replace(processed, new_stop_finder=answers.new_stop_finder), answers, birth)
+    return kind(model, request, head, replace(processed, new_stop_finder=answers.new_stop_finder), answers, birth)
 
 
-class ChatStream(ReplyStream[replies.ChatCompletion]):
-    """The reply to a chat: roles first, then text, reasoning and calls as they arrive, finish reasons, usage."""
+class AnswerStream(ReplyStream[WholeReply]):
+    """The reply to a chat in the form of some API: its samples' answers are parsed, and the form is a subclass."""
 
     def __init__(
         self,
@@ -72,7 +73,15 @@ class ChatStream(ReplyStream[replies.ChatCompletion]):
             ChatAnswer(answers, birth.call_ids(choice), tokens_as_ids=as_ids) for choice in range(self._num_choices)
         ]
         self._reasoning = [answer.reasoning for answer in self._answers if answer.reasoning is not None]
-        self._has_begun = False
+
+
+AnswerT = TypeVar("AnswerT", bound=AnswerStream[Any])
+
+
+class ChatStream(AnswerStream[replies.ChatCompletion]):
+    """OpenAI's form: roles first, then text, reasoning and calls as they arrive, finish reasons, usage."""
+
+    _has_begun = False
 
     def _frames(self, delta: CompletionDelta) -> list[bytes]:
         """Return the chunks of new text, the roles before it; the last, with an empty delta, has the finish reason."""

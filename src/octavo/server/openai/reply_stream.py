@@ -156,9 +156,7 @@ class ReplyStream(ABC, Generic[WholeReply]):
             frames += self._frames(delta)
         if not self._unfinished:
             self.is_over = True
-            if self._includes_usage:
-                frames.append(self._chunks.usage(self._usage()))
-            frames.append(DONE)
+            frames += self._last_frames()
         return b"".join(frames)
 
     async def whole(self) -> WholeReply:
@@ -191,6 +189,10 @@ class ReplyStream(ABC, Generic[WholeReply]):
     @abstractmethod
     def _frames(self, delta: CompletionDelta) -> list[bytes]:
         """Return the chunks for new output of one choice."""
+
+    def _last_frames(self) -> list[bytes]:
+        """Return what follows the last output of the last choice."""
+        return [self._chunks.usage(self._usage()), DONE] if self._includes_usage else [DONE]
 
     @abstractmethod
     def _fold(self, deltas: Sequence[CompletionDelta]) -> WholeReply:

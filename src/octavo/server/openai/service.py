@@ -14,7 +14,7 @@ from octavo.errors import UserError
 from octavo.server.args import ServerArgs
 from octavo.server.errors import as_api_error, bad_request
 from octavo.server.openai.answer_plan import AnswerFormats
-from octavo.server.openai.answers import ChatStream, CompletionStream, prepare_chat, prepare_completion
+from octavo.server.openai.answers import AnswerT, ChatStream, CompletionStream, prepare_chat, prepare_completion
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.chat_prompt import has_media, prompt_options, render_chat, token_ids_of
 from octavo.server.openai.embeddings import (
@@ -83,9 +83,15 @@ class OpenAICompatibleService:
 
     async def begin_chat(self, request: ChatCompletionRequest, warn: Warn, is_large: bool, birth: Birth) -> ChatStream:
         """Prepare the answer to a conversation, which has not started."""
+        return await self.begin_answer(ChatStream, request, warn, is_large, birth)
+
+    async def begin_answer(
+        self, kind: type[AnswerT], request: ChatCompletionRequest, warn: Warn, is_large: bool, birth: Birth
+    ) -> AnswerT:
+        """Prepare the answer to a conversation, in the form of any API."""
         head, model = self._begin(request, "chatcmpl", birth)
         media = await self._media(request)
-        prepare = partial(prepare_chat, request, head, model, self._formats, media, birth, warn)
+        prepare = partial(prepare_chat, kind, request, head, model, self._formats, media, birth, warn)
         return await _prepared(prepare, request, is_large)
 
     async def begin_completion(
