@@ -16,7 +16,7 @@ from octavo import LLM, SamplingParams
 from octavo.kernels.dispatch import native_kernels
 from octavo.outputs import RequestOutput
 
-PARAMS = SamplingParams(temperature=0.8, seed=1, max_tokens=10, logprobs=2, ignore_eos=True)
+PARAMS = SamplingParams(temperature=0.8, seed=1, max_tokens=pick(6, 10), logprobs=2, ignore_eos=True)
 SAME_TEXT = f"The same text {PLACE} around it. "
 REQUESTS: list[dict[str, Any]] = [
     {"prompt": SAME_TEXT, "images": [picture(40, 30, 1)]},
