@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 import typer
 from tests.gguf.files import convert
+from tests.models.gpt_oss import save_mxfp4, write_gguf
 from tests.models.tiny import TINY_MODELS
 from typer.testing import CliRunner
 
 from octavo.cli import checkpoints
+from octavo.config.hf import read_model_config
 from octavo.convert.run import convert as write_checkpoint
 from octavo.convert.source import Checkpoint, TargetOptions
 from octavo.errors import CheckpointError
 from octavo.loader.stored_tensors import stored_tensors
+from octavo.worker.memory import empty_model, weights_bytes
 
 app = typer.Typer()
 app.command()(checkpoints.inspect)
@@ -62,6 +65,19 @@ def test_what_would_be_computed_is_said(tmp_path: Path) -> None:
     file = str(convert(tmp_path, tmp_path / "model.gguf", "Q8_0"))
     assert "computed in these blocks on a CPU" in str(facts(file)["weights"])
     assert "blocks" not in str(facts(file, "--dtype", "float32")["weights"])
+
+
+def test_mxfp4_is_counted_alike_in_both_layouts(tmp_path: Path) -> None:
+    """17 bytes for 32 weights; in a checkpoint two codes are a byte, and scales are no weights."""
+    save_mxfp4(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "dtype": "bfloat16", "torch_dtype": None}))
+    file = write_gguf(tmp_path, tmp_path / "model.gguf")
+    ours, theirs = (str(facts(str(path))["weights"]).split("; ") for path in (tmp_path, file))
+    assert (ours[0], ours[2]) == (theirs[0], theirs[2])
+    assert ours[0].startswith("0.4 M, ")
+    expected = weights_bytes(empty_model(read_model_config(tmp_path, model="m")))
+    assert ours[1] == f"computed in these blocks on a CPU, {expected / 1024:.1f} KiB in memory"
 
 
 def test_a_tensorizer_file_says_the_same(folder: Path, tmp_path: Path) -> None:

@@ -123,6 +123,8 @@ def test_mxfp4_may_be_dequantized_or_quantized_again(tmp_path: Path) -> None:
 
     config = read(tmp_path, PUBLISHED)
     assert resolve_quantization(None, config, tmp_path) == (None, config)
+    in_float32 = read(tmp_path, PUBLISHED, dtype="float32")
+    assert resolve_quantization("dequantize", in_float32, tmp_path) == (None, in_float32)
     for asked, resolved in (("dequantize", None), ("int8", "int8")):
         found, model = resolve_quantization(asked, config, tmp_path)  # type: ignore[arg-type]
         assert (found, model.quantization) == (resolved, None)

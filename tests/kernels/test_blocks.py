@@ -155,8 +155,9 @@ def test_experts(level: str, dtype: torch.dtype) -> None:
     kernels = kernels_of(level, dtype)
     ups = [weight_of(("Q4_K", 256), ("Q4_K", 256), in_size=512)] * 3
     downs = [weight_of((name, 512), in_size=256) for name in ("Q6_K", "Q4_0", "Q6_K")]
-    packed_ups = [kernels.pack_linear(weight, None, "gated", weight.format) for weight in ups]
-    packed_downs = [kernels.pack_linear(weight, None, "plain", weight.format) for weight in downs]
+    biases = torch.randn(2, 512).to(dtype)
+    packed_ups = [kernels.pack_linear(weight, biases[0], "gated", weight.format) for weight in ups]
+    packed_downs = [kernels.pack_linear(weight, biases[1], "plain", weight.format) for weight in downs]
     experts = kernels.pack_experts(packed_ups, packed_downs)
     x, token_ids = inputs(20, 512, dtype) * 0.01, torch.arange(40) % 20  # float16 has an end at 65,504
     expert_ids = torch.arange(40) * 7 % 3

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not bui
 def experts_of(kernels: NativeKernels) -> PackedExperts:
     draw = partial(random, scale=0.2, dtype=kernels.dtype)
     return kernels.pack_experts(
-        [kernels.pack_linear(draw(2 * middle, SIZE), None, "gated") for middle in MIDDLE_SIZES],
-        [kernels.pack_linear(draw(SIZE, middle), None) for middle in MIDDLE_SIZES],
+        [kernels.pack_linear(draw(2 * middle, SIZE), draw(2 * middle), "gated") for middle in MIDDLE_SIZES],
+        [kernels.pack_linear(draw(SIZE, middle), draw(SIZE)) for middle in MIDDLE_SIZES],
     )
 
 

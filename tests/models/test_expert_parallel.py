@@ -33,7 +33,7 @@ def mixtures(model: CausalLM) -> list[MixtureOfExperts]:
     return [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
 
 
-@pytest.mark.parametrize(("at", "name"), list(enumerate(NAMES)))
+@pytest.mark.parametrize(("at", "name"), list(enumerate([*NAMES, "gpt-oss"])))
 def test_two_and_four_ranks_give_the_tokens_of_one(at: int, name: str, tmp_path: Path) -> None:
     save(name, tmp_path)
     alone = load(tmp_path)
@@ -61,7 +61,7 @@ def test_two_and_four_ranks_give_the_tokens_of_one(at: int, name: str, tmp_path:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe-one-of-13"])
+@pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe-one-of-13", "gpt-oss"])
 def test_a_sharded_mixture_has_the_bits_of_a_whole_one(name: str, dtype: str, tmp_path: Path) -> None:
     save(name, tmp_path)
     alone = load(tmp_path, dtype=dtype)

@@ -8,14 +8,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.distributed.ranks import run_ranks
 from tests.models.gpt_oss import case, save_mxfp4, write_gguf
-from tests.models.paged import PagedRunner, load
+from tests.models.paged import PagedRunner, load, make_context
 from tests.models.test_exactness import TOLERANCE, random_tokens, reference_logits
 
+from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
+from octavo.config.hf_quantization import resolve_quantization
+from octavo.config.model import QuantizationName
 from octavo.distributed.groups import ParallelGroups
 from octavo.errors import CheckpointError
 from octavo.kernels.dispatch import native_kernels
 from octavo.layers.linear import MergedLinear
+from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.worker.memory import empty_model, weights_bytes
 
@@ -100,6 +104,27 @@ def test_both_layouts_of_mxfp4_give_the_same_bits(dtype: str, tmp_path: Path) ->
     of_file, of_folder = ({linear.scheme.name for linear in experts_of(model)} for model in models)
     assert of_file == of_folder == {"dense" if dtype == "float32" else "gguf MXFP4"}
     assert torch.equal(*(PagedRunner(model).step({0: TOKENS})[0] for model in models))
+
+
+@needs_native
+@pytest.mark.parametrize("quantization", ["dequantize", "int8"])
+def test_other_forms_are_made_of_the_values(quantization: QuantizationName, tmp_path: Path) -> None:
+    reference = save_mxfp4(tmp_path, num_experts_per_tok=5)  # all, so that no rounding chooses others
+    stored = read_model_config(tmp_path, model="m", dtype="bfloat16")
+    asked, config = resolve_quantization(quantization, stored, tmp_path)
+    context = make_context(torch.bfloat16, quantization=asked)
+    model = get_model_loader(LoadConfig(load_format="auto", seed=0)).load_model(config, context)
+    assert {"dense", "8 bits, quantized at load"} >= {linear.scheme.name for linear in experts_of(model)}
+    logits, expected = PagedRunner(model).step({0: TOKENS})[0], reference_logits(reference, TOKENS)
+    errors = (logits - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert errors.median() < 0.2  # attention is in 8 bits as well
+
+
+@needs_native
+def test_dummy_weights_in_mxfp4_are_harmless_to_compute_with(tmp_path: Path) -> None:
+    save_mxfp4(tmp_path)
+    logits = PagedRunner(load(tmp_path, dtype="bfloat16", load_format="dummy")).step({0: TOKENS})[0]
+    assert 0.1 < logits.std() < 10.0
 
 
 def test_memory_is_that_of_the_file(tmp_path: Path) -> None:

@@ -25,6 +25,11 @@ LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace("{1,3}", "")
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -63,6 +68,7 @@ FAMILIES = {
     "smaug-bpe": lambda: byte_level(split(LLAMA3)),
     "qwen2": lambda: byte_level(split(QWEN2), is_composed=True),
     "deepseek-r1-qwen": lambda: byte_level(split(QWEN2), is_composed=True),
+    "gpt-4o": lambda: byte_level(split(O200K)),
 }
 
 

@@ -15,6 +15,7 @@ from octavo.cli.terminal import print_facts, print_table
 from octavo.config.checkpoint_files import HeaderEntry
 from octavo.config.engine import LoadFormat
 from octavo.config.hf import read_model_config
+from octavo.config.hf_quantization import METHODS_WITH_BLOCKS
 from octavo.config.hub import resolve_adapter, resolve_model
 from octavo.config.model import ModelConfig
 from octavo.config.option_types import option
@@ -103,7 +104,7 @@ def _computed(config: ModelConfig, stored: list[HeaderEntry], dense_bytes: int) 
     as_floats = f"in {config.dtype} {_size_text(dense_bytes)} in memory"
     if config.quantization is None:
         return as_floats
-    if config.quantization.method != "gguf":
+    if config.quantization.method not in METHODS_WITH_BLOCKS:
         size = _size_text(sum(each.num_bytes for each in stored))
         return f"quantized: {config.quantization.method}, {size} in memory where there are kernels for it"
     has_head = any(each.name == "output.weight" for each in stored)

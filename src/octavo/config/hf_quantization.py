@@ -73,8 +73,14 @@ def resolve_quantization(
     if asked == "gguf" and (stored is None or stored.method != "gguf"):
         limit = f"needs a GGUF file with quantized tensors, and dtype {' or '.join(DTYPES_WITH_BLOCKS)}; here it is "
         raise InvalidParameterError("quantization", asked, f"{limit}{path.name} in {model.dtype}")
-    if asked == "dequantize" and stored is None and not path.is_file():
+    if asked == "dequantize" and stored is None and not (path.is_file() or _has_blocks(path)):
         raise InvalidParameterError("quantization", asked, f"is for GGUF files and MXFP4; {path} has no such blocks")
     if asked == "gguf":
         return asked, model
     return None if asked == "dequantize" else asked, replace(model, quantization=None)
+
+
+def _has_blocks(folder: Path) -> bool:
+    """Return whether a checkpoint has weights in blocks, in whatever dtype it is to be computed."""
+    settings = JsonFields.read(folder / "config.json").nested(_KEYS[0])
+    return settings.values.get("quant_method") in METHODS_WITH_BLOCKS

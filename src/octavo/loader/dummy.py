@@ -9,9 +9,12 @@ from collections.abc import Iterator
 
 import torch
 
+from octavo.layers.linear import MergedLinear
+from octavo.layers.quant.gguf import BlockScheme
+from octavo.layers.quant.mxfp4 import MXFP4, arbitrary_rows
 from octavo.loader.base import ModelLoader
 from octavo.models.interfaces import CausalLM
-from octavo.models.weights import numbers_in, weight_slots
+from octavo.models.weights import WeightSlot, numbers_in, weight_slots
 
 # The distance and range of the matrices' offsets in the block, so that no two neighbors are equal.
 _STRIDE, _NUM_STARTS = 7919, 1 << 18
@@ -40,7 +43,7 @@ class DummyLoader(ModelLoader):
             if not slot.spec.is_required:
                 continue
             if slot.spec.is_integer:
-                yield name, torch.randint(-(2**31), 2**31, shape, generator=generator).to(torch.int32)
+                yield name, _integers(slot, generator)
                 continue
             if len(shape) < 2:
                 yield name, torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
@@ -52,3 +55,11 @@ class DummyLoader(ModelLoader):
             start = places[name.rpartition(".")[0]] * _STRIDE % _NUM_STARTS
             matrix = scaled[num_inputs].as_strided((num_outputs, num_inputs), (1, 1), start).reshape(shape)
             yield name, matrix.to(torch.float8_e4m3fn) if slot.spec.is_float8 else matrix
+
+
+def _integers(slot: WeightSlot, generator: torch.Generator) -> torch.Tensor:
+    """Return arbitrary integers; in blocks with an exponent, only such that no product overflows."""
+    scheme = slot.owner.scheme if isinstance(slot.owner, MergedLinear) else None
+    if isinstance(scheme, BlockScheme) and set(scheme.kinds) == {MXFP4}:
+        return arbitrary_rows(slot.spec.shape, generator)
+    return torch.randint(-(2**31), 2**31, slot.spec.shape, generator=generator).to(torch.int32)
