@@ -110,7 +110,7 @@ def test_answers_are_those_without_drafts(
     again = llm.generate(PROMPTS, PARAMS, use_tqdm=False)  # prefixes are in the cache, for the draft model too
     assert answers(again) == alone
     assert sum(output.metrics.num_cached_tokens for output in again) > 0 or "num_kv_blocks" in options
-    if RUNS_ALL or not options:
+    if RUNS_ALL or (not options and model == MODELS[0]):
         assert one_by_one(llm) == alone
 
 

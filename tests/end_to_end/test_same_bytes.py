@@ -19,7 +19,7 @@ from octavo.sampling_params import RequestPriority, SamplingParams
 MODELS = ["qwen3-mixed-windows"]
 MODELS += pick([], ["gpt-oss", "qwen2-moe-windows", "mistral-window", "llama", "qwen2-yarn", "mixtral", "demo"])
 if native_kernels() is not None:
-    MODELS += ["qwen2-moe in bfloat16", "demo in bfloat16", "qwen3-mixed-windows in float16"]
+    MODELS += ["qwen2-moe in bfloat16", "qwen3-mixed-windows in float16", *pick([], ["demo in bfloat16"])]
     MODELS += ["gemma4-shared in bfloat16", *pick([], ["gemma4-experts in bfloat16", "gemma4-shared in float16"])]
     MODELS += pick([], ["gpt-oss in bfloat16", "qwen3-mixed-windows in bfloat16", "mistral-window in bfloat16"])
     MODELS += pick([], ["qwen2-moe in float16", "demo in float16"])
