@@ -61,7 +61,7 @@ def _home_of(module: str) -> str:
 def _is_program() -> bool:
     called = sys.argv[0] if sys.argv else ""
     if called == "-m":  # so while Python looks for the module
-        return any(argument.removeprefix("-m") == "octavo.cli.main" for argument in sys.orig_argv)
+        return any(argument.removeprefix("-m") == f"{__package__}.cli.main" for argument in sys.orig_argv)
     return os.path.splitext(os.path.basename(called))[0] == "octavo"
 
 

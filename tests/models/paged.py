@@ -14,12 +14,11 @@ from octavo.attention.selector import select_attention
 from octavo.config.engine import LoadConfig, LoadFormat
 from octavo.config.hf import read_model_config
 from octavo.config.model import CheckpointQuantization
-from octavo.distributed.groups import ParallelGroups
+from octavo.distributed.groups import HeadShare, ParallelGroups
 from octavo.kernels.dispatch import select_kernels
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.registry import make_schemes
 from octavo.loader.registry import get_model_loader
-from octavo.models.common import DecoderAttention
 from octavo.models.interfaces import CausalLM
 from octavo.worker.graph import StepGraph
 
@@ -62,14 +61,14 @@ class PagedRunner:
     def __init__(self, model: CausalLM, *, num_blocks: int = 64, block_size: int = 4, seed: int = 0) -> None:
         self._model, self._block_size = model, block_size
         self._caches: list[LayerKVCache] = []
-        for number, part in enumerate(model.layers.values()):
-            assert isinstance(part.attention, DecoderAttention)
-            spec, layer = model.config.attention(number), part.attention.layer
+        group = model.context.groups.tensor
+        for spec in model.config.attending:
+            heads = HeadShare.of(spec.num_heads, spec.num_kv_heads, group.rank, group.size)
             if spec.shares_kv_of is not None:
                 self._caches.append(self._caches[spec.shares_kv_of])
                 continue
-            layout = model.context.attention.kv_layout(layer.head_dim)
-            shape = (num_blocks * block_size, layer.num_kv_heads, layout.head_size)
+            layout = model.context.attention.kv_layout(spec.head_dim)
+            shape = (num_blocks * block_size, heads.kv.size, layout.head_size)
             # Rubbish in unwritten slots must not show, so it is large.
             rubbish = 1e4 if layout.dtype.is_floating_point else torch.iinfo(layout.dtype).max
             self._caches.append(LayerKVCache(*(torch.full(shape, rubbish, dtype=layout.dtype) for _ in range(2))))

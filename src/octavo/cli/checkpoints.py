@@ -62,7 +62,8 @@ def _model_facts(path: Path, config: ModelConfig, stored: list[HeaderEntry]) -> 
     spec = config.experts
     experts = "" if spec is None else f", {spec.num_experts} experts, {spec.top_k} per token"
     num_weights, num_bytes = sum(map(_num_weights, stored)), _BYTES[config.dtype]
-    kv_bytes = sum(2 * each.num_kv_heads * each.head_dim * num_bytes for each in config.attending)
+    owners = [each for each in config.attending if each.shares_kv_of is None]
+    kv_bytes = sum(2 * each.num_kv_heads * each.head_dim * num_bytes for each in owners)
     counts, sizes = Counter(each.type for each in stored), Counter[str]()
     for each in stored:
         sizes[each.type] += each.num_bytes
@@ -70,6 +71,7 @@ def _model_facts(path: Path, config: ModelConfig, stored: list[HeaderEntry]) -> 
     return {
         "model": str(path),
         "architecture": f"{config.architecture}: {config.num_layers} layers of {config.hidden_size}, {heads}{experts}",
+        **({"computed by": "transformers' own code, on one rank"} if config.impl == "transformers" else {}),
         "context": f"{config.max_model_len:,} tokens, {_size_text(kv_bytes)} of KV cache each",
         **_image_facts(config),
         "vocabulary": f"{config.vocab_size:,} tokens",

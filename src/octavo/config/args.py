@@ -58,6 +58,11 @@ class EngineArgs:
         "auto",
         "dtype of weights and activations; auto: the checkpoint's, or bfloat16 on CPUs without kernels for float16",
     )
+    model_impl: Literal["auto", "octavo", "transformers"] = option(
+        "auto",
+        "whose code computes the model: auto takes that of the installed transformers for models that Octavo does not "
+        "know; it is slower, and the same bytes in any batch are not promised",
+    )
     quantization: QuantizationName | None = option(
         None,
         "quantize the weights of linear layers at load time: int8 or int4 (GPU, or CPU except with float32), "
@@ -203,7 +208,13 @@ class EngineArgs:
         with_weights = self.load_format != "dummy"
         path = resolve_model(self.model_name, self.revision, with_weights=with_weights)
         tokenizer_path = resolve_model(self.tokenizer, with_weights=False) if self.tokenizer else path
-        model = read_model_config(path, model=self.model_name, dtype=self.dtype, max_model_len=self.max_model_len)
+        model = read_model_config(
+            path,
+            model=self.model_name,
+            dtype=self.dtype,
+            max_model_len=self.max_model_len,
+            model_impl=self.model_impl,
+        )
         parallel = self._same_named(ParallelConfig)
         parallel.check_fits(model)
         scheduler = self._scheduler(model)

@@ -6,12 +6,14 @@ error that names the file, the key and the value.
 
 import logging
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast, get_args
 
 from octavo.config import families
 from octavo.config.checkpoint_files import has_own_head
+from octavo.config.fallback import HINT, fallback_family, may_be_known
 from octavo.config.family import Family
 from octavo.config.hf_images import text_part
 from octavo.config.hf_layers import max_supported_len, read_layers
@@ -42,25 +44,56 @@ _ACTIVATIONS = MappingProxyType(
 )
 
 
-def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_len: int | None = None) -> ModelConfig:
+def read_model_config(
+    path: Path, *, model: str, dtype: str = "auto", max_model_len: int | None = None, model_impl: str = "auto"
+) -> ModelConfig:
     """Read the checkpoint in folder `path`, or in the GGUF file `path`; `model` is the name the user gave.
 
     `dtype` "auto" uses the checkpoint's own; `max_model_len` None uses the maximum that the checkpoint supports. Head
-    and embedding are tied if the configuration says so and the files have no other head. Raises CheckpointError:
-    `config.json` or `generation_config.json` is missing, malformed or inconsistent. UnsupportedModelError: valid, but
-    with an architecture or a setting that Octavo does not support. InvalidParameterError: `max_model_len` exceeds what
-    the checkpoint supports.
+    and embedding are tied if the configuration says so and the files have no other head. `model_impl` "transformers"
+    has the installed library's own code compute the model, "auto" only one that Octavo does not know. Raises
+    CheckpointError: `config.json` or `generation_config.json` is missing, malformed or inconsistent.
+    UnsupportedModelError: valid, but with an architecture or a setting that Octavo does not support.
+    InvalidParameterError: `max_model_len` exceeds what the checkpoint supports.
     """
-    config = model_config_of(read_config_fields(path), path, model=model, dtype=dtype, max_model_len=max_model_len)
+    fields = read_config_fields(path)
+    if path.is_file() or not _falls_back(fields, model_impl):
+        config = model_config_of(fields, path, model=model, dtype=dtype, max_model_len=max_model_len)
+    else:
+        logger.warning("%s: computed by transformers' own code: slower, without promises of same bytes", path)
+        fields, family = fallback_family(fields, path)
+        config = _config_of(fields, family, path, model=model, dtype=dtype, max_model_len=max_model_len)
+        config = replace(config, impl="transformers")
     is_tied = config.tie_word_embeddings and (path.is_file() or not has_own_head(path))
     return replace(config, tie_word_embeddings=is_tied)
+
+
+def _falls_back(fields: JsonFields, model_impl: str) -> bool:
+    if model_impl == "transformers":
+        return True
+    try:
+        find_family(fields)
+    except UnsupportedModelError as error:
+        is_ours = fields.values.get("model_type") in {family.model_type for family in families.FAMILIES.values()}
+        if model_impl == "auto" and not is_ours and may_be_known(fields):
+            return True
+        if model_impl == "auto" and find_spec("transformers") is None:
+            raise UnsupportedModelError(f"{error}; {HINT}") from None
+        raise
+    return False
 
 
 def model_config_of(
     fields: JsonFields, path: Path, *, model: str, dtype: str = "auto", max_model_len: int | None = None
 ) -> ModelConfig:
     """Do so with the keys of `config.json` in `fields`."""
-    whole, family = fields, find_family(fields)
+    return _config_of(fields, find_family(fields), path, model=model, dtype=dtype, max_model_len=max_model_len)
+
+
+def _config_of(
+    fields: JsonFields, family: Family, path: Path, *, model: str, dtype: str, max_model_len: int | None
+) -> ModelConfig:
+    whole = fields
     architecture, read_tower = family.name, family.read_tower
     if read_tower is not None or family.is_nested:
         fields, family = text_part(whole, family, families.FAMILIES)
@@ -86,7 +119,9 @@ def model_config_of(
         layers=layers,
         rotary=rotary,
         max_position_embeddings=max_position_embeddings,
-        max_model_len=_max_model_len(max_model_len, rotary[0].rope, max_position_embeddings, family),
+        max_model_len=_max_model_len(
+            max_model_len, rotary[0].rope if rotary else RopeConfig(), max_position_embeddings, family
+        ),
         rms_norm_eps=fields.number("rms_norm_eps", family.rms_norm_eps),
         norm_offset=family.norm_offset,
         norms=family.norms,

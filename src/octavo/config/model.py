@@ -13,6 +13,7 @@ from octavo.errors import InvalidParameterError, UnsupportedModelError
 DType = Literal["float32", "bfloat16", "float16"]
 QuantizationName = Literal["int8", "int4", "fp8", "gguf", "dequantize"]  # at load
 ActivationName = Literal["silu", "gelu_tanh"]
+ModelImpl = Literal["octavo", "transformers"]
 NormPlacement = Literal["before", "around", "after"]  # of a branch: before it, on both sides, after it
 VisionActivation = Literal["quick_gelu", "gelu_tanh", "silu"]
 ClassToken = Literal["none", "internal", "output"]
@@ -159,6 +160,7 @@ class ModelConfig:
     model: str  # as given by the user
     path: str  # local folder with config.json
     architecture: str  # e.g. Qwen3ForCausalLM
+    impl: ModelImpl = "octavo"  # whose code computes it
     dtype: DType  # of weights and activations, resolved
     vocab_size: int
     hidden_size: int

@@ -169,6 +169,13 @@ class CausalLM(nn.Module):
         group = self.context.groups.tensor
         return HeadShare.of(spec.num_heads, spec.num_kv_heads, group.rank, group.size)
 
+    def name_in_table(self, name: str) -> str:
+        """Return the name that the table has for a name in a checkpoint."""
+        for prefix, known in self.renamed_prefixes.items():
+            if name.startswith(prefix):
+                return known + name.removeprefix(prefix)
+        return name
+
     def ignores_weight(self, name: str) -> bool:
         """Return whether a checkpoint may contain this tensor although the model does not use it."""
         return name.endswith(self.ignored_weights) or name.startswith(self.family.left_out)

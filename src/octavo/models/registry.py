@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 def initialize_model(config: "ModelConfig", context: "BuildContext") -> "CausalLM":
     """Build the model without weights."""
-    module, _, name = families.FAMILIES[config.architecture].model.partition(":")
+    if config.impl == "transformers":
+        module, name = "octavo.models.fallback", "FallbackForCausalLM"
+    else:
+        module, _, name = families.FAMILIES[config.architecture].model.partition(":")
     model: CausalLM = getattr(import_module(module), name)(config, context)
     return model

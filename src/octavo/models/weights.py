@@ -172,11 +172,7 @@ def _cut(
 
 def renamed(model: CausalLM, name: str) -> str:
     """Return the name that the model's table has for a checkpoint's tensor or module."""
-    name = _WRAPPERS.sub("", name)
-    for prefix, known in model.renamed_prefixes.items():
-        if name.startswith(prefix):
-            return known + name.removeprefix(prefix)
-    return name
+    return model.name_in_table(_WRAPPERS.sub("", name))
 
 
 def _unstacked(model: CausalLM, name: str, stack: torch.Tensor, parts: list[str]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -158,7 +158,7 @@ def check_weights_fit(model: ModelConfig, num_weights: int, weights_bytes: int, 
 
 def check_length_fits(model: ModelConfig, budget_bytes: int) -> None:
     """Check before building the model, which computes rotary tables. Raises InsufficientMemoryError."""
-    table_bytes = max(peak_table_bytes(table.width, model.max_model_len) for table in model.rotary)
+    table_bytes = max((peak_table_bytes(table.width, model.max_model_len) for table in model.rotary), default=0)
     if table_bytes > budget_bytes:
         raise InsufficientMemoryError(
             f"max_model_len={model.max_model_len}: the table of its rotary angles needs {gib(table_bytes)}, "

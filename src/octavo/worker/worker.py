@@ -70,6 +70,7 @@ class Worker:
         self._kernels, self._attention = context.kernels, context.attention
         if config.deterministic:
             unsure = [part.name for part in (self._kernels, self._attention) if not part.is_batch_invariant]
+            unsure += ["transformers' own code"] * (config.model.impl == "transformers")
             if unsure:
                 where, which = self.devices.where(context.dtype), " and ".join(unsure)
                 limit = f"false: on {where}, bits may depend on the batch in {which}"

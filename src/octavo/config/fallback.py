@@ -1,0 +1,88 @@
+"""Models of families that Octavo does not know, computed by the installed transformers' own code: their configuration.
+
+A process of its own finds out what the layers keep (`models/fallback_probe.py`): here, there is no torch.
+"""
+
+import json
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from octavo.config.family import Family
+from octavo.config.json_fields import JsonFields
+from octavo.config.layers import AttentionSpec, DenseSpec, LayerSpec
+from octavo.errors import UnsupportedModelError
+from octavo.working_folder import child_command, child_environment
+
+_ENDINGS = ("ForCausalLM", "LMHeadModel")  # of names of language models
+HINT = "transformers' own code may run it: pip install 'octavo[transformers]'"
+
+
+def may_be_known(fields: JsonFields) -> bool:
+    """Return whether transformers is installed and has a folder for this kind of model, a language model by its name.
+
+    Nothing is imported.
+    """
+    found, kind = find_spec("transformers"), fields.text("model_type", "").replace("-", "_").removesuffix("_text")
+    names = fields.values.get("architectures") or [""]
+    is_named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if found is None or not kind.isidentifier() or not is_named or not str(names[0]).endswith(_ENDINGS):
+        return False
+    return any((Path(home) / "models" / kind).is_dir() for home in found.submodule_search_locations or ())
+
+
+def probe_fallback(path: Path) -> dict[str, Any]:
+    """Return what the library's own class for the checkpoint in folder `path` is, by running its code without weights.
+
+    Raises UnsupportedModelError: transformers does not know it, or it cannot run with our attention.
+    """
+    command = [*child_command("octavo.models.fallback_probe"), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise UnsupportedModelError(f"{path}: transformers cannot build this model: {last}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    if "error" in found:
+        why = f"not supported, nor can transformers' own code run with Octavo's attention: {found['error']}"
+        raise UnsupportedModelError(f"{path}: {why}")
+    return found
+
+
+def fallback_family(fields: JsonFields, path: Path) -> tuple[JsonFields, Family]:
+    """Return the keys of `config.json` that the rest of the configuration reads, and the family.
+
+    Raises UnsupportedModelError: see `probe_fallback`.
+    """
+    found = probe_fallback(path)
+    keys = ("vocab_size", "hidden_size", "max_position_embeddings", "tie_word_embeddings")
+    own = {key: value for key, value in fields.values.items() if not key.startswith("hidden_act")}
+    family = Family(
+        name=found["architecture"],
+        model_type=fields.text("model_type", ""),
+        model="octavo.models.fallback:FallbackForCausalLM",
+        read_layers=lambda *_: (_layers(found), ()),
+        weight_names={},
+    )
+    return JsonFields(fields.origin, {**own, **{key: found[key] for key in keys}}), family
+
+
+def _layers(found: dict[str, Any]) -> tuple[LayerSpec, ...]:
+    """Return the layers as far as memory and attention need them: positions and the rest are the library's."""
+    dense = DenseSpec(intermediate_size=found["intermediate_size"])
+    kinds: dict[tuple[int, int], int] = {}  # sizes of what layers cache
+    layers = []
+    for call in found["layers"]:
+        sizes = call["num_kv_heads"], call["head_dim"]
+        mixer = AttentionSpec(
+            num_heads=call["num_heads"],
+            num_kv_heads=call["num_kv_heads"],
+            head_dim=call["head_dim"],
+            rotary=None,
+            sliding_window=call["sliding_window"],
+            scale=call["scale"],
+            entry_kind=kinds.setdefault(sizes, len(kinds)),
+        )
+        layers.append(LayerSpec(mixer, dense))
+    return tuple(layers)

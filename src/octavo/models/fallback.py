@@ -1,0 +1,263 @@
+"""A model that transformers' own code computes, with Octavo's attention over paged KV memory and its linear layers.
+
+The library's class is built without weights; each of its linear layers is replaced by one of ours, which loads and
+packs as in any model, and its other parameters load as they are. All requests of a step are one row of tokens to it:
+they meet in attention alone, which is ours. So it needs no cache, no mask and no padding of its own.
+
+Legend: T = tokens of the step, W = tokens that get logits, D = hidden size, V = vocabulary, H = query heads, G = kv
+heads, E = head size.
+"""
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
+
+from octavo.attention.base import AttentionBackend, AttentionLayer
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache, LayerKVCache
+from octavo.config.family import Family, NameTable
+from octavo.config.model import ModelConfig
+from octavo.config.parallel import Stage
+from octavo.distributed.groups import Share
+from octavo.errors import UnsupportedModelError
+from octavo.kernels.types import Activation
+from octavo.layers.context import BuildContext
+from octavo.layers.linear import MergedLinear
+from octavo.layers.quant.base import TensorSpec
+from octavo.layers.weight_owner import WeightOwner
+from octavo.models.fallback_probe import build
+from octavo.models.interfaces import CausalLM, IntermediateTensors
+
+
+class FallbackLinear(MergedLinear):
+    """In the place of a `torch.nn.Linear`: inputs of any number of dimensions."""
+
+    def __init__(self, original: nn.Linear, context: BuildContext) -> None:
+        inputs, outputs = Share.whole(original.in_features), Share.whole(original.out_features)
+        super().__init__(inputs, {"": outputs}, has_bias=original.bias is not None, context=context)
+        self.in_features, self.out_features = original.in_features, original.out_features
+
+    def forward(self, x: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
+        rows = super().forward(x.reshape(-1, x.shape[-1]).contiguous(), adapter_ids)
+        return rows.view(*x.shape[:-1], -1)
+
+
+class OwnParameters(WeightOwner):
+    """The parameters that a module of the library has itself, loaded as they are."""
+
+    def __init__(self, module: nn.Module, context: BuildContext) -> None:
+        super().__init__()
+        self._context, self._module = context, [module]  # not a submodule of this one
+
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        own = self._module[0].named_parameters(recurse=False)
+        return {name: TensorSpec(tuple(parameter.shape)) for name, parameter in own}
+
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        value = tensor.to(self._context.device, self._context.dtype).clone()
+        setattr(self._module[0], name, nn.Parameter(value, requires_grad=False))
+
+
+class _Hidden(tuple[torch.Tensor]):
+    """What the model below the head returned: its hidden states, and nothing of what else the library asks for."""
+
+    @property
+    def last_hidden_state(self) -> torch.Tensor:
+        return self[0]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _Given(nn.Module):
+    """In the place of the model below the head: returns the hidden states that were computed before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = torch.empty(0)
+
+    @property
+    def decoder(self) -> "_Given":
+        """Where the head asks for it, as in OPT."""
+        return self
+
+    def forward(self, *arguments: Any, **options: Any) -> _Hidden:
+        return _Hidden((self.hidden,))
+
+
+class FallbackForCausalLM(CausalLM):
+    """Any causal language model of the library whose attention can be replaced."""
+
+    def __init__(self, config: ModelConfig, context: BuildContext) -> None:
+        nn.Module.__init__(self)  # nothing of ours is built
+        groups = context.groups
+        if groups.tensor.size > 1 or (context.stage is not None and not context.stage.is_whole):
+            raise UnsupportedModelError(
+                f"{config.model}: models that transformers' own code computes run on one rank: tensor_parallel_size "
+                "and pipeline_parallel_size must be 1"
+            )
+        self.config, self.stage, self.mapped_bytes = config, Stage.whole(config.num_layers), 0
+        self.family = Family(name=config.architecture, model_type="", weight_names={})
+        self.activation, self.embedding_scale, self.logits_soft_cap = Activation(), None, None
+        self.rotary, self.layers = nn.ModuleList(), nn.ModuleDict()
+        library = build(Path(config.path), _attend, context.dtype, experts="eager")
+        self._names: dict[str, str] = {}
+        self._twins, self._step = _twins_of(library), _Step()
+        transforms = get_model_conversion_mapping(library) or []
+        self._renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+        self.context = context
+        self._adopt(library, replace(context, checkpoint_names={}))
+        self.library = library.to("meta") if context.device.type == "meta" else library
+        for module in library.modules():
+            if getattr(module, "layer_idx", None) is not None:
+                module.octavo_step = self._step
+        self._step.layers = [self._describe(layer) for layer in range(config.num_layers)]
+        self._step.backend = context.attention
+        self._given, head = _Given(), copy.copy(library)
+        head._modules = {**library._modules, library.base_model_prefix: self._given}
+        self._head = [head]  # not a submodule: its parts are the library's
+        self._is_ready = False
+
+    def _adopt(self, library: Any, context: BuildContext) -> None:
+        """Replace linear layers, and find owners for all other parameters; fill the table of names."""
+        self.owners = nn.ModuleDict()
+        tied = library.get_output_embeddings() if self._twins else None
+        for name, module in list(library.named_modules()):
+            if module is tied:
+                continue
+            if type(module) is nn.Linear:
+                library.set_submodule(name, FallbackLinear(module, context.at(name)))
+                self._names[name] = f"library.{name}"
+            elif next(module.parameters(recurse=False), None) is not None:
+                key = name.replace(".", "/")
+                self.owners[key] = OwnParameters(module, context)
+                self._names[name] = f"owners.{key}"
+
+    def _describe(self, layer: int) -> AttentionLayer:
+        spec = self.config.attention(layer)
+        described = AttentionLayer(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            sliding_window=spec.sliding_window,
+            rotary=None,
+            scale=spec.scale,
+            kv_group=self.config.kv_group_of(layer),
+            index=layer,
+        )
+        self.context.attention.check(described)
+        return described
+
+    @property
+    def weight_names(self) -> NameTable:
+        return self._names
+
+    @property
+    def weight_targets(self) -> Mapping[str, str]:
+        return self._names
+
+    @property
+    def parts_on_other_ranks(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def twins(self) -> Mapping[str, str]:
+        return self._twins
+
+    @property
+    def bytes_in_file(self) -> int:
+        return 0
+
+    @property
+    def recording_obstacle(self) -> str | None:
+        return "transformers' own code is not native calls"
+
+    def name_in_table(self, name: str) -> str:
+        """As the library itself reads it: older names, or without the prefix of the model below the head."""
+        for transform in self._renamings:
+            name, _ = transform.rename_source_key(name)
+        module, _, parameter = name.rpartition(".")
+        prefixed = f"{self.library.base_model_prefix}.{module}"
+        return f"{prefixed}.{parameter}" if module not in self._names and prefixed in self._names else name
+
+    def ignores_weight(self, name: str) -> bool:
+        """Buffers that older files have, and what the library leaves out itself."""
+        left_out = getattr(self.library, "_keys_to_ignore_on_load_unexpected", None) or ()
+        is_buffer = name in dict(self.library.named_buffers())
+        return super().ignores_weight(name) or is_buffer or any(re.search(pattern, name) for pattern in left_out)
+
+    def run_stage(
+        self, batch: ForwardBatch, kv_caches: Sequence[LayerCache], incoming: IntermediateTensors | None
+    ) -> IntermediateTensors:
+        """Run the whole model on the step's tokens as one row: hidden states [W, D] behind the last norm."""
+        if not self._is_ready:  # weights are loaded now
+            self.library.tie_weights()
+            self._is_ready = True
+        self._step.begin(self.attention_step(batch), kv_caches)
+        base = self.library.base_model
+        found = base(input_ids=batch.input_ids[None], position_ids=batch.positions[None], use_cache=False)
+        hidden = self.context.kernels.kept_rows(found.last_hidden_state[0], batch.kept_indices)
+        return IntermediateTensors(hidden, hidden)
+
+    def compute_logits(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the logits [L, V] float32 of hidden states [L, D], by whatever the library does behind its model."""
+        self._given.hidden = hidden[None]
+        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+        logits: torch.Tensor = self._head[0](input_ids=ids, use_cache=False).logits[0]
+        return logits.float()
+
+    def logits_argmax(
+        self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        largest, found = self.compute_logits(hidden).max(-1)
+        return largest, found
+
+
+class _Step:
+    """What attention needs of the step that runs, reached from the library's modules."""
+
+    def __init__(self) -> None:
+        self.layers: list[AttentionLayer] = []
+        self.backend: AttentionBackend[Any] | None = None
+        self._metadata: AttentionMetadata | None = None
+        self._caches: Sequence[LayerCache] = ()
+
+    def begin(self, metadata: AttentionMetadata, caches: Sequence[LayerCache]) -> None:
+        self._metadata, self._caches = metadata, caches
+
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """Store keys and values and attend: from qkv [T, (H + 2 * G) * E] to [T, H * E]."""
+        cache = self._caches[layer]
+        assert self.backend is not None and self._metadata is not None  # noqa: PT018 - a step runs
+        assert isinstance(cache, LayerKVCache)
+        return self.backend.forward(qkv, cache, self._metadata, self.layers[layer])
+
+
+def _attend(
+    module: Any,
+    query: torch.Tensor,  # [1, H, T, E]
+    key: torch.Tensor,  # [1, G, T, E]
+    value: torch.Tensor,  # [1, G, T, E]
+    mask: object,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """The library's interface of attention: return [1, T, H, E], and no weights."""
+    qkv = torch.cat([heads[0].transpose(0, 1) for heads in (query, key, value)], dim=1)  # [T, H + 2 * G, E]
+    attended = module.octavo_step.attend(module.layer_idx, qkv.flatten(1))
+    return attended.view(1, len(qkv), query.shape[1], query.shape[3]), None
+
+
+def _twins_of(library: Any) -> dict[str, str]:
+    """Return the name of the head's weight, and that of the embedding it is tied to; {}: it is not tied."""
+    head, table = library.get_output_embeddings(), library.get_input_embeddings()
+    if head.weight is not table.weight:
+        return {}
+    names = {module: name for name, module in library.named_modules()}
+    return {f"{names[head]}.weight": f"{names[table]}.weight"}

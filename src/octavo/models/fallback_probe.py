@@ -1,0 +1,110 @@
+"""Looks at a checkpoint that transformers knows and Octavo does not: what its layers keep, found by running them.
+
+A process of its own, as the side that reads configurations has no torch. It builds the installed library's own class on
+the meta device, without weights, runs two tokens through it, notes each call of attention, and prints one JSON object:
+`error`, or what `config/fallback.py` reads. No code of a checkpoint is ever run.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, logging
+
+from octavo.errors import UnsupportedModelError
+
+NAME = "octavo"  # of our attention, in the library: it makes no mask for one that it does not know
+_REFUSED = ("position_bias", "softcap", "s_aux")  # arguments of attention that would change the result
+
+
+def build(folder: Path, attention: Callable[..., Any], dtype: torch.dtype, experts: str) -> Any:
+    """Return the library's model with our `attention`: weights on the meta device, other buffers computed.
+
+    `experts` is its way of computing mixtures: "batched_mm" also without values, "eager" in any dtype.
+    """
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    AttentionInterface.register(NAME, attention)
+    with _parameters_on_meta():
+        options = {"attn_implementation": NAME, "experts_implementation": experts, "dtype": dtype}
+        return AutoModelForCausalLM.from_config(config, **options).eval()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:  # one that is may be tied to another
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def probe(folder: Path) -> dict[str, Any]:
+    """Return the facts about a model; raises UnsupportedModelError, or whatever the library raises."""
+    calls: list[dict[str, Any]] = []
+
+    def attention(module: nn.Module, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
+            raise UnsupportedModelError(f"keys of {list(key.shape)} and values of {list(value.shape)} differ")
+        if asked := [name for name in _REFUSED if options.get(name) is not None]:
+            raise UnsupportedModelError(f"attention has {', '.join(asked)}")
+        calls.append(
+            {
+                "layer": getattr(module, "layer_idx", None),
+                "num_heads": query.shape[1],
+                "num_kv_heads": key.shape[1],
+                "head_dim": query.shape[3],
+                "scale": options.get("scaling"),
+                "sliding_window": options.get("sliding_window"),
+            }
+        )
+        return query.transpose(1, 2).contiguous(), None
+
+    model = build(folder, attention, torch.float32, "batched_mm")
+    named = model.config.architectures
+    if named and type(model).__name__ not in named:
+        raise UnsupportedModelError(
+            f"the library's class is {type(model).__name__}, the checkpoint's {', '.join(named)}"
+        )
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UnsupportedModelError("its attention cannot be replaced: ALiBi, states, or attention of its own")
+    model.to("meta")
+    with torch.inference_mode(), torch.device("meta"):
+        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), position_ids=torch.arange(2)[None], use_cache=False)
+    text = model.config.get_text_config()
+    found = [call["layer"] for call in calls]
+    if found != list(range(text.num_hidden_layers)):
+        raise UnsupportedModelError(
+            f"{text.num_hidden_layers} layers that attend once each are expected, found {found}"
+        )
+    return {
+        "architecture": type(model).__name__,
+        "vocab_size": model.get_output_embeddings().weight.shape[0],
+        "hidden_size": text.hidden_size,
+        "intermediate_size": getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        "max_position_embeddings": text.max_position_embeddings,
+        "tie_word_embeddings": bool(text.tie_word_embeddings),
+        "layers": calls,
+    }
+
+
+def main() -> None:
+    """Print the facts about the checkpoint in the folder that the command line names."""
+    logging.set_verbosity_error()
+    try:
+        found = probe(Path(sys.argv[-1]))
+    except Exception as error:  # noqa: BLE001 - whatever the library says becomes the user's error
+        why = "its attention cannot be replaced" if isinstance(error, KeyError) else str(error)
+        found = {"error": (why.splitlines() or [type(error).__name__])[0]}
+    sys.stdout.write(json.dumps(found) + "\n")

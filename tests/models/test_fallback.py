@@ -1,0 +1,153 @@
+"""Models that transformers' own code computes, with Octavo's attention and linear layers: the library's own logits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.breadth import pick
+from tests.models.paged import PagedRunner, make_context
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from octavo import LLM, SamplingParams
+from octavo.config import fallback, hf
+from octavo.config.engine import LoadConfig
+from octavo.config.hf import read_model_config
+from octavo.errors import UnsupportedModelError
+from octavo.inputs import Prompt
+from octavo.loader.registry import get_model_loader
+from octavo.models import fallback_probe
+from octavo.models.fallback import FallbackForCausalLM
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+GPT = {
+    "vocab_size": 97,
+    "n_embd": 48,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+OPT = {"ffn_dim": 40, "word_embed_proj_dim": 48}
+HEADS = {"head_dim": 12}
+# Learned positions and a tied head; a head of another name; norms in parallel, scaled logits, windows; norms of all
+# heads together; interleaved rotation; norms behind rotation.
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt2": GPT,
+    "opt": {**SMALL, **OPT},
+    "gpt_neox": SMALL,
+    "cohere2": {**SMALL, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
+    "olmo2": SMALL,
+    **pick(
+        {},
+        {
+            "glm4": {**SMALL, **HEADS},
+            "hunyuan_v1_dense": {**SMALL, **HEADS},
+            **dict.fromkeys(("apertus", "arcee", "phi", "starcoder2", "nemotron", "cohere", "olmo3", "olmo"), SMALL),
+            **{kind: {**SMALL, **HEADS} for kind in ("ministral3", "glm", "helium", "gemma")},
+            **dict.fromkeys(("ernie4_5", "persimmon"), SMALL),
+            "gpt_bigcode": GPT,
+            "granitemoe": {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2},
+        },
+    ),
+}
+
+
+def save(kind: str, folder: Path) -> Any:
+    """Save a tiny random model, and return the library's own."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **MODELS.get(kind, SMALL))
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_norm = "norm" in name or ".ln_" in name
+            parameter.copy_(torch.randn_like(parameter) * 0.2 + (is_norm and name.endswith("weight")))
+    model.tie_weights()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at checkpoints in this process: one of its own imports torch and the library."""
+    monkeypatch.setattr(fallback, "probe_fallback", fallback_probe.probe)
+
+
+def load(folder: Path) -> FallbackForCausalLM:
+    config = read_model_config(folder, model="m", dtype="float32")
+    assert config.impl == "transformers"
+    model = get_model_loader(LoadConfig(load_format="auto", seed=0)).load_model(config, make_context())
+    assert isinstance(model, FallbackForCausalLM)
+    return model
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("kind", MODELS)
+def test_logits_are_the_librarys(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunks, and in a batch with a stranger."""
+    monkeypatch.setattr(hf, "may_be_known", lambda fields: True)
+    monkeypatch.setattr(hf, "find_family", _unknown)
+    theirs, prompts = save(kind, tmp_path), [list(range(3, 26)), list(range(40, 49))]
+    runner = PagedRunner(load(tmp_path))
+    first = runner.step({0: prompts[0][:11], 1: prompts[1]})
+    found = [torch.cat([first[0], *runner.step({0: prompts[0][11:]})]), first[1]]
+    for prompt, logits in zip(prompts, found, strict=True):
+        with torch.inference_mode():
+            expected = theirs(torch.tensor([prompt])).logits[0]
+        torch.testing.assert_close(logits, expected, atol=5e-5, rtol=0)
+
+
+def _unknown(fields: object) -> None:
+    raise UnsupportedModelError("a family of Octavo's own is of no use here")
+
+
+def test_an_engine_finds_out_by_itself(tmp_path: Path) -> None:
+    """With a process that looks at the model, cached prefixes and too little memory for all requests."""
+    theirs = save("gpt_neox", tmp_path)
+    theirs.generation_config.eos_token_id = None
+    options: dict[str, Any] = {"tokenizer": "demo", "dtype": "float32", "num_kv_blocks": 17, "block_size": 4}
+    with LLM(str(tmp_path), max_num_batched_tokens=12, **options) as llm:
+        prompts: list[Prompt] = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (20, 24, 9)]
+        params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+        for _ in range(2):
+            for output in llm.generate(prompts, params, use_tqdm=False):
+                ids = torch.tensor([output.prompt_token_ids])
+                whole = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+                assert output.outputs[0].token_ids == whole[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.usefixtures("here")
+def test_what_cannot_run_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = AutoConfig.for_model("bloom", vocab_size=97, hidden_size=48, n_layer=2, n_head=4)
+    config.architectures = ["BloomForCausalLM"]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"attention cannot be replaced"):
+        fallback.probe_fallback(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="architecture 'BloomForCausalLM' is not supported"):
+        read_model_config(tmp_path, model="m", model_impl="octavo")
+    monkeypatch.setattr(fallback, "find_spec", lambda name: None)
+    monkeypatch.setattr(hf, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedModelError, match=r"pip install 'octavo\[transformers\]'"):
+        read_model_config(tmp_path, model="m")
+
+
+def test_nonsense_starts_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback, "probe_fallback", lambda path: pytest.fail("a process was started"))
+    for kind in ("no-such-model", "../../etc", ""):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NoSuchForCausalLM"], "model_type": kind}))
+        with pytest.raises(UnsupportedModelError, match="'NoSuchForCausalLM' is not supported"):
+            read_model_config(tmp_path, model="m")
