@@ -43,17 +43,19 @@ GPT = {
 }
 OPT = {"ffn_dim": 40, "word_embed_proj_dim": 48}
 HEADS = {"head_dim": 12}
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_group": 1, "topk_group": 1}
 # Learned positions and a tied head; a head of another name; norms in parallel, scaled logits, windows; norms of all
-# heads together; interleaved rotation; norms behind rotation.
+# heads together, experts that files hold one by one; interleaved rotation; norms behind rotation.
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": GPT,
     "opt": {**SMALL, **OPT},
     "gpt_neox": SMALL,
     "cohere2": {**SMALL, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
-    "olmo2": SMALL,
+    "olmoe": {**SMALL, "num_experts": 4, "num_experts_per_tok": 2},
     **pick(
         {},
         {
+            "olmo2": SMALL,
             "glm4": {**SMALL, **HEADS},
             "hunyuan_v1_dense": {**SMALL, **HEADS},
             **dict.fromkeys(("apertus", "arcee", "phi", "starcoder2", "nemotron", "cohere", "olmo3", "olmo"), SMALL),
@@ -61,6 +63,10 @@ MODELS: dict[str, dict[str, Any]] = {
             **dict.fromkeys(("ernie4_5", "persimmon"), SMALL),
             "gpt_bigcode": GPT,
             "granitemoe": {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2},
+            "phimoe": {**SMALL, "num_local_experts": 4},
+            "minimax_m2": {**SMALL, **HEADS, "num_local_experts": 4, "num_experts_per_tok": 2},
+            "ernie4_5_moe": {**SMALL, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 20},
+            "glm4_moe": {**SMALL, **HEADS, **ROUTED},
         },
     ),
 }

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming
+from transformers.core_model_loading import WeightConverter, WeightRenaming
 
 from octavo.attention.base import AttentionBackend, AttentionLayer
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache, LayerKVCache
@@ -63,6 +63,38 @@ class OwnParameters(WeightOwner):
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         value = tensor.to(self._context.device, self._context.dtype).clone()
         setattr(self._module[0], name, nn.Parameter(value, requires_grad=False))
+
+
+class StackedExperts(OwnParameters):
+    """A module whose parameters are stacks of experts, [X, N, K], which checkpoints hold one by one.
+
+    `parts` has, for each parameter, the names of what an expert's rows consist of, one after the other.
+    """
+
+    def __init__(self, module: nn.Module, parts: Mapping[str, Sequence[str]], context: BuildContext) -> None:
+        super().__init__(module, context)
+        self._places = {
+            f"{expert}.{name}": (parameter, expert, at, len(names))
+            for parameter, names in parts.items()
+            for expert in range(len(getattr(module, parameter)))
+            for at, name in enumerate(names)
+        }
+
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        return {name: TensorSpec(self._shape(name)) for name in self._places}
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        parameter, _, _, count = self._places[name]
+        _, num_rows, size = getattr(self._module[0], parameter).shape
+        return num_rows // count, size
+
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        parameter, expert, at, _ = self._places[name]
+        stack, num_rows = getattr(self._module[0], parameter), len(tensor)
+        if stack.is_meta and self._context.device.type != "meta":
+            stack = torch.empty(stack.shape, dtype=self._context.dtype, device=self._context.device)
+            setattr(self._module[0], parameter, nn.Parameter(stack, requires_grad=False))
+        stack.data[expert, at * num_rows : (at + 1) * num_rows] = tensor.to(self._context.device, self._context.dtype)
 
 
 class _Hidden(tuple[torch.Tensor]):
@@ -112,6 +144,7 @@ class FallbackForCausalLM(CausalLM):
         self._twins, self._step = _twins_of(library), _Step()
         transforms = get_model_conversion_mapping(library) or []
         self._renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+        self._converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
         self.context = context
         self._adopt(library, replace(context, checkpoint_names={}))
         self.library = library.to("meta") if context.device.type == "meta" else library
@@ -135,10 +168,24 @@ class FallbackForCausalLM(CausalLM):
             if type(module) is nn.Linear:
                 library.set_submodule(name, FallbackLinear(module, context.at(name)))
                 self._names[name] = f"library.{name}"
-            elif next(module.parameters(recurse=False), None) is not None:
-                key = name.replace(".", "/")
+                continue
+            own, key = dict(module.named_parameters(recurse=False)), name.replace(".", "/")
+            stacks = {parameter: parts for parameter in own if (parts := self._parts_of(f"{name}.{parameter}"))}
+            if stacks and stacks.keys() == own.keys():
+                self.owners[key] = owner = StackedExperts(module, stacks, context)
+                each = dict.fromkeys(tensor.rpartition(".")[0] for tensor in owner.checkpoint_tensors())
+                self._names |= {f"{name}.{part}": f"owners.{key}:{part}" for part in each}
+            elif own:
                 self.owners[key] = OwnParameters(module, context)
                 self._names[name] = f"owners.{key}"
+
+    def _parts_of(self, parameter: str) -> list[str]:
+        """Return what an expert of a stack consists of in checkpoints, as the library says it; []: it is no stack."""
+        for converter in self._converters:
+            [*_, target] = converter.target_patterns
+            if parameter.endswith(target) and all("*." in source for source in converter.source_patterns):
+                return [source.partition("*.")[2] for source in converter.source_patterns]
+        return []
 
     def _describe(self, layer: int) -> AttentionLayer:
         spec = self.config.attention(layer)
