@@ -30,7 +30,7 @@ LONG = (
     "tests/end_to_end/test_triton.py",
     "tests/benchmarks/test_gpu.py",
     "tests/config/test_hub.py",
-    "tests/end_to_end/test_recurrent.py",
+    "tests/end_to_end/test_hybrids.py",
     "tests/end_to_end/test_pipeline.py",
     "tests/end_to_end/test_greedy.py",
     "tests/end_to_end/test_pipeline_processes.py",

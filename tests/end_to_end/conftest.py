@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from tests.models.tiny import TINY_MODELS
 
 from octavo import LLM
-from octavo.engine import input_processor
+from octavo.engine import inproc_client, input_processor
+from octavo.engine.core import EngineCore
 from octavo.structured.checker import StructuredOutputChecker
+from octavo.testing import KnownDrafter
 
 BLOCK_SIZE = 4
 MAX_LEN = 64
@@ -27,6 +30,8 @@ class Checkpoint:
 
 GetCheckpoint = Callable[[str], Checkpoint]
 MakeLLM = Callable[..., LLM]
+Sequences = list[list[int]]
+DraftFrom = Callable[[Sequences], KnownDrafter]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -97,3 +102,15 @@ def open_llm(checkpoint: GetCheckpoint, name: str, **options: Any) -> LLM:
         "deterministic": torch.cuda.is_available(),  # CPUs always are
     }
     return LLM(model, **{**defaults, **options})
+
+
+@pytest.fixture
+def draft_from(monkeypatch: pytest.MonkeyPatch) -> DraftFrom:
+    """Give engines that are made from now on a drafter that knows these sequences, and return it."""
+
+    def give(known: Sequences) -> KnownDrafter:
+        drafter = KnownDrafter.of_sequences(known, vocab_size=max(map(max, known)) + 1)
+        monkeypatch.setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=drafter))
+        return drafter
+
+    return give

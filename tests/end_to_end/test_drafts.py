@@ -3,15 +3,14 @@
 import json
 import random
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.breadth import pick
 from tests.end_to_end import drafting
-from tests.end_to_end.conftest import BLOCK_SIZE, MAX_LEN, GetCheckpoint, MakeLLM, open_llm
+from tests.end_to_end.conftest import BLOCK_SIZE, MAX_LEN, DraftFrom, GetCheckpoint, MakeLLM, Sequences, open_llm
 from tests.end_to_end.support import answers
 from tests.end_to_end.test_same_bytes import PARAMS, PROMPTS, one_by_one
 from tests.end_to_end.test_storm import storm_requests, weather_storm
@@ -21,16 +20,12 @@ from tests.worker.threaded_ranks import ThreadedRanks
 from octavo import LLM
 from octavo.contracts.engine import EngineCoreOutputs
 from octavo.engine import inproc_client
-from octavo.engine.core import EngineCore
 from octavo.engine.output_processor import OutputProcessor, StepResult
 from octavo.engine.process_client import ProcessClient
 from octavo.inputs import Prompt
 from octavo.kernels.dispatch import native_kernels
 from octavo.sampling_params import SamplingParams
 from octavo.testing import KnownDrafter
-
-Sequences = list[list[int]]
-DraftFrom = Callable[[Sequences], KnownDrafter]
 
 MODELS: list[tuple[str, dict[str, Any]]] = [("qwen3-mixed-windows", {}), *pick([], [("llama", {}), ("mixtral", {})])]
 if native_kernels() is not None:
@@ -42,18 +37,6 @@ def sequences(llm: LLM, prompts: Sequence[Prompt] = PROMPTS, params: Sequence[Sa
     longer = [each.replace(max_tokens=(each.max_tokens or 0) + 6, logprobs=None, stop=()) for each in params]
     outputs = llm.generate(prompts, longer, use_tqdm=False)
     return [output.prompt_token_ids + sample.token_ids for output in outputs for sample in output.outputs]
-
-
-@pytest.fixture
-def draft_from(monkeypatch: pytest.MonkeyPatch) -> DraftFrom:
-    """Give engines that are made from now on a drafter that knows these sequences, and return it."""
-
-    def give(known: Sequences) -> KnownDrafter:
-        drafter = KnownDrafter.of_sequences(known, vocab_size=max(map(max, known)) + 1)
-        monkeypatch.setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=drafter))
-        return drafter
-
-    return give
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: " ".join([model[0], *map(str, model[1].values())]))

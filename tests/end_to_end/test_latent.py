@@ -68,7 +68,7 @@ def test_drafts_change_nothing(
 ) -> None:
     name, recurrent_layers = mix
     if recurrent_layers:
-        pytest.skip("recurrent layers refuse drafts: test_recurrent.py")
+        pytest.skip("these recurrent layers log no drafts: test_hybrids.py")
     known = sequences(make_llm(name))
     drafter = KnownDrafter.of_sequences(known, vocab_size=max(map(max, known)) + 1)
     monkeypatch.setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=drafter))

@@ -16,8 +16,8 @@ from tests.breadth import pick
 from tests.end_to_end.conftest import GetCheckpoint, open_llm
 from tests.end_to_end.support import answers, random_prompt
 from tests.fakes.queued_device import RecordedQueue
+from tests.models.hybrid import keep_states_often
 from tests.models.latent import use_latent_layers
-from tests.models.recurrent import use_recurrent_layers
 from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo import LLM, SamplingParams
@@ -87,10 +87,10 @@ def test_a_restart_finds_prefixes_and_says_the_same(start: Open, name: str, opti
     check_restart(start, name, **options)
 
 
-@pytest.mark.parametrize("layers", pick([(0, 2)], [(0, 2), (0, 1, 2)]), ids=str)
-def test_states_are_found(start: Open, layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    use_recurrent_layers(monkeypatch, layers)
-    check_restart(start)
+@pytest.mark.parametrize("name", pick(["qwen3-5"], ["qwen3-5", "qwen3-next"]))
+def test_states_are_found(start: Open, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_states_often(monkeypatch)
+    check_restart(start, name)
 
 
 def test_latent_vectors_are_found(start: Open, monkeypatch: pytest.MonkeyPatch) -> None:

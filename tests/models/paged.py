@@ -9,18 +9,23 @@ from pathlib import Path
 
 import torch
 
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.metadata import ForwardBatch, GroupSlots
 from octavo.attention.selector import select_attention
 from octavo.config.engine import LoadConfig, LoadFormat
 from octavo.config.hf import read_model_config
 from octavo.config.model import CheckpointQuantization
-from octavo.distributed.groups import HeadShare, ParallelGroups
+from octavo.config.parallel import RankPlace
+from octavo.contracts.kv_cache import KVGroup
+from octavo.distributed.groups import ParallelGroups
 from octavo.kernels.dispatch import select_kernels
+from octavo.kernels.gated_delta import StateTensors
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.registry import make_schemes
 from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.worker.graph import StepGraph
+from octavo.worker.kv_cache import allocate_kv_caches, make_kv_cache_spec
+from octavo.worker.memory import sharded_config
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CPU = torch.device("cpu")
@@ -60,18 +65,16 @@ class PagedRunner:
 
     def __init__(self, model: CausalLM, *, num_blocks: int = 64, block_size: int = 4, seed: int = 0) -> None:
         self._model, self._block_size = model, block_size
-        self._caches: list[LayerKVCache] = []
-        group = model.context.groups.tensor
-        for spec in model.config.attending:
-            heads = HeadShare.of(spec.num_heads, spec.num_kv_heads, group.rank, group.size)
-            if spec.shares_kv_of is not None:
-                self._caches.append(self._caches[spec.shares_kv_of])
-                continue
-            layout = model.context.attention.kv_layout(spec.head_dim)
-            shape = (num_blocks * block_size, heads.kv.size, layout.head_size)
-            # Rubbish in unwritten slots must not show, so it is large.
-            rubbish = 1e4 if layout.dtype.is_floating_point else torch.iinfo(layout.dtype).max
-            self._caches.append(LayerKVCache(*(torch.full(shape, rubbish, dtype=layout.dtype) for _ in range(2))))
+        groups = model.context.groups.tensor
+        place = RankPlace(rank=groups.rank, tp_rank=groups.rank, tp_size=groups.size, pp_rank=0, pp_size=1)
+        part = sharded_config(model.config, place)
+        layers = range(model.config.num_layers)
+        spec = make_kv_cache_spec(part, layers, block_size, model.context.attention.kv_layout)
+        self._caches = allocate_kv_caches(spec, [num_blocks] * len(spec.groups), CPU)
+        for cache in self._caches:
+            pools = (cache.conv, cache.matrix) if isinstance(cache, StateTensors) else cache.pools
+            for pool in pools:  # rubbish in unwritten slots must not show, so it is large
+                pool.fill_(1e4 if pool.dtype.is_floating_point else torch.iinfo(pool.dtype).max)
         self._free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
         self._blocks: dict[int, list[int]] = {}
         self._lens: dict[int, int] = {}
@@ -122,7 +125,7 @@ class PagedRunner:
         starts = [0, *accumulate(len(new) for new in tokens.values())]
         seq_lens = [self._lens[request] for request in tokens]
         adapters = [self.adapter_slots.get(request, -1) for request, new in tokens.items() for _ in new]
-        return ForwardBatch(
+        batch = ForwardBatch(
             input_ids=torch.tensor([token for new in tokens.values() for token in new]),
             positions=torch.tensor(positions),
             query_start_loc=torch.tensor(starts, dtype=torch.int32),
@@ -134,7 +137,18 @@ class PagedRunner:
             query_start_loc_list=starts,
             seq_lens_list=seq_lens,
             adapter_ids=torch.tensor(adapters) if self.adapter_slots else None,
-        ).shared_by(self._model.config.kv_groups)
+        )
+        return batch.with_groups([self._slots_of(batch, group, list(tokens)) for group in self._model.config.kv_groups])
+
+    def _slots_of(self, batch: ForwardBatch, group: KVGroup, requests: list[int]) -> GroupSlots:
+        """A request's state is in its first block, and in no other."""
+        if group.kind != "recurrent":
+            return GroupSlots(batch.slot_mapping, batch.block_table)
+        states = torch.tensor([self._blocks[request][0] for request in requests])
+        starts = batch.query_start_loc[:-1].long()
+        is_new = batch.positions[starts] == 0
+        slots = torch.full_like(batch.slot_mapping, -1).index_copy_(0, batch.query_start_loc[1:].long() - 1, states)
+        return GroupSlots(slots, batch.block_table, states.masked_fill(is_new, -1))
 
     def _grow(self, request: int, length: int) -> None:
         blocks = self._blocks.setdefault(request, [])

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from octavo.attention.metadata import AttentionMetadata, ForwardBatch, RecurrentStates
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch
 from octavo.config import args, families
 from octavo.config.hf import read_model_config
 from octavo.config.layers import AttentionSpec, LayerSpec, RecurrentSpec
 from octavo.config.model import ModelConfig
+from octavo.kernels.gated_delta import StateTensors
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
 from octavo.models.common import DecoderAttention
@@ -32,6 +33,14 @@ class ProjectedSpec(RecurrentSpec, frozen=True, kw_only=True):
     """A recurrent layer with the projections of one that attends."""
 
     projections: AttentionSpec
+
+    @property
+    def conv_shape(self) -> tuple[int, ...]:
+        return 2, *self.matrix_shape
+
+    @property
+    def matrix_shape(self) -> tuple[int, ...]:
+        return self.projections.num_kv_heads, self.projections.head_dim
 
 
 def _attending(layer: LayerSpec) -> LayerSpec:
@@ -57,14 +66,14 @@ class RecurrentMixer(DecoderAttention):
         states: Any,
         step: AttentionMetadata,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert isinstance(states, RecurrentStates)
+        assert isinstance(states, StateTensors)
         qkv, residual = self.qkv.of_normed(norm, x, residual)
         mixed = self._mix(qkv, states, step.batch.of_group(self._kv_group))
         if self.is_last:
             mixed, residual = (self._kernels.kept_rows(rows, step.batch.kept_indices) for rows in (mixed, residual))
         return self.out(mixed), residual
 
-    def _mix(self, qkv: torch.Tensor, states: RecurrentStates, batch: ForwardBatch) -> torch.Tensor:
+    def _mix(self, qkv: torch.Tensor, states: StateTensors, batch: ForwardBatch) -> torch.Tensor:
         num_heads, num_kv_heads, size = self._sizes
         heads = qkv.view(len(qkv), -1, size)  # [T, H + 2 * G, E]
         query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
@@ -121,9 +130,8 @@ def with_recurrent_layers(config: ModelConfig, layers: tuple[int, ...]) -> Model
         if number not in layers:
             return layer
         spec = config.attention(number)
-        shape = spec.num_kv_heads, spec.head_dim
-        sizes = {"conv_shape": (2, *shape), "matrix_shape": shape}
-        return replace(layer, mixer=ProjectedSpec(**sizes, interval=INTERVAL, projections=spec))
+        mixer: Any = ProjectedSpec(interval=INTERVAL, projections=spec)  # which crosses no process
+        return replace(layer, mixer=mixer)
 
     return replace(config, layers=tuple(change(number, layer) for number, layer in enumerate(config.layers)))
 

@@ -8,18 +8,14 @@ from tests.breadth import pick
 from tests.distributed.rank_process import run_in_processes
 from tests.distributed.ranks import run_ranks
 from tests.models.paged import PagedRunner, load
-from tests.models.test_exactness import TOLERANCE, random_tokens
-from tests.models.tiny import TINY_MODELS, TinyModel
+from tests.models.test_exactness import random_tokens
+from tests.models.tiny import TINY_MODELS, TinyModel, by_name
 
 from octavo.distributed.groups import ParallelGroups
 from octavo.kernels.dispatch import native_kernels
 
 NUM_TOKENS = pick(5, 12)
 PROMPTS = [random_tokens(length, seed=length) for length in (1, 4, 23, 8)]
-
-
-def by_name(name: str) -> TinyModel:
-    return next(case for case in TINY_MODELS if case.name == name)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +35,7 @@ def test_every_architecture_on_two_and_four_ranks(at: int, case: TinyModel, tmp_
         results = run_ranks(body, size)
         for rank_tokens, rank_logits in results:
             assert rank_tokens == tokens
-            torch.testing.assert_close(rank_logits, logits, atol=TOLERANCE, rtol=0)
+            torch.testing.assert_close(rank_logits, logits, atol=case.tolerance, rtol=0)
             assert torch.equal(rank_logits, results[0][1]), "ranks sample from the same logits"
 
 

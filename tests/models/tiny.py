@@ -27,7 +27,15 @@ _ODD = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
-_CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}  # transformers', where named otherwise
+# transformers' names, where they are not the family's.
+_CONFIGS = {
+    "Gemma3": "Gemma3TextConfig",
+    "Gemma4": "Gemma4TextConfig",
+    "Qwen3_5": "Qwen3_5TextConfig",
+    "Qwen3_5Moe": "Qwen3_5MoeTextConfig",
+}
+# Families that store norms' weights minus one, but for those of linear attention.
+_STORED_MINUS_ONE = ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
 _MULTI_HEAD = {"num_key_value_heads": 6}
 _ONE_KV_HEAD_OF_8 = {"hidden_size": 40, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 6}
 _THREE_KV_HEADS = {"num_key_value_heads": 3}
@@ -81,6 +89,14 @@ _GPT_OSS = {
     "swiglu_limit": 0.9,  # that some gates and ups are beyond
     "swiglu_alpha": 1.3,
 }
+_HYBRID = {
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 7,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 4.0,
@@ -110,9 +126,8 @@ class TinyModel:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 noise = torch.randn(parameter.shape, generator=generator)
-                centre = (
-                    1.0 if ("norm" in name or "scale" in name) and self.family not in ("Gemma2", "Gemma3") else 0.0
-                )  # they add one
+                is_whole = self.family not in _STORED_MINUS_ONE or "linear_attn.norm" in name
+                centre = 1.0 if ("norm" in name or "scale" in name) and is_whole else 0.0
                 parameter.copy_(centre + 0.3 * noise if "norm" in name or "scale" in name else 0.25 * noise)
             for name, buffer in model.named_buffers():
                 if name.endswith("layer_scalar"):
@@ -277,4 +292,51 @@ TINY_MODELS = [
             "original_max_position_embeddings": 16,
         },
     ),
+    # transformers computes linear attention in two ways, which differ by up to 1e-4 in logits of these models.
+    TinyModel(name="qwen3-5", family="Qwen3_5", settings=_HYBRID, tolerance=5e-4),
+    TinyModel(
+        name="qwen3-5-of-32-heads",
+        family="Qwen3_5",
+        tolerance=5e-4,
+        settings={
+            **_HYBRID,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 48,
+            "linear_conv_kernel_dim": 2,
+            "layer_types": None,
+            "full_attention_interval": 2,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    TinyModel(name="qwen3-5-moe", family="Qwen3_5Moe", settings={**_HYBRID, **_SHARED}, tolerance=5e-4),
+    TinyModel(
+        name="qwen3-next",
+        family="Qwen3Next",
+        settings={**_HYBRID, **_SHARED, "decoder_sparse_step": 2},
+        tolerance=5e-4,
+    ),
+    TinyModel(
+        name="qwen3-next-one-head",
+        family="Qwen3Next",
+        tolerance=5e-4,
+        settings={
+            **_HYBRID,
+            **_SHARED,
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 5,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 1.0},
+        },
+    ),
 ]
+
+
+def by_name(name: str) -> TinyModel:
+    return next(case for case in TINY_MODELS if case.name == name)

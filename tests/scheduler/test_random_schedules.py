@@ -78,7 +78,6 @@ class Drill:
         kinds += KVGroup.recurrent(interval=block_size * (1 + choices.below(3))), KVGroup(kind="latent", tile=tile)
         mixes = ((0,), (1,), (0, 1), (1, 2), (1, 0, 2), (3,), (0, 3), (3, 1, 0), (3, 4))
         groups = tuple(kinds[index] for index in mixes[choices.below(len(mixes))])
-        self.has_drafts &= kinds[3] not in groups
         budget = max_num_seqs + choices.below(12)
         self.has_adapters, num_slots = choices.one_in(3), 1 + choices.below(3)
         self.loads = SlowLoads(broken=frozenset({BROKEN.content_hash}))

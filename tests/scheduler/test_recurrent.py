@@ -1,9 +1,6 @@
 """Recurrent groups: the blocks a request holds, which stay findable, and what is rejected."""
 
-import pytest
-
 from octavo.contracts.kv_cache import KVGroup
-from octavo.errors import UnsupportedModelError
 from octavo.scheduler.scheduler import Scheduler
 from octavo.testing import FakeWorker, KnownDrafter, make_request, make_scheduler, run_step
 
@@ -55,7 +52,26 @@ def test_a_state_of_the_same_step_is_not_begun_from() -> None:
     assert [data.num_computed_tokens for data in scheduler.schedule().scheduled_new_reqs] == [16]
 
 
-def test_drafts_are_refused() -> None:
-    drafter = KnownDrafter.of_sequences([[1, 2, 3]], vocab_size=9)
-    with pytest.raises(UnsupportedModelError, match="1 of this model's 2 KV groups are recurrent"):
-        make_scheduler(groups=(KVGroup(), STATES), drafter=drafter)
+def test_drafts_end_no_block_of_states() -> None:
+    """A block has the state before drafts until they are accepted, and nothing but known tokens in the end."""
+    scheduler, worker = recurrent_scheduler()
+    scheduler.add_request(make_request("r", PROMPT[:3], max_tokens=40, ignore_eos=True))
+    while not scheduler.is_finished():
+        run_step(scheduler, worker)
+    [expected] = [row.token_ids for row in worker.rows.values()]
+    drafter = KnownDrafter.of_sequences([expected], vocab_size=max(expected) + 1)
+    scheduler = make_scheduler(num_blocks=[64, 8], groups=(KVGroup(), STATES), drafter=drafter)
+    worker, num_drafts = FakeWorker.of(scheduler), list[int]()
+    scheduler.add_request(make_request("r", PROMPT[:3], max_tokens=40, ignore_eos=True))
+    while not scheduler.is_finished():
+        step = scheduler.schedule()
+        if step.scheduled_spec_decode_tokens is not None:
+            start, [count] = int(step.num_computed_tokens[0]), step.scheduled_spec_decode_tokens.counts.tolist()
+            assert start // 8 == (start + count + 1) // 8
+            num_drafts.append(count)
+        scheduler.update_from_output(step, worker.execute(step))
+        scheduler.check_integrity()
+    assert max(num_drafts) == drafter.max_num_drafts
+    assert drafter.num_proposed > drafter.num_accepted > 5
+    [found] = [row.token_ids for row in worker.rows.values()]
+    assert found == expected

@@ -16,8 +16,8 @@ import torch
 from tests.breadth import pick
 from tests.end_to_end.support import random_prompt
 from tests.fakes.queued_device import RecordedQueue
-from tests.models.recurrent import use_recurrent_layers
-from tests.models.tiny import TinyModel
+from tests.models.hybrid import keep_states_often
+from tests.models.tiny import TinyModel, by_name
 from tests.worker.conftest import Place
 from tests.worker.fixed_attention import FixedAttention
 
@@ -211,13 +211,13 @@ def test_blocks_freed_behind_a_window_are_no_reason_to_go_without_a_graph(place:
 
 
 def test_recurrent_states_in_graphs(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    TinyModel(name="qwen3", family="Qwen3").save(tmp_path / "qwen3")
-    use_recurrent_layers(monkeypatch, (0, 2))
+    by_name("qwen3-5").save(tmp_path / "qwen3-5")
+    keep_states_often(monkeypatch)
     prompts = [random_prompt(length, seed=length) for length in (20, 3, 1, 30)]
     params = SamplingParams(temperature=0.0, max_tokens=25, ignore_eos=True)
     found, queue = [], RecordedQueue()
     for place.queue in (None, queue):
-        with LLM(str(tmp_path / "qwen3"), **{**OPTIONS, "max_model_len": 64}) as llm:
+        with LLM(str(tmp_path / "qwen3-5"), **{**OPTIONS, "max_model_len": 64}) as llm:
             outputs = [output for _ in range(2) for output in llm.generate(prompts, params, use_tqdm=False)]
             llm.engine.check_integrity()
         found.append([output.outputs[0].token_ids for output in outputs])

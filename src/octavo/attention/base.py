@@ -51,6 +51,7 @@ class AttentionLayer:
     normalizes_values: bool = False  # each head of values, by the epsilon of `norms`, without weights
     # qk: values are keys before norm and rotation; q: keys and values are another layer's, written before.
     projects: Literal["qkv", "qk", "q"] = "qkv"
+    gate_heads: int = 0  # behind queries, keys and values in a row of the projection, for others than the backend
     kv_group: int = 0  # which block table and slots to use, see `ForwardBatch.of_group`
     computes_kept_only: bool = False  # only outputs at `ForwardBatch.kept_indices` are read; the rest are undefined
     index: int = 0  # in the model
@@ -151,7 +152,7 @@ class AttentionBackend(ABC, Generic[PlanT]):
 
     def forward(
         self,
-        qkv: Tensor,  # [T, (H + 2 * G) * E], as projected; or what `AttentionLayer.projects` says
+        qkv: Tensor,  # [T, (H + 2 * G) * E], as projected, or what `AttentionLayer` says; with gates, a part of rows
         kv_cache: LayerKVCache,
         step: AttentionMetadata,
         layer: AttentionLayer,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from octavo.contracts.kv_cache import KVGroup
+from octavo.kernels.gated_delta import StateStep, StateTensors
 
 RotaryTable = tuple[Tensor, Tensor]  # cos and sin of the step's tokens, [T, A] float32 each
 
@@ -35,15 +36,7 @@ class LayerKVCache:
         return (self.key,) if self.value.data_ptr() == self.key.data_ptr() else (self.key, self.value)
 
 
-@dataclass(frozen=True, slots=True)
-class RecurrentStates:
-    """One recurrent layer's states, one per block. Each consists of a convolution state and a matrix state."""
-
-    conv: Tensor  # [num_blocks, *conv_shape]
-    matrix: Tensor  # [num_blocks, *matrix_shape] float32
-
-
-LayerCache = LayerKVCache | RecurrentStates
+LayerCache = LayerKVCache | StateTensors
 
 
 class GroupSlots(NamedTuple):
@@ -109,6 +102,8 @@ class ForwardBatch:
     inputs_embeds: InputEmbeds | None = None
     visible_ends: Tensor | None = None  # [T] int32, one past the last position each token sees; None: its own
     state_slots: Tensor | None = None  # [R] int64, -1: no tokens before. None: no recurrent group
+    num_replayed: Tensor | None = None  # [R] int32, see `StateStep`. None: no request has drafts, nor had any
+    num_drafts: Tensor | None = None  # [R] int32
     other_groups: tuple[Self, ...] = ()
 
     @classmethod
@@ -163,6 +158,21 @@ class ForwardBatch:
     def of_group(self, kv_group: int) -> Self:
         """Return the batch for the layers of a KV group."""
         return self.other_groups[kv_group - 1] if kv_group else self
+
+    def state_step(self, kv_group: int) -> StateStep:
+        """Return the step as the layers of a recurrent KV group see it."""
+        seen = self.of_group(kv_group)
+        assert seen.state_slots is not None, "the layers of this group keep no state"
+        return StateStep(
+            kv_group=kv_group,
+            query_start_loc=self.query_start_loc,
+            query_start_loc_list=self.query_start_loc_list,
+            slots=seen.slot_mapping,
+            begins=seen.state_slots,
+            num_replayed=self.num_replayed,
+            num_drafts=self.num_drafts,
+            rows=None if self.num_drafts is None else self.rows,
+        )
 
     @property
     def rotary_positions(self) -> Tensor:

@@ -88,7 +88,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
         key = layer, step.batch.block_size
         if key not in self._layers:
             self._layers[key] = self._make_layer(*key)
-        query = query.contiguous()
+        query = query if layer.gate_heads else query.contiguous()  # gates: the start of each row of the projection
         out = self._kernels.empty(len(query), layer.num_heads * layer.head_dim, dtype=self._dtype)
         addresses = (tensor.data_ptr() for tensor in (query, kv_cache.key, kv_cache.value, out))
         self._native.attention(plan.step, self._layers[key], *addresses)
@@ -142,6 +142,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
             kv_group=layer.kv_group,
             normalizes_values=layer.normalizes_values,
             num_parts=len(layer.projects),
+            gate_heads=layer.gate_heads,
         )
 
 

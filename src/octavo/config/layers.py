@@ -71,6 +71,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     has_keys_as_values: bool = False  # values are the keys' projection, without their norm and rotation
     shares_kv_of: int | None = None  # the layer whose keys and values these are; None: its own
     has_sinks: bool = False  # a logit per head joins its softmax, and has no value
+    has_output_gate: bool = False  # each element of the result is multiplied by the sigmoid of a gate of its own
     latent: LatentSpec | None = None  # None: a key and a value for each kv head are cached
     entry_kind: int = 0  # layers whose cached keys and values have other sizes have other numbers
 
@@ -80,12 +81,60 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
         return "q" if self.shares_kv_of is not None else "qk" if self.has_keys_as_values else "qkv"
 
 
-class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="recurrent"):
+class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A layer that keeps a state of fixed size instead of keys and values: of a convolution, and of the recurrence."""
 
-    conv_shape: tuple[int, ...]  # in the model's dtype
-    matrix_shape: tuple[int, ...]  # in float32
     interval: int = 512  # tokens between the states that are kept for prefix hits
+
+    @property
+    def conv_shape(self) -> tuple[int, ...]:
+        """Of the state of the convolution, in the model's dtype."""
+        raise NotImplementedError
+
+    @property
+    def matrix_shape(self) -> tuple[int, ...]:
+        """Of the state of the recurrence, in float32."""
+        raise NotImplementedError
+
+    @property
+    def input_size(self) -> int:
+        """Elements of a token, in the model's dtype, from which both states can be computed again."""
+        raise NotImplementedError
+
+
+class GatedDeltaSpec(RecurrentSpec, frozen=True, kw_only=True, tag="gated_delta"):
+    """Linear attention by the gated delta rule (Yang et al. 2024, arXiv:2412.06464), behind a short convolution.
+
+    Consecutive value heads share a key head.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_size: int  # of a head of queries and keys
+    value_size: int  # of a head of values
+    conv_size: int  # tokens that the convolution sees, the last one included
+    has_rows_by_head: bool = False  # checkpoints hold the projections' rows key head by key head, else kind by kind
+
+    @property
+    def num_channels(self) -> int:
+        """What the convolution mixes: queries, keys and values of all heads."""
+        return 2 * self.num_key_heads * self.key_size + self.num_value_heads * self.value_size
+
+    @property
+    def conv_shape(self) -> tuple[int, ...]:
+        return self.conv_size - 1, self.num_channels
+
+    @property
+    def matrix_shape(self) -> tuple[int, ...]:
+        return self.num_value_heads, self.key_size, self.value_size
+
+    @property
+    def input_size(self) -> int:
+        return self.num_channels + 2 * self.num_value_heads
+
+    def with_heads(self, num_key_heads: int, num_value_heads: int) -> "GatedDeltaSpec":
+        """Return the same with so many heads: those of a rank."""
+        return msgspec.structs.replace(self, num_key_heads=num_key_heads, num_value_heads=num_value_heads)
 
 
 class DenseSpec(msgspec.Struct, frozen=True, kw_only=True, tag="dense"):
@@ -110,7 +159,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     swiglu_alpha: float = 1.702  # of the clamped activation
 
 
-Mixer = AttentionSpec | RecurrentSpec
+Mixer = AttentionSpec | GatedDeltaSpec
 FeedForward = DenseSpec | ExpertsSpec
 
 

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from octavo.config.json_fields import JsonFields
-from octavo.config.layers import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, RecurrentSpec, RotarySpec
+from octavo.config.layers import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    GatedDeltaSpec,
+    LayerSpec,
+    RecurrentSpec,
+    RotarySpec,
+)
 from octavo.contracts.kv_cache import KVGroup
 from octavo.errors import InvalidParameterError, UnsupportedModelError
 
@@ -213,8 +221,10 @@ class ModelConfig:
 
     @property
     def max_tensor_parallel_size(self) -> int:
-        """Every rank needs a query head of each layer that attends."""
-        return min((spec.num_heads for spec in self.attending), default=_NO_LIMIT)
+        """Every rank needs a query head of each layer that attends, and a value head of each that keeps a state."""
+        states = (layer.mixer for layer in self.layers if isinstance(layer.mixer, GatedDeltaSpec))
+        counts = [*(spec.num_heads for spec in self.attending), *(spec.num_value_heads for spec in states)]
+        return min(counts, default=_NO_LIMIT)
 
     @property
     def experts(self) -> ExpertsSpec | None:

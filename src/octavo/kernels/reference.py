@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.kernels import gated_delta
+from octavo.kernels.gated_delta import GatedDeltaWeights, StateStep, StateTensors
 from octavo.kernels.quantization import Weight, WeightFormat
 from octavo.kernels.types import Activation, Fused, GeluKind, LinearRole, PackedExperts, PackedLinear, Routes, Routing
 
@@ -324,6 +326,16 @@ class Kernels:
     def scaled_sum(self, x: Tensor, residual: Tensor | None, scale: float) -> Tensor:
         """Return (x + residual) * scale, of [T, D] each; the sum is rounded to the dtype first."""
         return (x if residual is None else x + residual) * scale
+
+    def gate(self, x: Tensor, logits: Tensor) -> Tensor:
+        """Return x [T, D] times the sigmoid of logits [T, D], whose rows may be parts of longer ones."""
+        return (x.float() / (1.0 + torch.exp(-logits.float()))).to(x.dtype)
+
+    def gated_delta_net(
+        self, weights: GatedDeltaWeights, rows: Tensor, gates: Tensor, states: StateTensors, step: StateStep
+    ) -> Tensor:
+        """Return `gated_delta.gated_delta_net`: linear attention of rows [T, C + H * V] and gates [T, 2 * H]."""
+        return gated_delta.gated_delta_net(weights, rows, gates, states, step)
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate x [T, H, D] by cos, sin [T, P] float32, 2 * P <= D: element i pairs with i + P; the rest is unchanged.

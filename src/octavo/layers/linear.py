@@ -36,12 +36,13 @@ class MergedLinear(WeightOwner):
     """
 
     role: ClassVar[LinearRole] = "plain"
+    stored_parts: tuple[str, ...] = ()  # the parts that a checkpoint names, if not `parts`
 
     def __init__(self, inputs: Share, parts: Mapping[str, Share], *, has_bias: bool, context: BuildContext) -> None:
         super().__init__()
         self.inputs, self.parts, self._has_bias, self._context = inputs, dict(parts), has_bias, context
         self._sizes = [outputs.size for outputs in parts.values()]
-        self.scheme = context.scheme(parts, self.role)
+        self.scheme = context.scheme(self.stored_parts or parts, self.role)
         self.adapters: LoraAdapters | None = None  # of this rank's shard, if the model serves any
         self._loaded: dict[str, torch.Tensor] = {}  # until packed
         self._packed: PackedLinear | CompressedLinear | None = None
@@ -203,6 +204,57 @@ class MergedLinear(WeightOwner):
         return torch.cat([bias.to(self._context.device, self._context.dtype) for bias in biases])
 
 
+class RegroupedLinear(MergedLinear):
+    """Some parts are stored together: rows of one tensor, each part's all at once, or head by head.
+
+    `stored` gives the parts of each tensor, by its name; `num_groups`, in how many groups its rows are: each has rows
+    of every part in turn.
+    """
+
+    def __init__(
+        self,
+        inputs: Share,
+        parts: Mapping[str, Share],
+        *,
+        stored: Mapping[str, tuple[str, ...]],
+        num_groups: int,
+        has_bias: bool,
+        context: BuildContext,
+    ) -> None:
+        self._stored, self._num_groups, self.stored_parts = dict(stored), num_groups, tuple(stored)
+        super().__init__(inputs, parts, has_bias=has_bias, context=context)
+        if self.scheme.tensors(1, inputs.total).keys() != {"weight"}:
+            what = f"{context.name_of(self.stored_parts[0])} is {self.scheme.name}"
+            raise UnsupportedModelError(f"{what}; its rows are put in another order, so it must be one tensor")
+
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        tensors: dict[str, TensorSpec] = {}
+        for name, parts in self._stored.items():
+            total = sum(self.parts[part].total for part in parts)
+            of_weight = self.scheme.tensors(total, self.inputs.total)
+            tensors.update({_join(name, parameter): spec for parameter, spec in of_weight.items()})
+            if self._has_bias:
+                tensors[_join(name, "bias")] = TensorSpec((total,))
+        return tensors
+
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        stored, _, parameter = name.rpartition(".")
+        parts = self._stored[stored]
+        if len(parts) == 1:
+            super().load_weight(_join(parts[0], parameter), tensor)
+            return
+        grouped = tensor.view(self._num_groups, -1, *tensor.shape[1:])
+        sizes = [self.parts[part].total // self._num_groups for part in parts]
+        for part, rows in zip(parts, grouped.split_with_sizes(sizes, dim=1), strict=True):
+            super().load_weight(_join(part, parameter), rows.flatten(0, 1))
+
+    def shard_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name, tensor in tensors.items():
+            self.load_weight(name, tensor)
+        loaded, self._loaded = self._loaded, {}
+        return super().shard_of(loaded)
+
+
 class QKVLinear(MergedLinear):
     """The projections to queries, keys and values, for this rank's heads; `projects`: or to the first of these only."""
 
@@ -222,6 +274,22 @@ class QKVLinear(MergedLinear):
         kv = heads.kv.times(head_dim)
         parts = {part: heads.query.times(head_dim) if part == "q" else kv for part in projects}
         super().__init__(Share.whole(in_size), parts, has_bias=has_bias, context=context)
+        self.heads = heads
+
+
+class GatedQKVLinear(RegroupedLinear):
+    """The same, and to a gate for each element of the queries' heads; checkpoints hold each head's query and gate."""
+
+    def __init__(
+        self, in_size: int, num_heads: int, num_kv_heads: int, head_dim: int, *, has_bias: bool, context: BuildContext
+    ) -> None:
+        group = context.groups.tensor
+        heads = HeadShare.of(num_heads, num_kv_heads, group.rank, group.size)
+        query, kv = heads.query.times(head_dim), heads.kv.times(head_dim)
+        parts = {"q": query, "k": kv, "v": kv, "gate": query}
+        stored = {"q": ("q", "gate"), "k": ("k",), "v": ("v",)}
+        inputs = Share.whole(in_size)
+        super().__init__(inputs, parts, stored=stored, num_groups=num_heads, has_bias=has_bias, context=context)
         self.heads = heads
 
 

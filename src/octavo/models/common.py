@@ -12,12 +12,13 @@ from torch import nn
 
 from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import AttentionMetadata, LayerKVCache
+from octavo.config.layers import AttentionSpec
 from octavo.config.model import ModelConfig
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import SILU, Activation
 from octavo.layers.attention import HeadNormWeights, SinkWeights
 from octavo.layers.context import BuildContext
-from octavo.layers.linear import GatedLinear, Linear, QKVLinear
+from octavo.layers.linear import GatedLinear, GatedQKVLinear, Linear, QKVLinear
 from octavo.layers.norm import NoNorm, RMSNorm
 
 # Names of a language model that was taken out of one with a vision tower.
@@ -43,9 +44,8 @@ class DecoderAttention(nn.Module):
         super().__init__()
         context = context.at(f"layers.{layer}.attention")
         in_size, spec = self.num_inputs * config.hidden_size, config.attention(layer)
-        heads = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        projects, at = spec.projects, context.at("qkv")
-        self.qkv = QKVLinear(in_size, *heads, has_bias=spec.has_bias, context=at, projects=projects)
+        projects = spec.projects
+        self.qkv = self.build_qkv(in_size, spec, context.at("qkv"))
         self.head_norms = None
         if spec.has_head_norms:
             self.head_norms = HeadNormWeights(
@@ -61,6 +61,11 @@ class DecoderAttention(nn.Module):
         self.backend.check(self.layer)
         has_bias, size = spec.has_out_bias, config.hidden_size
         self.out = Linear(self.qkv.parts["q"], size, has_bias=has_bias, context=context.at("out"))
+
+    def build_qkv(self, in_size: int, spec: AttentionSpec, context: BuildContext) -> QKVLinear | GatedQKVLinear:
+        """Hook for families that project to more than queries, keys and values."""
+        heads = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        return QKVLinear(in_size, *heads, has_bias=spec.has_bias, context=context, projects=spec.projects)
 
     def forward(
         self,

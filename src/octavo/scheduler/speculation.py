@@ -13,7 +13,6 @@ import numpy as np
 
 from octavo.contracts.engine import FinishedRequest, SpecDecodeStats
 from octavo.contracts.schedule import DRAWN_IN_RANKS, Int32Array, ModelRunnerOutput, SchedulerOutput, SpecDecodeTokens
-from octavo.errors import UnsupportedModelError
 from octavo.scheduler.draft_planner import DraftPlanner, GuessRates, StepCosts, VerifiedRates
 from octavo.scheduler.grammar_gate import GrammarGate
 from octavo.scheduler.request import Request
@@ -30,13 +29,7 @@ class Speculation:
     """
 
     def __init__(self, drafter: Drafter, running: RunningRows, grammar_gate: GrammarGate, *, is_adaptive: bool) -> None:
-        blocks = running.blocks
-        if blocks.recurrent:
-            raise UnsupportedModelError(
-                f"speculative decoding with {type(drafter).__name__}: a recurrent state cannot roll back rejected "
-                f"drafts, and {len(blocks.recurrent)} of this model's {len(blocks.groups)} KV groups are recurrent"
-            )
-        self._drafter, self._running, self._blocks, self._grammar_gate = drafter, running, blocks, grammar_gate
+        self._drafter, self._running, self._blocks, self._grammar_gate = drafter, running, running.blocks, grammar_gate
         self._draws_in_ranks = isinstance(drafter, RankDrafter)
         self._step_costs = StepCosts()
         self._pass_costs = StepCosts(falls_to_zero=True)  # of a draft model, which reads prompts first
@@ -55,6 +48,10 @@ class Speculation:
         running = self._running
         rows, known_counts = step.rows, step.counts
         room = running.limit[rows] - 1 - running.num_known[rows]  # nothing is sampled past the limit
+        for group in self._blocks.recurrent:
+            # No draft ends a block, whose state would be a snapshot, and the state before drafts stays in their block.
+            size = self._blocks.block_sizes[group]
+            room = np.minimum(room, size - 2 - running.num_computed[rows] % size)
         takes_drafts = (known_counts == 1) & (running.num_computed[rows] + 1 == running.num_known[rows]) & (room > 0)
         at = (takes_drafts & running.is_speculative[rows]).nonzero()[0]
         if budget <= 0 or not len(at):

@@ -40,6 +40,8 @@ class FakeRow:
         for token_id in new.token_ids.tolist():
             self.append(token_id)
         self.num_received = self.num_tokens  # tokens sent to a rank that does not sample
+        self.num_drafts = 0  # of its last step, which end at `last_end`
+        self.last_end = 0
         # Depends on what a failed step did not write: its samples must never be read.
         self.is_lost = self.adapter == _LOST_ADAPTER
 
@@ -130,8 +132,9 @@ class FakeWorker:
         self.num_tokens_computed += scheduler_output.total_num_scheduled_tokens
         for row, *_ in spans:
             assert row.is_lost or self.slots.get(row.adapter_slot) == row.adapter, f"{row.request_id}: wrong adapter"
-        for row, start, _ in spans:  # read all states before writing any: rows come in any order
-            self._read_states(row, start)
+        for (row, start, end), tried in zip(spans, drafts, strict=True):
+            self._read_states(row, start)  # all of them before any is written: rows come in any order
+            row.num_drafts, row.last_end = len(tried), end
         for row, start, end in spans:
             self._write(row, start, end)
         self._spread_losses(spans)
@@ -153,7 +156,7 @@ class FakeWorker:
         ends = scheduler_output.num_computed_tokens + scheduler_output.num_scheduled_tokens  # [R]
         for index, row in enumerate(scheduler_output.rows.tolist()):
             state = self.rows[row]
-            state.is_lost = True
+            state.is_lost, state.num_drafts, state.last_end = True, len(drafts[index]), int(ends[index])
             self._write(state, int(scheduler_output.num_computed_tokens[index]), int(ends[index]))
             self._sample(state, int(ends[index]), drafts[index])
 
@@ -203,7 +206,9 @@ class FakeWorker:
             size, positions = kind.block_tokens(self._block_size), np.arange(start, end)
             assert end <= len(row.block_ids[group]) * size, f"{row.request_id}: no block for position {end - 1}"
             if group in self._recurrent:
-                positions = positions[(positions + 1 == end) | ((positions + 1) % size == 0)]
+                known_end, is_last = end - row.num_drafts, (positions + 1) % size == 0
+                assert not is_last[positions >= known_end].any(), f"{row.request_id}: a draft ends a block of states"
+                positions = positions[(positions + 1 == known_end) | is_last]
                 slots, null_slot = np.array(row.block_ids[group])[positions // size], len(kv) - 1
             else:
                 slots, null_slot = row.slots(group, positions, size), len(kv) - size
@@ -211,12 +216,15 @@ class FakeWorker:
             kv[slots] = contexts[positions - start]
 
     def _read_states(self, row: FakeRow, start: int) -> None:
-        """Check the states that a row starts from: those of the previous token."""
+        """Check the states that a row starts from: those of the previous token, or of the one before drafts."""
+        last = (row.last_end if row.num_drafts else start) - row.num_drafts - 1
         for group in self._recurrent if start else ():
-            column = (start - 1) // self._groups[group].block_tokens(self._block_size)
+            size = self._groups[group].block_tokens(self._block_size)
+            column = (start - 1) // size
+            assert column == last // size, f"{row.request_id}: states of {last} and {start - 1} are in different blocks"
             state = self._kv[group][row.block_ids[group][column]]
             row.is_lost |= bool(state == _LOST)
-            assert row.is_lost or state == row.contexts[start - 1], f"{row.request_id}: wrong state before {start}"
+            assert row.is_lost or state == row.contexts[last], f"{row.request_id}: wrong state before {start}"
 
     def _spread_losses(self, spans: list[tuple[FakeRow, int, int]]) -> None:
         """Mark results computed from lost keys as lost. Repeats, as rows of a step may share blocks."""

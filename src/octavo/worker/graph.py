@@ -48,7 +48,8 @@ class StepGraph:
         self._model, self._kv_caches, self._block_size = model, kv_caches, block_size
         attention = model.context.attention
         assert isinstance(attention, NativeAttention), "only this backend is recorded"
-        self._attention, self._group_sizes = attention, model.group_sizes
+        assert isinstance(model.context.kernels, NativeKernels), "only these kernels record"
+        self._attention, self._kernels, self._group_sizes = attention, model.context.kernels, model.group_sizes
         dtype = model.context.dtype
         self._x = torch.empty(max_tokens, model.input_size, dtype=dtype)  # input of the first call
         # [max_tokens, D] residual stream from the previous stage
@@ -87,7 +88,8 @@ class StepGraph:
         step, make_step = self._model.attention_step(batch), self._attention.make_step
         sizes = zip(step.plans, self._group_sizes, strict=True)
         steps = [make_step(plan, step.rotary, group_size) for plan, group_size in sizes]
-        recording.tape.replay(num_tokens, steps)
+        recurrent = (group for group, of in enumerate(batch.groups) if of.state_slots is not None)
+        recording.tape.replay(num_tokens, steps, [self._kernels.state_step(batch.state_step(of)) for of in recurrent])
         num_rows = num_tokens
         if self._model.stage.is_last and batch.kept_indices is not None:
             num_rows = len(batch.kept_indices)
@@ -96,8 +98,7 @@ class StepGraph:
         return IntermediateTensors(result.hidden[:num_rows], result.residual[:num_rows], aux)
 
     def _record(self, adapter_ids: torch.Tensor | None) -> _Recording:
-        model, kernels = self._model, self._model.context.kernels
-        assert isinstance(kernels, NativeKernels), "only these kernels record"
+        model, kernels = self._model, self._kernels
         groups, nothing = model.config.kv_groups, torch.empty(0, dtype=torch.int64)
         batch = ForwardBatch(  # without tokens: each replay supplies its own
             input_ids=nothing,

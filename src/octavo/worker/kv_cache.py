@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from octavo.attention.base import KVLayout
-from octavo.attention.metadata import LayerCache, LayerKVCache, RecurrentStates
+from octavo.attention.metadata import LayerCache, LayerKVCache
 from octavo.config.layers import AttentionSpec, Mixer, RecurrentSpec
 from octavo.config.model import DType, ModelConfig
 from octavo.contracts.kv_cache import KVCacheSpec, KVGroupSpec, KVPart
 from octavo.errors import InvalidParameterError, UnsupportedModelError
+from octavo.kernels.gated_delta import StateTensors
 from octavo.kernels.large_pages import LARGE_PAGE_BYTES, prefault, zeros_on_large_pages
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ def allocate_kv_caches(spec: KVCacheSpec, num_blocks: Sequence[int], device: tor
             else:
                 pools = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in shapes]
             if group.group.kind == "recurrent":
-                caches[layer] = RecurrentStates(*pools)
+                caches[layer] = StateTensors(*pools)
             elif group.group.kind == "latent":
                 [vectors] = pools
                 caches[layer] = LayerKVCache(vectors, vectors[..., : group.value_size])

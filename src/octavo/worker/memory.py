@@ -15,14 +15,14 @@ from torch import nn
 
 from octavo.attention.torch_sdpa import SdpaAttention
 from octavo.config.engine import CacheConfig, EngineConfig, SchedulerConfig
-from octavo.config.layers import AttentionSpec, DenseSpec, FeedForward, LayerSpec
+from octavo.config.layers import AttentionSpec, DenseSpec, FeedForward, GatedDeltaSpec, LayerSpec
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import RankPlace, Stage
 from octavo.contracts.kv_cache import KVCacheSpec, capacity_tokens
 from octavo.device.base import DeviceMemory
 from octavo.device.manager import DeviceManager
 from octavo.distributed.groups import HeadShare, ParallelGroups, Share
-from octavo.errors import InsufficientMemoryError, UnsupportedModelError
+from octavo.errors import InsufficientMemoryError
 from octavo.kernels.reference import Kernels
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.registry import make_schemes
@@ -77,15 +77,8 @@ class MemoryReport:
 
 
 def sharded_config(model: ModelConfig, place: RankPlace, *, is_expert_parallel: bool = False) -> ModelConfig:
-    """Return a rank's shard as a model config of its own, for the arithmetic below.
-
-    Raises UnsupportedModelError: recurrent layers, which cannot be sharded.
-    """
+    """Return a rank's shard as a model config of its own, for the arithmetic below."""
     rank, size = place.tp_rank, place.tp_size
-    if model.recurrent_layers and size > 1:
-        raise UnsupportedModelError(
-            f"tensor_parallel_size={size}: {model.model} has recurrent states, which are not sharded"
-        )
     return replace(
         model,
         layers=tuple(_shard(layer, rank, size, is_expert_parallel=is_expert_parallel) for layer in model.layers),
@@ -95,10 +88,13 @@ def sharded_config(model: ModelConfig, place: RankPlace, *, is_expert_parallel: 
 
 def _shard(layer: LayerSpec, rank: int, size: int, *, is_expert_parallel: bool) -> LayerSpec:
     after = _shard_feed_forward(layer.feed_forward, rank, size, is_expert_parallel=is_expert_parallel)
-    if not isinstance(layer.mixer, AttentionSpec):
-        return replace(layer, feed_forward=after)
-    heads = HeadShare.of(layer.mixer.num_heads, layer.mixer.num_kv_heads, rank, size)
-    mixer = structs.replace(layer.mixer, num_heads=heads.query.size, num_kv_heads=heads.kv.size)
+    mixer = layer.mixer
+    if isinstance(mixer, GatedDeltaSpec):
+        heads = HeadShare.of(mixer.num_value_heads, mixer.num_key_heads, rank, size)
+        mixer = mixer.with_heads(heads.kv.size, heads.query.size)
+    elif isinstance(mixer, AttentionSpec):
+        heads = HeadShare.of(mixer.num_heads, mixer.num_kv_heads, rank, size)
+        mixer = structs.replace(mixer, num_heads=heads.query.size, num_kv_heads=heads.kv.size)
     return LayerSpec(mixer, after)
 
 

@@ -53,7 +53,7 @@ class ModelState(ABC):
         """
 
     @abstractmethod
-    def inputs(self, parts: list[RowTokens], positions: NDArray[Any]) -> dict[str, Any]:
+    def inputs(self, step: SchedulerOutput, parts: list[RowTokens], positions: NDArray[Any]) -> dict[str, Any]:
         """Return fields of `ForwardBatch` for rows that have state; `positions` [T] are those of all tokens."""
 
 
@@ -72,7 +72,14 @@ class ModelStates:
         `free_bytes` measures the device's memory.
         """
         pool = None if config.lora is None else AdapterPool(model, config.lora, config.load, free_bytes)
-        return cls((AdapterSlots(pool, send), RotaryOffsets(model, send), ReplacedEmbeddings(model, send)))
+        states: list[ModelState] = [
+            AdapterSlots(pool, send),
+            RotaryOffsets(model, send),
+            ReplacedEmbeddings(model, send),
+        ]
+        if config.speculative is not None and model.config.recurrent_layers:
+            states.append(LoggedDrafts(send, config.speculative.num_speculative_tokens))
+        return cls(tuple(states))
 
     @property
     def adapters(self) -> AdapterPool:
@@ -103,7 +110,7 @@ class ModelStates:
                 if row in state.by_row
             ]
             if parts:
-                fields |= state.inputs(parts, positions)
+                fields |= state.inputs(step, parts, positions)
         return fields
 
     def forget(self, row: int) -> None:
@@ -132,7 +139,7 @@ class AdapterSlots(ModelState):
             if new.adapter_slot != NO_SLOT:
                 self.by_row[new.row] = new.adapter_slot
 
-    def inputs(self, parts: list[RowTokens], positions: NDArray[Any]) -> dict[str, Any]:
+    def inputs(self, step: SchedulerOutput, parts: list[RowTokens], positions: NDArray[Any]) -> dict[str, Any]:
         adapter_ids = np.full(len(positions), NO_SLOT, dtype=np.int64)
         for part in parts:
             adapter_ids[part.tokens] = self.by_row[part.row]
@@ -158,7 +165,7 @@ class RotaryOffsets(ModelState):
                 rotary = np.frombuffer(new.extra_inputs.rotary_positions, dtype=np.int32).reshape(3, -1)
                 self.by_row[new.row] = rotary, int(rotary.max()) + 1 - rotary.shape[1]
 
-    def inputs(self, parts: list[RowTokens], positions: NDArray[Any]) -> dict[str, Any]:
+    def inputs(self, step: SchedulerOutput, parts: list[RowTokens], positions: NDArray[Any]) -> dict[str, Any]:
         rotary = np.tile(positions.astype(np.int64), (3, 1))
         for part in parts:
             of_prompt, shift = self.by_row[part.row]
@@ -230,7 +237,7 @@ class ReplacedEmbeddings(ModelState):
         first = torch.arange(num_channels, dtype=torch.int32, device=flat.device)[:, None] * num_levels
         return levels.index_select(0, (channels.to(torch.int32) + first).flatten()).view(image.patches.shape)
 
-    def inputs(self, parts: list[RowTokens], positions: NDArray[Any]) -> dict[str, Any]:
+    def inputs(self, step: SchedulerOutput, parts: list[RowTokens], positions: NDArray[Any]) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         spans = [
             (part, start, end)
@@ -261,3 +268,40 @@ class ReplacedEmbeddings(ModelState):
             low, high = max(first, start), min(end, start + len(embeds))
             if low < high:
                 yield np.arange(low, high) - first + part.tokens.start, embeds[low - start : high - start]
+
+
+class _Drafts(NamedTuple):
+    num_replayed: int  # of the step before, in this one
+    num_new: int  # in this step
+    first: int  # position of the first one
+
+
+class LoggedDrafts(ModelState):
+    """How many drafts each row has logged in its last step, and computes again in this one: `worker/draft_log.py`."""
+
+    by_row: dict[int, _Drafts]
+
+    def __init__(self, send: Send, max_drafts: int) -> None:
+        super().__init__(send)
+        self._max_drafts = max_drafts
+
+    def prepare(self, step: SchedulerOutput) -> None:
+        drafts = step.scheduled_spec_decode_tokens
+        if drafts is None and not self.by_row:
+            return
+        counts = [0] * len(step.rows) if drafts is None else drafts.counts.tolist()
+        ends = (step.num_computed_tokens + step.num_scheduled_tokens).tolist()
+        for row, count, start, end in zip(
+            step.rows.tolist(), counts, step.num_computed_tokens.tolist(), ends, strict=True
+        ):
+            before = self.by_row.pop(row, None)
+            num_replayed = start - before.first if before is not None and before.num_new else 0
+            assert count <= self._max_drafts, "logs have room for as many as the configuration says"
+            if num_replayed or count:
+                self.by_row[row] = _Drafts(num_replayed, count, end - count)
+
+    def inputs(self, step: SchedulerOutput, parts: list[RowTokens], positions: NDArray[Any]) -> dict[str, Any]:
+        found = [self.by_row.get(row, (0, 0, 0)) for row in step.rows.tolist()]
+        num_replayed, num_drafts, _ = np.array(found, dtype=np.int32).T
+        sent = self._send(np.ascontiguousarray(num_replayed), np.ascontiguousarray(num_drafts))
+        return {"num_replayed": sent[0], "num_drafts": sent[1]}

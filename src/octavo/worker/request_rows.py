@@ -148,8 +148,11 @@ class RowTables:
         groups += [GroupSlots(slots_in(table), look_up(table, step_rows, slice(max_blocks))) for table in other_tables]
         for index, group in enumerate(self.groups):
             if group.kind == "recurrent":
+                is_logged = batch.num_drafts is not None or step.scheduled_spec_decode_tokens is None
+                assert is_logged, "states have drafts with speculative_config only"
                 block_tokens, table = group.block_tokens(block_size), self.block_tables[index]
-                groups[index] = state_slots(table, block_tokens, at_rows, at_positions, query_start_loc)
+                places = at_rows, at_positions, query_start_loc
+                groups[index] = state_slots(table, block_tokens, *places, batch.num_drafts)
         return batch.with_groups(groups)
 
 
@@ -311,9 +314,15 @@ def state_slots(
     at_rows: torch.Tensor,  # [T]
     at_positions: torch.Tensor,  # [T]
     query_start_loc: torch.Tensor,  # [R + 1]
+    num_drafts: torch.Tensor | None = None,  # [R]
 ) -> GroupSlots:
-    """Return the slots of the states that requests start from, and of those after full blocks and last tokens."""
+    """Return the slots of the states that requests start from, and of those after full blocks and last known tokens.
+
+    Drafts are all behind the last known token in its block, and before the block's end: see `Speculation`.
+    """
     firsts, lasts = query_start_loc[:-1].to(torch.int64), query_start_loc[1:].to(torch.int64) - 1  # [R] each, in T
+    if num_drafts is not None:
+        lasts = lasts - num_drafts
     is_kept = ((at_positions + 1) % block_tokens == 0).index_fill(0, lasts, True)  # [T]
     slots = torch.where(is_kept, table[at_rows, at_positions // block_tokens], -1).to(torch.int64)
     before = at_positions[firsts] - 1  # [R]

@@ -31,6 +31,7 @@ from octavo.worker.block_store import BlockStore
 from octavo.worker.decode_graphs import GraphUses, graph_bytes, row_bucket
 from octavo.worker.decode_step import DecodeRecord, ExpertLoads, GraphedDecoding
 from octavo.worker.draft_builder import DraftBuilder
+from octavo.worker.draft_log import log_bytes, with_logs
 from octavo.worker.graph import StepGraph
 from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec, make_prefaults
 from octavo.worker.memory import (
@@ -152,6 +153,7 @@ class Worker:
         activations, graphs = self._step_bytes()
         activations += self._memory.encoder_bytes + (self._draft.activation_bytes if self._draft else 0)
         scratch = self.kv_cache_spec.num_bytes(self._scratch_blocks)
+        scratch += log_bytes(self.config, self._part, self._stage.layers, self.config.scheduler.max_num_seqs)
         return self._memory.report(self._models, activations=activations, graphs=graphs, scratch=scratch)
 
     def _step_bytes(self) -> tuple[int, int]:
@@ -169,9 +171,10 @@ class Worker:
         model, states = self.model, self._states
         assert states is not None, "call load_model first"
         with_scratch = [count + extra for count, extra in zip(num_blocks, self._scratch_blocks, strict=True)]
-        kv_caches = allocate_kv_caches(spec, with_scratch, self.devices.device)
-        self._kv_prefaults = make_prefaults(kv_caches, spec, with_scratch, self._memory.device.total_bytes)
         num_rows = config.scheduler.max_num_seqs + self._takes_graphs  # one for padding only
+        kv_caches = allocate_kv_caches(spec, with_scratch, self.devices.device)
+        kv_caches = with_logs(kv_caches, config, self._part, self._stage.layers, num_rows)
+        self._kv_prefaults = make_prefaults(kv_caches, spec, with_scratch, self._memory.device.total_bytes)
         rows = RequestRows(config, num_rows, states, self._transfers)
         drafter = None
         if self._draft is not None:

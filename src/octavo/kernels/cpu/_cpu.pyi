@@ -37,6 +37,7 @@ class AttentionLayer:
         kv_group: int,
         normalizes_values: bool,
         num_parts: int,
+        gate_heads: int,
     ) -> None: ...
 
 class RowBlocks:
@@ -60,6 +61,33 @@ class AttentionStep:
         visible_ends: int,
         all_blocks: RowBlocks,
         kept_blocks: RowBlocks,
+    ) -> None: ...
+
+class GatedDelta:
+    def __init__(
+        self,
+        num_key_heads: int,
+        num_value_heads: int,
+        key_size: int,
+        value_size: int,
+        conv_size: int,
+        conv: int,
+        decay_rates: int,
+        dt_bias: int,
+        norm: int,
+        eps: float,
+    ) -> None: ...
+
+class StateStep:
+    def __init__(
+        self,
+        num_requests: int,
+        query_start_loc: int,
+        slots: int,
+        begins: int,
+        num_replayed: int,
+        num_drafts: int,
+        rows: int,
     ) -> None: ...
 
 class Activation:
@@ -179,13 +207,30 @@ class Kernels:
         self, rows: Rows, router: PackedWeight, routing: Routing, experts: Experts, load: int, out: int, /
     ) -> None: ...
     def rms_norm(self, rows: Rows, out: int, /) -> None: ...
+    def gated_delta(
+        self,
+        step: StateStep,
+        layer: GatedDelta,
+        kv_group: int,
+        rows: int,
+        gates: int,
+        conv_states: int,
+        matrices: int,
+        log: int,
+        log_tokens: int,
+        out: int,
+        /,
+    ) -> None: ...
+    def gate(self, x: int, logits: int, num_rows: int, size: int, stride: int, out: int, /) -> None: ...
     def keep_rows(self, x: int, row_bytes: int, out: int, /) -> None: ...
     def select_columns(self, rows: Rows, order: int, num_columns: int, out: int, /) -> None: ...
     def packed_rows(self, packed: PackedWeight, size: int, num_ids: int, ids: int, out: int, /) -> None: ...
     def draw(self, logits: int, num_rows: int, vocab_size: int, rows: int, token_ids: int, largest: int, /) -> None: ...
     def begin_recording(self, tape: Tape, /) -> None: ...
     def end_recording(self) -> None: ...
-    def replay(self, tape: Tape, num_rows: int, steps: list[AttentionStep], /) -> None: ...
+    def replay(
+        self, tape: Tape, num_rows: int, steps: list[AttentionStep], state_steps: list[StateStep], /
+    ) -> None: ...
     def start_phases(self) -> None: ...
     def phase_seconds(self) -> dict[str, float]: ...
     def attention(

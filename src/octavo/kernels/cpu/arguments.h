@@ -21,11 +21,12 @@ inline AttentionLayer make_layer(std::int64_t num_heads, std::int64_t num_kv_hea
                                  std::int64_t block_size, std::int64_t sliding_window, std::uintptr_t query_norm,
                                  std::uintptr_t key_norm, std::uintptr_t sinks, float norm_eps, float scale,
                                  float soft_cap, std::int64_t rotary, bool has_int8_kv, bool computes_kept_only,
-                                 std::int64_t kv_group, bool normalizes_values, std::int64_t num_parts) {
+                                 std::int64_t kv_group, bool normalizes_values, std::int64_t num_parts,
+                                 std::int64_t gate_heads) {
   if (head_dim > kMaxHeadDim) throw std::invalid_argument("head_dim is too large");
   return {num_heads, num_kv_heads, head_dim, block_size, sliding_window, at<const float>(query_norm),
           at<const float>(key_norm), at<const float>(sinks), norm_eps, scale, soft_cap, rotary, has_int8_kv,
-          computes_kept_only, kv_group, normalizes_values, num_parts};
+          computes_kept_only, kv_group, normalizes_values, num_parts, gate_heads};
 }
 
 inline RotaryTable make_rotary_table(std::uintptr_t cos, std::uintptr_t sin, std::int64_t num_pairs) {
@@ -56,6 +57,24 @@ inline void set_step(AttentionArgs& args, const AttentionStep& step) {
   args.angles = step.rotary_tables[args.rotary];
   if (!args.angles.cos) throw std::out_of_range("a layer names a rotary table that the step lacks");
   if (args.angles.num_pairs * 2 > args.head_dim) throw std::invalid_argument("a rotary table is wider than heads");
+}
+
+inline GatedDelta make_gated_delta(std::int64_t num_key_heads, std::int64_t num_value_heads, std::int64_t key_size,
+                                   std::int64_t value_size, std::int64_t conv_size, std::uintptr_t conv,
+                                   std::uintptr_t decay_rates, std::uintptr_t dt_bias, std::uintptr_t norm, float eps) {
+  if (num_key_heads < 1 || num_value_heads % num_key_heads) throw std::invalid_argument("value heads share key heads");
+  if (num_value_heads / num_key_heads > kMaxShared) throw std::invalid_argument("too many value heads share a key head");
+  if (conv_size < 1 || conv_size - 1 > kMaxConvTokens) throw std::invalid_argument("a convolution sees too many tokens");
+  return {num_key_heads,         num_value_heads,         key_size,           value_size, conv_size,
+          at<const float>(conv), at<const float>(decay_rates), at<const float>(dt_bias), at<const float>(norm), eps};
+}
+
+inline StateStep make_state_step(std::int64_t num_requests, std::uintptr_t query_start_loc, std::uintptr_t slots,
+                                 std::uintptr_t begins, std::uintptr_t num_replayed, std::uintptr_t num_drafts,
+                                 std::uintptr_t rows) {
+  return {num_requests, at<const std::int32_t>(query_start_loc), at<const std::int64_t>(slots),
+          at<const std::int64_t>(begins), at<const std::int32_t>(num_replayed), at<const std::int32_t>(num_drafts),
+          at<const std::int64_t>(rows)};
 }
 
 inline Activation make_activation(const std::string& kind, float limit, float alpha) {

@@ -34,6 +34,7 @@ struct AttentionLayer {
   // Of the projection: 3: queries, keys, values; 2: values are keys, before norm and rotation; 1: queries only, keys and
   // values are another layer's, written before.
   std::int64_t num_parts = 3;
+  std::int64_t gate_heads = 0;  // behind these parts in a row, for others than attention
 };
 
 // A row is one query head of one token; those of a request and a kv head are [new tokens][H / G]. Work is divided into
@@ -71,7 +72,7 @@ struct AttentionArgs : AttentionLayer, AttentionStep {
   void* values;     // the pool
   RotaryTable angles = {};  // the layer's table, in this step
 
-  std::int64_t width() const { return num_heads + (num_parts - 1) * num_kv_heads; }
+  std::int64_t width() const { return num_heads + (num_parts - 1) * num_kv_heads + gate_heads; }
   const RowBlocks& row_blocks() const { return computes_kept_only ? kept_blocks : all_blocks; }
 };
 

@@ -86,6 +86,7 @@ constexpr std::int64_t kExpertChunksPerThread = 32;  // for all experts together
 #include "attention_block.inc.h"
 #include "attention_split.inc.h"
 #include "attention.inc.h"
+#include "gated_delta.inc.h"
 
 }  // namespace
 }  // namespace octavo::OCTAVO_LEVEL
@@ -107,6 +108,8 @@ const LayerOps OCTAVO_JOIN(OCTAVO_OPS, OCTAVO_LEVEL) = {
     .moe = OCTAVO_LEVEL::moe_by<OCTAVO_LEVEL::PlainExperts>,
     .rms_norm = OCTAVO_LEVEL::rms_norm<OCTAVO_LEVEL::Element>,
     .attention = OCTAVO_LEVEL::attention,
+    .gated_delta = OCTAVO_LEVEL::gated_delta,
+    .gate = OCTAVO_LEVEL::gate,
 };
 
 }  // namespace octavo

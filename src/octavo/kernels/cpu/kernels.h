@@ -132,6 +132,19 @@ class Kernels {
     run(layer_ops_.attention, args);
   }
 
+  void gated_delta(const StateStep& step, const GatedDelta& layer, std::int64_t kv_group, std::uintptr_t rows,
+                   std::uintptr_t gates, std::uintptr_t conv_states, std::uintptr_t matrices, std::uintptr_t log,
+                   std::int64_t log_tokens, std::uintptr_t out) {
+    run(layer_ops_.gated_delta,
+        GatedDeltaArgs{layer, step, at<void>(rows), at<void>(gates), at<void>(conv_states), at<float>(matrices),
+                       at<void>(log), log_tokens, at<void>(out), kv_group});
+  }
+
+  void gate(std::uintptr_t x, std::uintptr_t logits, std::int64_t num_rows, std::int64_t size, std::int64_t stride,
+            std::uintptr_t out) {
+    run(layer_ops_.gate, GateArgs{at<void>(x), at<void>(logits), num_rows, size, stride, at<void>(out)});
+  }
+
   void keep_rows(std::uintptr_t x, std::int64_t row_bytes, std::uintptr_t out) {
     if (!recorded_tape()) throw std::logic_error("keep_rows works only while a tape is recorded");
     recorded_tape()->add(KeepRowsArgs{at<const char>(x), row_bytes, at<char>(out)});
@@ -168,9 +181,9 @@ class Kernels {
   void begin_recording(Tape& tape) { recorded_tape() = &tape; }
   void end_recording() { recorded_tape() = nullptr; }
 
-  void replay(const Tape& tape, std::int64_t num_rows, const std::vector<AttentionStep>& steps) {
+  void replay(const Tape& tape, std::int64_t num_rows, const Tape::Steps& steps, const Tape::StateSteps& state_steps) {
     nb::gil_scoped_release released;
-    tape.replay(pool_, num_rows, steps);
+    tape.replay(pool_, num_rows, steps, state_steps);
   }
 
  private:

@@ -138,6 +138,7 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // activations kept
 #include "attention_block.inc.h"
 #include "attention_split.inc.h"
 #include "attention.inc.h"
+#include "gated_delta.inc.h"
 
 template <class Element>
 constexpr IntegerOps kIntegerOps = {
@@ -171,6 +172,8 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
             .moe = OCTAVO_LEVEL::moe_by<OCTAVO_LEVEL::PlainExperts>,
             .rms_norm = OCTAVO_LEVEL::rms_norm<bf16>,
             .attention = OCTAVO_LEVEL::attention,
+            .gated_delta = OCTAVO_LEVEL::gated_delta,
+            .gate = OCTAVO_LEVEL::gate,
         },
     .float16 = &OCTAVO_LEVEL::kFloat16Ops,
     .float32 = &OCTAVO_JOIN(float32_ops_, OCTAVO_SHARED_LEVEL),

@@ -69,13 +69,19 @@ NB_MODULE(_cpu, m) {
   nb::class_<AttentionLayer>(m, "AttentionLayer")
       .def(nb::new_(&make_layer), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "sliding_window"_a,
            "query_norm"_a, "key_norm"_a, "sinks"_a, "norm_eps"_a, "scale"_a, "soft_cap"_a, "rotary"_a, "has_int8_kv"_a,
-           "computes_kept_only"_a, "kv_group"_a, "normalizes_values"_a, "num_parts"_a);
+           "computes_kept_only"_a, "kv_group"_a, "normalizes_values"_a, "num_parts"_a, "gate_heads"_a);
   nb::class_<RotaryTable>(m, "RotaryTable").def(nb::new_(&make_rotary_table));
   nb::class_<RowBlocks>(m, "RowBlocks").def(nb::new_(&make_row_blocks));
   nb::class_<AttentionStep>(m, "AttentionStep")
       .def(nb::new_(&make_step), "num_tokens"_a, "num_kept"_a, "num_blocks_per_request"_a, "rotary_tables"_a,
            "slots"_a, "query_start_loc"_a, "seq_lens"_a, "block_table"_a, "kept"_a, "visible_ends"_a,
            "all_blocks"_a, "kept_blocks"_a);
+  nb::class_<GatedDelta>(m, "GatedDelta")
+      .def(nb::new_(&make_gated_delta), "num_key_heads"_a, "num_value_heads"_a, "key_size"_a, "value_size"_a,
+           "conv_size"_a, "conv"_a, "decay_rates"_a, "dt_bias"_a, "norm"_a, "eps"_a);
+  nb::class_<StateStep>(m, "StateStep")
+      .def(nb::new_(&make_state_step), "num_requests"_a, "query_start_loc"_a, "slots"_a, "begins"_a, "num_replayed"_a,
+           "num_drafts"_a, "rows"_a);
   nb::class_<Activation>(m, "Activation").def(nb::new_(&make_activation));
   nb::class_<Fused>(m, "Fused")
       .def(nb::new_(&make_fused), "residual"_a, "norm_weight"_a, "eps"_a, "norm_offset"_a, "activation"_a);
@@ -138,5 +144,7 @@ NB_MODULE(_cpu, m) {
       .def("replay", &Kernels::replay)
       .def("start_phases", &Kernels::start_phases)
       .def("phase_seconds", &Kernels::phase_seconds)
+      .def("gated_delta", &Kernels::gated_delta)
+      .def("gate", &Kernels::gate)
       .def("attention", &Kernels::attention);
 }

@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "blocks.h"
 #include "draw.h"
+#include "gated_delta.h"
 #include "pool.h"
 
 namespace octavo {
@@ -297,6 +298,8 @@ struct LayerOps {
   void (*moe)(const MoeArgs&, Pool&);
   void (*rms_norm)(const NormArgs&, Pool&);
   void (*attention)(const AttentionArgs&, Pool&);
+  void (*gated_delta)(const GatedDeltaArgs&, Pool&);
+  void (*gate)(const GateArgs&, Pool&);
 };
 
 // Ops whose weights are integers, or whose experts' are: activations of one dtype, bf16 or float16.

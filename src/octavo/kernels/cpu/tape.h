@@ -30,10 +30,11 @@ struct KeepRowsArgs {
 };
 
 // Calls recorded instead of made. `replay` makes them with another step and number of rows: T, and W from the first
-// KeepRows on. There is one step per KV group.
+// KeepRows on. There is one step per KV group, those of recurrent groups are the last.
 class Tape {
  public:
   using Steps = std::vector<AttentionStep>;
+  using StateSteps = std::vector<StateStep>;
 
   // Any op: `set` replaces the arguments that differ in a replay.
   template <class Args>
@@ -66,9 +67,9 @@ class Tape {
 
   std::size_t size() const { return calls_.size(); }
 
-  void replay(Pool& pool, std::int64_t num_rows, const Steps& steps) const {
+  void replay(Pool& pool, std::int64_t num_rows, const Steps& steps, const StateSteps& state_steps) const {
     const InPhase phase(pool.phases(), Phase::other);
-    Replay replay = {pool, num_rows, steps};
+    Replay replay = {pool, num_rows, steps, state_steps};
     for (const Call& call : calls_) call(replay);
   }
 
@@ -77,6 +78,7 @@ class Tape {
     Pool& pool;
     std::int64_t num_rows;  // T, then W
     const Steps& steps;
+    const StateSteps& state_steps;
   };
   using Call = std::function<void(Replay&)>;
 
@@ -87,6 +89,11 @@ class Tape {
   static void set(AttentionArgs& args, const Replay& replay) {
     set_step(args, replay.steps.at(static_cast<std::size_t>(args.kv_group)));
   }
+
+  static void set(GatedDeltaArgs& args, const Replay& replay) {
+    static_cast<StateStep&>(args) = replay.state_steps.at(static_cast<std::size_t>(args.kv_group) - replay.steps.size());
+  }
+  static void set(GateArgs& args, const Replay& replay) { args.num_rows = replay.num_rows; }
 
   std::vector<Call> calls_;
 };

@@ -1,0 +1,172 @@
+"""Qwen3-Next and Qwen3.5, dense and with experts: gated delta nets (arXiv:2412.06464), full attention in some layers.
+
+Full attention has a gate on its result, and rotates a part of each head. Rotary positions count time, height and width;
+those of a text are all the same.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from octavo.config.family import (
+    DECODER_NAMES,
+    HEAD_NORM_NAMES,
+    Family,
+    Layers,
+    MoEFacts,
+    expert_names,
+    stacked_experts,
+)
+from octavo.config.hf_layers import read_layers
+from octavo.config.json_fields import JsonFields
+from octavo.config.layers import GatedDeltaSpec, LayerSpec
+from octavo.errors import CheckpointError, UnsupportedModelError
+
+_LINEAR, _FULL = "linear_attention", "full_attention"
+_ROTARY_KEYS = ("rope_parameters", "rope_scaling")
+_HYBRID_KEYS = ("layer_types", "partial_rotary_factor")
+_AXES_KEYS = ("mrope_section", "mrope_interleaved")
+
+
+def _read_hybrid(
+    fields: JsonFields, family: Family, max_position_embeddings: int, *, has_rows_by_head: bool = False
+) -> Layers:
+    """Return the layers, and the table that those with full attention rotate by: the front of each head."""
+    layers, [table, *_] = read_layers(_as_if_all_attend(fields), family, max_position_embeddings)
+    linear = _linear_attention(fields, has_rows_by_head)
+    hybrid = tuple(
+        LayerSpec(linear, layer.feed_forward) if kind == _LINEAR else layer.with_attention(has_output_gate=True)
+        for kind, layer in zip(_kinds(fields, len(layers)), layers, strict=True)
+    )
+    return hybrid, (replace(table, width=_rotary_width(fields, table.width)),)
+
+
+def _kinds(fields: JsonFields, num_layers: int) -> list[str]:
+    if "layer_types" not in fields:
+        interval = fields.integer("full_attention_interval", 4)
+        return [_LINEAR if (layer + 1) % interval else _FULL for layer in range(num_layers)]
+    kinds = fields.texts("layer_types")
+    if len(kinds) != num_layers:
+        raise CheckpointError(f"{fields.origin}: layer_types: {num_layers} entries are expected, found {len(kinds)}")
+    if unknown := sorted(set(kinds) - {_LINEAR, _FULL}):
+        raise UnsupportedModelError(f"{fields.origin}: layer_types: {unknown[0]!r} is not supported")
+    if _FULL not in kinds:
+        raise UnsupportedModelError(f"{fields.origin}: layer_types: one layer with {_FULL} at least is expected")
+    return kinds
+
+
+def _linear_attention(fields: JsonFields, has_rows_by_head: bool) -> GatedDeltaSpec:
+    num_key_heads = fields.integer("linear_num_key_heads", 16)
+    num_value_heads = fields.integer("linear_num_value_heads", 32)
+    if num_value_heads % num_key_heads:
+        raise fields.fail("linear_num_value_heads", f"a multiple of linear_num_key_heads ({num_key_heads}) is expected")
+    conv_size = fields.integer("linear_conv_kernel_dim", 4, minimum=2)
+    if conv_size > 9:
+        raise fields.unsupported("linear_conv_kernel_dim", "; 2 to 9 are")
+    return GatedDeltaSpec(
+        num_key_heads=num_key_heads,
+        num_value_heads=num_value_heads,
+        key_size=fields.integer("linear_key_head_dim", 128),
+        value_size=fields.integer("linear_value_head_dim", 128),
+        conv_size=conv_size,
+        has_rows_by_head=has_rows_by_head,
+    )
+
+
+def _rotary_width(fields: JsonFields, head_dim: int) -> int:
+    stated = (fields.nested(key) for key in _ROTARY_KEYS)
+    source = next((each for each in (*stated, fields) if "partial_rotary_factor" in each), fields)
+    width = int(head_dim * source.number("partial_rotary_factor", 0.25))
+    if not 0 < width <= head_dim or width % 2:
+        raise source.fail("partial_rotary_factor", f"an even number of a head's {head_dim} elements is expected")
+    return width
+
+
+def _as_if_all_attend(fields: JsonFields) -> JsonFields:
+    """Return the keys that other families have, too."""
+
+    def without(values: dict[str, Any], *names: str) -> dict[str, Any]:
+        return {key: value for key, value in values.items() if key not in names}
+
+    values = without(fields.values, *_HYBRID_KEYS)
+    for key in _ROTARY_KEYS:
+        if key not in values:
+            continue
+        rotary = without(fields.nested(key).values, "partial_rotary_factor", *_AXES_KEYS)
+        if "mrope" in (
+            rotary.get("type"),
+            rotary.get("rope_type"),
+        ):  # what older files call the default with three axes
+            rotary = {**without(rotary, "type"), "rope_type": "default"}
+        values[key] = rotary
+    return JsonFields(fields.origin, {**dict.fromkeys(fields.nulls), **values})
+
+
+_MLP, _PLACE = "model.layers.{layer}.mlp", "layers.{layer}.mlp"
+_EXPERT = _MLP + ".experts.{expert}"
+_LINEAR_ATTENTION, _MIXER = "model.layers.{layer}.linear_attn", "layers.{layer}.attention"
+_NAMES = {
+    **DECODER_NAMES,
+    **HEAD_NORM_NAMES,
+    _LINEAR_ATTENTION: f"{_MIXER}.recurrence",  # numbers without names of their own
+    f"{_LINEAR_ATTENTION}.conv1d": f"{_MIXER}.recurrence:conv",
+    f"{_LINEAR_ATTENTION}.norm": f"{_MIXER}.recurrence:norm",
+    f"{_LINEAR_ATTENTION}.out_proj": f"{_MIXER}.output",
+}
+_KIND_BY_KIND = {
+    **{f"{_LINEAR_ATTENTION}.in_proj_{part}": f"{_MIXER}.rows:{part}" for part in ("qkv", "z")},
+    **{f"{_LINEAR_ATTENTION}.in_proj_{part}": f"{_MIXER}.gates:{part}" for part in ("b", "a")},
+}
+_HEAD_BY_HEAD = {
+    f"{_LINEAR_ATTENTION}.in_proj_qkvz": f"{_MIXER}.rows:qkvz",
+    f"{_LINEAR_ATTENTION}.in_proj_ba": f"{_MIXER}.gates:ba",
+}
+_EXPERT_NAMES = {
+    **expert_names(f"{_MLP}.gate", _EXPERT),
+    f"{_MLP}.shared_expert_gate": f"{_PLACE}.router:shared",
+    f"{_MLP}.shared_expert.gate_proj": f"{_PLACE}.shared_expert.gate_up:gate",
+    f"{_MLP}.shared_expert.up_proj": f"{_PLACE}.shared_expert.gate_up:up",
+    f"{_MLP}.shared_expert.down_proj": f"{_PLACE}.shared_expert.down",
+}
+_DENSE = Family(
+    name="Qwen3_5ForCausalLM",
+    model_type="qwen3_5_text",
+    model="octavo.models.hybrid:HybridForCausalLM",
+    read_layers=_read_hybrid,
+    weight_names={**_NAMES, **_KIND_BY_KIND},
+    num_kv_heads=4,
+    head_dim=256,
+    qk_norm=True,
+    norm_offset=1.0,
+)
+FAMILIES = (
+    _DENSE,
+    replace(
+        _DENSE,
+        name="Qwen3_5MoeForCausalLM",
+        model_type="qwen3_5_moe_text",
+        weight_names={**_NAMES, **_KIND_BY_KIND, **_EXPERT_NAMES},
+        other_spellings=stacked_experts(_EXPERT),
+        num_kv_heads=2,
+        defaults={"intermediate_size": 512},  # of dense layers, of which there are none
+        moe=MoEFacts(
+            num_experts=256,
+            top_k=8,
+            intermediate_size=512,
+            shared_intermediate_size=512,
+            always_renormalizes=True,
+            has_dense_layers=False,
+        ),
+    ),
+    replace(
+        _DENSE,
+        name="Qwen3NextForCausalLM",
+        model_type="qwen3_next",
+        read_layers=partial(_read_hybrid, has_rows_by_head=True),
+        weight_names={**_NAMES, **_HEAD_BY_HEAD, **_EXPERT_NAMES},
+        other_spellings=stacked_experts(_EXPERT),
+        num_kv_heads=2,
+        defaults={"norm_topk_prob": True},
+        moe=MoEFacts(num_experts=512, top_k=10, intermediate_size=512, shared_intermediate_size=512),
+    ),
+)

@@ -1,0 +1,193 @@
+"""The gated delta rule (Yang et al. 2024, arXiv:2412.06464) behind a short convolution: arguments, and the definition.
+
+Both are computed token by token, in the order of the request, and every sum within a token has one order. So a token's
+bits depend on the tokens before it alone, not on how steps divide them, nor on where a state was kept.
+
+Legend: T = tokens of the step, R = requests, C = channels: queries, keys and values, one head after the other, G = key
+heads, H = value heads, consecutive ones share a key head, K = key size, V = value size, S = tokens that the state of
+the convolution holds, D = most drafts of a request, N = rows of requests.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_L2_EPS = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatedDeltaWeights:
+    """One layer's numbers besides its projections, on this rank."""
+
+    num_key_heads: int  # G
+    num_value_heads: int  # H
+    key_size: int  # K
+    value_size: int  # V
+    conv: Tensor  # [S + 1, C] float32, that of the earliest token first
+    decay_rates: Tensor  # [H] float32
+    dt_bias: Tensor  # [H] float32
+    norm: Tensor  # [V] float32, shared by all heads
+    eps: float
+
+    @property
+    def num_channels(self) -> int:
+        """Return C."""
+        return self.conv.shape[1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateStep:
+    """One step of a recurrent KV group.
+
+    Request r first computes `num_replayed[r]` tokens again, from their logged inputs: they had been drafts, and the
+    state at `begins[r]` is the one before them. Then its tokens of the step, of which the last `num_drafts[r]` are
+    drafts: their states are nowhere to be kept, but their inputs are logged.
+    """
+
+    kv_group: int
+    query_start_loc: Tensor  # [R + 1] int32
+    query_start_loc_list: list[int]
+    slots: Tensor  # [T] int64, where the state after each token is kept; -1: nowhere
+    begins: Tensor  # [R] int64, where the state is that requests begin with; -1: zeros
+    num_replayed: Tensor | None = None  # [R] int32; None: no request replays or logs any
+    num_drafts: Tensor | None = None  # [R] int32
+    rows: Tensor | None = None  # [R] int64, below N: whose part of the log a request has
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.slots)
+
+    @property
+    def has_one_each(self) -> bool:
+        """Whether every request computes one token, and none again."""
+        return self.num_replayed is None and len(self.begins) == len(self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensors:
+    """One layer's states, one per block; and what its drafts had as inputs."""
+
+    conv: Tensor  # [blocks, S, C]
+    matrix: Tensor  # [blocks, H, K, V] float32
+    log: Tensor | None = None  # [N, D, C + 2 * H], for drafts; None: there are none
+
+
+def causal_conv(window: Tensor, weight: Tensor) -> Tensor:
+    """Return silu(sum of weight [S + 1, C] times rows) of each row but the first S of window [S + T, C]: float32."""
+    wide, num_rows = window.float(), len(window) + 1 - len(weight)
+    total = wide[:num_rows] * weight[0]
+    for tap in range(1, len(weight)):
+        total += wide[tap : tap + num_rows] * weight[tap]
+    return total / (1.0 + torch.exp(-total))
+
+
+def gated_delta(
+    query: Tensor,  # [R, H, K] float32
+    key: Tensor,  # [R, H, K]
+    value: Tensor,  # [R, H, V]
+    decay: Tensor,  # [R, H]
+    beta: Tensor,  # [R, H]
+    state: Tensor,  # [R, H, K, V]
+) -> tuple[Tensor, Tensor]:
+    """Compute one token of each request: return what its queries read, [R, H, V], and the states behind it.
+
+    The state forgets a part, then the value that it has for the key is moved towards the token's own by `beta`.
+    """
+    key, query = key.unsqueeze(-1), query.unsqueeze(-1)  # [R, H, K, 1]
+    decay = decay[..., None]  # [R, H, 1]
+    change = (value - decay * (state * key).sum(-2)) * beta[..., None]  # [R, H, V]
+    read = decay * (state * query).sum(-2) + (query * key).sum(-2) * change
+    return read, decay.unsqueeze(-1) * state + key * change.unsqueeze(-2)
+
+
+def gated_delta_net(
+    weights: GatedDeltaWeights,
+    rows: Tensor,  # [T, C + H * V]: channels, then the gates of the result
+    gates: Tensor,  # [T, 2 * H]: how far values are moved, and how much is forgotten
+    states: StateTensors,
+    step: StateStep,
+) -> Tensor:  # [T, H * V]
+    """Convolve, apply the gated delta rule, normalize each head's result and multiply it by the silu of its gate.
+
+    Writes the states of tokens with slots, and logs drafts. See `StateStep`.
+    """
+    channels, out_gates = rows.split_with_sizes((weights.num_channels, rows.shape[1] - weights.num_channels), dim=1)
+    if step.has_one_each:
+        read = _one_token_each(weights, channels, gates, states, step)
+    else:
+        read = _one_request_after_another(weights, channels, gates, states, step)
+    normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + weights.eps) * weights.norm
+    wide = out_gates.float()
+    return (normed.flatten(1) * (wide / (1.0 + torch.exp(-wide)))).to(rows.dtype)
+
+
+def _one_token_each(
+    weights: GatedDeltaWeights, channels: Tensor, gates: Tensor, states: StateTensors, step: StateStep
+) -> Tensor:
+    """Return what tokens read, [T, H, V]: without waiting for a device."""
+    begins = (step.begins < 0)[:, None, None]
+    conv = states.conv[step.begins].masked_fill(begins, 0)  # [R, S, C]; of slot -1: anything
+    matrix = states.matrix[step.begins].masked_fill(begins.unsqueeze(-1), 0)
+    window = torch.cat((conv, channels.unsqueeze(1)), dim=1)  # [R, S + 1, C]
+    mixed = causal_conv(window.transpose(0, 1), weights.conv.unsqueeze(1))[0]
+    read, matrix = gated_delta(*_heads(weights, mixed, gates), matrix)
+    states.conv[step.slots], states.matrix[step.slots] = window[:, 1:], matrix
+    return read
+
+
+def _one_request_after_another(
+    weights: GatedDeltaWeights, channels: Tensor, gates: Tensor, states: StateTensors, step: StateStep
+) -> Tensor:
+    reads: list[Tensor] = []
+    slots, starts = step.slots.tolist(), step.query_start_loc_list
+    nothing = [0] * len(step.begins)
+    replayed = nothing if step.num_replayed is None else step.num_replayed.tolist()
+    drafted = nothing if step.num_drafts is None else step.num_drafts.tolist()
+    for request, begin in enumerate(step.begins.tolist()):
+        conv = states.conv[begin].clone() if begin >= 0 else torch.zeros_like(states.conv[0])  # [S, C]
+        matrix = states.matrix[begin : begin + 1].clone() if begin >= 0 else torch.zeros_like(states.matrix[:1])
+        first, end, num_again = starts[request], starts[request + 1], replayed[request]
+        its_channels, its_gates = channels[first:end], gates[first:end]
+        if num_again or drafted[request]:
+            assert states.log is not None and step.rows is not None, "drafts are logged"  # noqa: PT018 - both or none
+            log = states.log[step.rows[request]]  # [D, C + 2 * H]
+            again = log[:num_again].clone()
+            if count := drafted[request]:
+                log[:count] = torch.cat((its_channels[-count:], its_gates[-count:]), dim=1)
+            its_channels = torch.cat((again[:, : weights.num_channels], its_channels))
+            its_gates = torch.cat((again[:, weights.num_channels :], its_gates))
+        window = torch.cat((conv, its_channels))  # [S + tokens, C]
+        heads = _heads(weights, causal_conv(window, weights.conv), its_gates)
+        for token in range(len(its_channels)):
+            query, key, value, decay, beta = (part[token : token + 1] for part in heads)
+            read, matrix = gated_delta(query, key, value, decay, beta, matrix)
+            if token < num_again:
+                continue
+            reads.append(read)
+            if (slot := slots[first + token - num_again]) >= 0:
+                states.conv[slot], states.matrix[slot] = window[token + 1 : token + 1 + len(conv)], matrix[0]
+    return torch.cat(reads)
+
+
+def _heads(weights: GatedDeltaWeights, mixed: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return queries, keys and values by value head, what is kept of the state, and how far values are moved."""
+    keys = weights.num_key_heads * weights.key_size
+    query, key, value = mixed.split_with_sizes((keys, keys, mixed.shape[1] - 2 * keys), dim=1)
+    query, key = (_unit(part.view(len(mixed), weights.num_key_heads, -1)) for part in (query, key))
+    shared = weights.num_value_heads // weights.num_key_heads
+    query, key = (_shared(part, shared) for part in (query * weights.key_size**-0.5, key))
+    beta, forgetting = gates.float().chunk(2, dim=1)
+    steps = forgetting + weights.dt_bias
+    steps = torch.where(steps > 20.0, steps, torch.log1p(torch.exp(steps.clamp(max=20.0))))  # softplus
+    decay = torch.exp(-weights.decay_rates * steps)
+    return query, key, value.view(len(mixed), weights.num_value_heads, -1), decay, 1.0 / (1.0 + torch.exp(-beta))
+
+
+def _shared(x: Tensor, count: int) -> Tensor:
+    """Return x [T, G, K] for each value head: [T, G * count, K]."""
+    return x.unsqueeze(2).expand(-1, -1, count, -1).flatten(1, 2)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2_EPS)
