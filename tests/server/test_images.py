@@ -71,6 +71,20 @@ def test_the_answer_is_that_of_the_same_images_offline(server: HttpServer, sight
     assert server.client.post("/tokenize", json=body).json()["tokens"] == offline.prompt_token_ids
 
 
+def test_ollamas_images_are_those_before_the_text(server: HttpServer) -> None:
+    image = base64.b64encode(png(30, 21)).decode()
+    other = ask(server, image_part(data_url(png(30, 21))), {"type": "text", "text": "Describe it."}).json()
+    said = {"role": "user", "content": "Describe it.", "images": [image]}
+    options = {"temperature": 0, "num_predict": 6}
+    reply = server.post("/api/chat", {"messages": [said], "stream": False, "options": options}).json()
+    assert reply["message"]["content"] == other["choices"][0]["message"]["content"]
+    assert reply["prompt_eval_count"] == other["usage"]["prompt_tokens"]
+    prompted = {"prompt": "Describe it.", "images": [image], "stream": False, "options": options}
+    assert server.post("/api/generate", prompted).json()["response"] == reply["message"]["content"]
+    assert "vision" in server.post("/api/show", {}).json()["capabilities"]
+    assert server.post("/api/generate", prompted | {"images": ["no base64!"]}).status_code == 400
+
+
 def test_low_detail_takes_fewer_tokens_and_a_bare_url_is_one(server: HttpServer) -> None:
     url = data_url(png(300, 8))
     same = [

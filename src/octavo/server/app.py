@@ -26,6 +26,7 @@ from octavo.server.exchange import ExchangeMiddleware, route_path
 from octavo.server.http_protocol import limited_protocol
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.logged_requests import Identity
+from octavo.server.ollama_routes import OllamaRoutes
 from octavo.server.policy import Admission, RequestPolicy
 from octavo.server.request_log import RequestLog
 from octavo.server.returning import Returning
@@ -85,6 +86,7 @@ def create_app(
         with_each_expert=args.expert_metrics,
     )
     Routes(lifecycle, args, exposition, returning, request_log).add_to(app)
+    OllamaRoutes(lifecycle).add_to(app)
     if batches is not None:
         StoredRoutes(batches, args).add_to(app)
     add_pages(app, args.root_path)

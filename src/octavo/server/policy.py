@@ -35,6 +35,7 @@ from octavo.server.routes import PUBLIC_PATHS
 
 _RATE_WINDOW = 32  # finished requests that the estimated waiting time is based on
 _MAX_RETRY_AFTER_S = 30
+_FORM = b"application/x-www-form-urlencoded"
 _STORED = ("/v1/files", "/v1/batches")
 
 
@@ -163,7 +164,7 @@ class RequestPolicy:
     async def _call(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         is_streamed = route_path(exchange.scope) in STREAMED_PATHS
         if exchange.scope["method"] in ("POST", "PUT", "PATCH") and not is_streamed:
-            check_headers(dict(exchange.scope["headers"]), self._args.max_body_bytes)
+            check_headers(dict(exchange.scope["headers"]), self._args.max_body_bytes, route_path(exchange.scope))
             body = await self._read(receive)
             if body is None:
                 return
@@ -237,12 +238,14 @@ def _apply_deadline_header(exchange: Exchange) -> None:
                 raise as_api_error(InvalidParameterError("X-Request-Timeout", shown, limit)) from None
 
 
-def check_headers(headers: dict[bytes, bytes], max_bytes: int) -> None:
+def check_headers(headers: dict[bytes, bytes], max_bytes: int, path: str) -> None:
     """Check the headers that describe the body. Raises ApiError, 413 or 415."""
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > max_bytes:
         raise _too_large(max_bytes)
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower() or b"application/json"
+    if kind == _FORM and path.startswith("/api/") and b"origin" not in headers:
+        kind = b"application/json"  # `curl -d`, as Ollama's users write it; a page of another site has an origin
     if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
         message = f"Content-Type must be application/json, not {kind.decode('latin-1')!r}."
         raise ApiError(415, message, code="unsupported_media_type")

@@ -26,6 +26,7 @@ from octavo.server.exchange import CLIENT_LEFT, STREAMS, Exchange
 from octavo.server.kept_responses import Begin
 from octavo.server.kept_responses import Reply as Preparation
 from octavo.server.lifecycle import EngineLifecycle, ServerInfo, TokenizerInfo
+from octavo.server.ollama_protocol import OLLAMA_EXAMPLES, OLLAMA_TYPES, STREAMED, OllamaError
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.embeddings import Embeddings, EmbeddingsRequest, num_inputs
 from octavo.server.openai.models import AdapterReply, LoadAdapterRequest, ModelCard, ModelList, UnloadAdapterRequest
@@ -102,6 +103,7 @@ _SECURITY_SCHEMES: Page = {
 }
 _TAGS = {
     "OpenAI": "The OpenAI API, with extensions of other engines.",
+    "Ollama": "Ollama's API, for its clients.",
     "tokens": "How the model's tokenizer and chat template see a text.",
     "operations": "For probes, dashboards and operators.",
 }
@@ -375,27 +377,35 @@ def add_pages(app: FastAPI, root_path: str) -> None:
 def make_page(app: FastAPI) -> Page:
     """Return FastAPI's page of its routes, with the bodies and replies: routes take raw requests, so it knows none."""
     page: Page = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-    pairs = [*_TYPES.values(), *STORED_TYPES.values()]
-    types = list(dict.fromkeys((ErrorReply, *(kind for pair in pairs for kind in pair if kind is not None))))
+    all_examples = {**_EXAMPLES, **OLLAMA_EXAMPLES}
+    of_methods = {**STORED_TYPES, **OLLAMA_TYPES}
+    pairs = [*_TYPES.values(), *of_methods.values()]
+    types = list(
+        dict.fromkeys((ErrorReply, OllamaError, *(kind for pair in pairs for kind in pair if kind is not None)))
+    )
     links, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     content = {kind: {"application/json": {"schema": link}} for kind, link in zip(types, links, strict=True)}
     for path, operations in page["paths"].items():
         for method, operation in operations.items():
-            body_type, reply_type = _TYPES.get(path) or STORED_TYPES.get((method.upper(), path), (None, None))
+            body_type, reply_type = _TYPES.get(path) or of_methods.get((method.upper(), path), (None, None))
             is_of_tokens = path in ("/tokenize", "/detokenize", "/tokenizer_info")
-            operation["tags"] = ["tokens" if is_of_tokens else "OpenAI" if path.startswith("/v1/") else "operations"]
+            is_ollama = path.startswith("/api/")
+            tag = "Ollama" if is_ollama else "OpenAI" if path.startswith("/v1/") else "operations"
+            operation["tags"] = ["tokens" if is_of_tokens else tag]
             success = dict(operation["responses"]["200"])
             if reply_type is not None:
                 success["content"] = dict(content[reply_type])
             if path.endswith("/completions"):
                 success["content"] |= {"text/event-stream": {"schema": {"type": "string"}}}
+            elif path in STREAMED:
+                success["content"] |= {"application/x-ndjson": {"schema": {"type": "string"}}}
             elif path.startswith(STREAMS) and method == "get":
                 success["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
-            # All errors have one shape; FastAPI's own validation errors never occur.
-            error = {"description": "Why not.", "content": content[ErrorReply]}
+            # All errors of an API have one shape; FastAPI's own validation errors never occur.
+            error = {"description": "Why not.", "content": content[OllamaError if is_ollama else ErrorReply]}
             operation["responses"] = {"200": success, "default": error}
             if body_type is not None:
-                examples = {name: {"value": value} for name, value in _EXAMPLES[path].items()}
+                examples = {name: {"value": value} for name, value in all_examples[path].items()}
                 body = {"application/json": content[body_type]["application/json"] | {"examples": examples}}
                 operation["requestBody"] = {"required": True, "content": body}
             elif (method, path) == ("post", "/v1/files"):

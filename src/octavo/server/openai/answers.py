@@ -25,6 +25,9 @@ from octavo.server.openai.parsers.base import Content, Delta, Reasoning, ToolCal
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest
 from octavo.server.openai.reply_stream import ReplyHead, ReplyStream, WholeReply
 
+CompletionT = TypeVar("CompletionT", bound=ReplyStream[Any])
+CompletionKind = Callable[[ServedModel, CompletionRequest, ReplyHead, Sequence[ProcessedRequest]], CompletionT]
+
 
 def prepare_chat(
     kind: "type[AnswerT]",
@@ -209,9 +212,15 @@ def wire_message(deltas: Sequence[Delta]) -> replies.AnswerMessage:
 
 
 def prepare_completion(
-    request: CompletionRequest, head: ReplyHead, model: ServedModel, max_prompts: int, birth: Birth, warn: Warn
-) -> "CompletionStream":
-    """Tokenize and validate all prompts. May take a while for long ones."""
+    kind: CompletionKind[CompletionT],
+    request: CompletionRequest,
+    head: ReplyHead,
+    model: ServedModel,
+    max_prompts: int,
+    birth: Birth,
+    warn: Warn,
+) -> CompletionT:
+    """Tokenize and validate all prompts; return an answer of this kind. May take a while for long ones."""
     if request.suffix:
         text = "'suffix' needs a model that fills in the middle of a text; the models served here only continue one."
         raise bad_request(text, "suffix", "unsupported_parameter")
@@ -225,7 +234,7 @@ def prepare_completion(
         process_prompt(model, request, _with_ids(text, front, request), each, warn)
         for text, each in zip(texts, all_params, strict=True)
     ]
-    return CompletionStream(model, request, head, prompts)
+    return kind(model, request, head, prompts)
 
 
 def _with_ids(prompt: Prompt, front: EngineFront, request: CompletionRequest) -> Prompt:

@@ -14,7 +14,15 @@ from octavo.errors import UserError
 from octavo.server.args import ServerArgs
 from octavo.server.errors import as_api_error, bad_request
 from octavo.server.openai.answer_plan import AnswerFormats
-from octavo.server.openai.answers import AnswerT, ChatStream, CompletionStream, prepare_chat, prepare_completion
+from octavo.server.openai.answers import (
+    AnswerT,
+    ChatStream,
+    CompletionKind,
+    CompletionStream,
+    CompletionT,
+    prepare_chat,
+    prepare_completion,
+)
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.chat_prompt import has_media, prompt_options, render_chat, token_ids_of
 from octavo.server.openai.embeddings import (
@@ -61,7 +69,7 @@ class OpenAICompatibleService:
         # Of their own: threads that wait for other servers must not keep requests from being prepared.
         self._fetchers = ThreadPoolExecutor(_MAX_FETCHES, thread_name_prefix="fetch")
         self._fingerprint = f"octavo-{__version__}-{self.front.core.profile}"
-        self._formats = AnswerFormats(
+        self.formats = AnswerFormats(
             self.front.tokenizer,
             tool_call_parser_name=args.tool_call_parser,
             reasoning_parser_name=args.reasoning_parser,
@@ -91,16 +99,22 @@ class OpenAICompatibleService:
         """Prepare the answer to a conversation, in the form of any API."""
         head, model = self._begin(request, "chatcmpl", birth)
         media = await self._media(request)
-        prepare = partial(prepare_chat, kind, request, head, model, self._formats, media, birth, warn)
+        prepare = partial(prepare_chat, kind, request, head, model, self.formats, media, birth, warn)
         return await _prepared(prepare, request, is_large)
 
     async def begin_completion(
         self, request: CompletionRequest, warn: Warn, is_large: bool, birth: Birth
     ) -> CompletionStream:
         """Prepare the completion of one prompt or many, which has not started."""
+        return await self.begin_continuation(CompletionStream, request, warn, is_large, birth)
+
+    async def begin_continuation(
+        self, kind: CompletionKind[CompletionT], request: CompletionRequest, warn: Warn, is_large: bool, birth: Birth
+    ) -> CompletionT:
+        """Prepare the completion of one prompt or many, in the form of any API."""
         head, model = self._begin(request, "cmpl", birth)
         is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > _MANY_PROMPTS)
-        prepare = partial(prepare_completion, request, head, model, self._args.max_prompts, birth, warn)
+        prepare = partial(prepare_completion, kind, request, head, model, self._args.max_prompts, birth, warn)
         return await _prepared(prepare, request, is_large)
 
     async def embeddings(self, request: EmbeddingsRequest, warn: Warn, is_large: bool) -> Embeddings:
@@ -120,7 +134,7 @@ class OpenAICompatibleService:
             raise bad_request("Exactly one of 'prompt' and 'messages' is required.", "prompt")
         tokenizer, max_tokens = self.front.tokenizer, request.truncate_prompt_tokens
         if request.messages is not None:
-            options, tags = prompt_options(request, shown_tools(request)), self._formats.reasoning
+            options, tags = prompt_options(request, shown_tools(request)), self.formats.reasoning
             prompt = render_chat(request, options, self.front, tags, media, warn)
             token_ids = token_ids_of(prompt)
         else:
