@@ -65,6 +65,7 @@ class ApiError(Exception):
 
 # How other APIs write an error, by the beginning of their routes.
 _SHAPES: Mapping[str, Callable[[ErrorDetail], object]] = {
+    "/api/v1/": lambda detail: ErrorReply(error=detail),  # a wrong base URL of OpenAI's clients
     "/api/": lambda detail: {"error": detail.message},  # Ollama's
 }
 
