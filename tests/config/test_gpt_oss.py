@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import transformers
 
@@ -116,6 +118,34 @@ def test_settings_that_make_no_sense_are_named(
 ) -> None:
     with pytest.raises(error, match=names):
         read(tmp_path, {**PUBLISHED, **change})
+
+
+def test_what_gguf_files_leave_out(tmp_path: Path) -> None:
+    settings = {
+        "context_length": 131072, "embedding_length": 64, "feed_forward_length": 96, "block_count": 3,
+        "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 32,
+        "attention.value_length": 32, "attention.layer_norm_rms_epsilon": 1e-5, "attention.sliding_window": 128,
+        "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 64, "rope.freq_base": 150000.0,
+        "rope.scaling.type": "yarn", "rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 4096,
+    }  # fmt: skip
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gpt-oss")
+    for key, value in settings.items():
+        writer.add_key_value(f"gpt-oss.{key}", value, gguf.GGUFValueType.get_type(value))
+    writer.add_token_list(["<|start|>", "<|return|>", "<|end|>", "<|call|>", "<|endoftext|>"])
+    writer.add_eos_token_id(1)
+    writer.add_eot_token_id(2)
+    writer.add_tensor("token_embd.weight", np.zeros((5, 64), np.float32))
+    writer.add_tensor("output.weight", np.zeros((5, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    config = read_model_config(tmp_path / "model.gguf", model="m")
+    assert config.sliding_windows == (128, None, 128)
+    assert not config.rotary[0].rope.truncate
+    assert config.experts is not None
+    assert (config.experts.intermediate_size, config.experts.swiglu_limit) == (64, 7.0)
+    assert config.eos_token_ids == (1, 3, 4)  # the end of a message is none of an answer
 
 
 def test_mxfp4_may_be_dequantized_or_quantized_again(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ class GgufFacts:
     # Settings of `config.json` that it has beside the usual ones, or has otherwise: from its own keys (without
     # prefix), and the settings so far.
     settings: Callable[[GgufKeys, Mapping[str, Any]], Mapping[str, Any]] = lambda keys, so_far: {}
+    inner_ends: tuple[str, ...] = ()  # tokens inside an answer, although a file may say that they end turns
     interleaves_rows: bool = False  # of queries and keys, for rotation of adjacent pairs
     is_written: bool = False  # by `octavo convert`
 

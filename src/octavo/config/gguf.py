@@ -136,7 +136,8 @@ class _Translation:
         if found[0] is None and metadata.get("tokenizer.ggml.model") == "llama":
             found[0] = 2  # SentencePiece's end
         found += metadata.indices_of("tokenizer.ggml.tokens", _ENDS)
-        return list(dict.fromkeys(each for each in found if each is not None))
+        inner = self._facts.inner_ends and metadata.indices_of("tokenizer.ggml.tokens", self._facts.inner_ends)
+        return list(dict.fromkeys(each for each in found if each is not None and each not in inner))
 
     def _experts(self) -> dict[str, Any]:
         if not self._get("expert_count", 0):

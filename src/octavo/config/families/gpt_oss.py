@@ -78,6 +78,7 @@ FAMILIES = (
                 "ffn_gate_inp": "mlp.router",
             },
             settings=_gguf_settings,
+            inner_ends=("<|end|>",),  # of a message, and an answer has several
         ),
     ),
 )
