@@ -46,7 +46,7 @@ TWO_LAYERS = TinyModel(
         "layer_types": ["sliding_attention", "full_attention"],
     },
 )
-MODELS = pick([TWO_LAYERS.name], ["llama-biases", "qwen3-mixed-windows", "qwen2-moe"])
+MODELS = pick([TWO_LAYERS.name], ["llama-biases", "qwen3-mixed-windows", "qwen2-moe", "gpt-oss"])
 needs_native = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
 
 

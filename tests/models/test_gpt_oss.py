@@ -19,6 +19,7 @@ from octavo.distributed.groups import ParallelGroups
 from octavo.errors import CheckpointError
 from octavo.kernels.dispatch import native_kernels
 from octavo.layers.linear import MergedLinear
+from octavo.loader.packed_cache import PackedCache
 from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.worker.memory import empty_model, weights_bytes
@@ -125,6 +126,20 @@ def test_dummy_weights_in_mxfp4_are_harmless_to_compute_with(tmp_path: Path) -> 
     save_mxfp4(tmp_path)
     logits = PagedRunner(load(tmp_path, dtype="bfloat16", load_format="dummy")).step({0: TOKENS})[0]
     assert 0.1 < logits.std() < 10.0
+
+
+@needs_native
+def test_packed_experts_come_back_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("octavo.loader.packed_cache._WORTH_KEEPING_BYTES", 0)
+    monkeypatch.setattr(PackedCache, "keep_soon", PackedCache.keep)
+    save_mxfp4(tmp_path)
+    config = read_model_config(tmp_path, model="m", dtype="bfloat16")
+    load_config = LoadConfig(load_format="auto", seed=0, packed_cache_bytes=1 << 30)
+    context = make_context(torch.bfloat16, checkpoint=config.quantization)
+    first, second = (get_model_loader(load_config).load_model(config, context) for _ in range(2))
+    assert second.mapped_bytes > 0
+    assert torch.equal(PagedRunner(second).step({0: TOKENS})[0], PagedRunner(first).step({0: TOKENS})[0])
 
 
 def test_memory_is_that_of_the_file(tmp_path: Path) -> None:
