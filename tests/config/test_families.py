@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.models.tiny import TINY_MODELS
+from tools.families_table import PAGE, with_table
 
 from octavo.config.families import FAMILIES
 from octavo.config.hf import read_model_config
@@ -75,3 +76,9 @@ def test_layers_that_do_not_rotate(tmp_path: Path) -> None:
     assert [spec.rotary for spec in exaone.attending] == [0, 0, None, 0]
     whole = read(tmp_path, {**windows, "sliding_window": None})
     assert [(spec.rotary, spec.sliding_window) for spec in whole.attending] == [(0, None)] * 4
+
+
+def test_the_table_of_families_is_that_of_the_registry() -> None:
+    page = PAGE.read_text()
+    assert page == with_table(page), "run python -m tools.families_table --write"
+    assert all(f"`{name}`" in page for name in FAMILIES)
