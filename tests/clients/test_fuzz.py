@@ -22,6 +22,8 @@ KNOWN: dict[str, Any] = {
 ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/tokenize"), ("POST", "/detokenize"),
     ("GET", "/v1/models/{name}"), ("POST", "/v1/batches"), ("POST", "/v1/embeddings"), ("GET", "/v1/files/{file_id}"),
+    ("POST", "/api/chat"), ("POST", "/api/generate"), ("POST", "/api/embed"), ("POST", "/api/embeddings"),
+    ("POST", "/api/show"), ("POST", "/api/pull"),
 ]  # fmt: skip
 
 
@@ -34,6 +36,14 @@ def mended(body: dict[str, Any], path: str) -> dict[str, Any]:
     """A request with sound values where a wrong one would hide all others; every other one is left in part as it is."""
     known = {name: value for name, value in KNOWN.items() if name in body and len(str(body)) % 4}
     mended = {**body, **known} | (CAPS if path.startswith("/v1") else {})
+    if path in ("/api/chat", "/api/generate"):
+        given = mended.get("options")
+        mended |= {
+            "options": {**(given if isinstance(given, dict) else {}), "num_predict": 2},
+            "format": None,
+            "think": None,
+            "template": None,
+        }
     for message in mended.get("messages") or []:
         message["role"] = message["role"] if message["role"] in ("assistant", "tool") else "user"
         message["content"] = message.get("content") or "x"
@@ -69,6 +79,9 @@ def test_no_request_is_our_fault(api: Any, method: str, path: str, mode: Any) ->
         response = case.call(timeout=60)
         assert response.status_code < 500, response.text
         if response.status_code >= 400:
-            refusal(response.status_code, response.content, response.status_code)
+            if path.startswith("/api/"):
+                assert response.json().keys() == {"error"}
+            else:
+                refusal(response.status_code, response.content, response.status_code)
 
     send()
