@@ -1,5 +1,6 @@
 """gpt-oss with experts in MXFP4: what is stored is computed. Its other forms are in the table of tiny models."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.models.gpt_oss import case, save_mxfp4, write_gguf
 from tests.models.paged import PagedRunner, load, make_context
 from tests.models.test_exactness import TOLERANCE, random_tokens, reference_logits
 
+from octavo.attention.torch_sdpa import SdpaAttention
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
 from octavo.config.hf_quantization import resolve_quantization
@@ -18,7 +20,9 @@ from octavo.config.model import QuantizationName
 from octavo.distributed.groups import ParallelGroups
 from octavo.errors import CheckpointError
 from octavo.kernels.dispatch import native_kernels
+from octavo.kernels.reference import Kernels
 from octavo.layers.linear import MergedLinear
+from octavo.layers.quant.registry import resolve_schemes
 from octavo.loader.packed_cache import PackedCache
 from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
@@ -126,6 +130,20 @@ def test_dummy_weights_in_mxfp4_are_harmless_to_compute_with(tmp_path: Path) -> 
     save_mxfp4(tmp_path)
     logits = PagedRunner(load(tmp_path, dtype="bfloat16", load_format="dummy")).step({0: TOKENS})[0]
     assert 0.1 < logits.std() < 10.0
+
+
+def test_kernels_without_blocks_compute_the_values(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As on GPUs, in bfloat16, and whatever the checkpoint says of its weights."""
+    reference = save_mxfp4(tmp_path, num_experts_per_tok=5)
+    config = read_model_config(tmp_path, model="m", dtype="bfloat16")
+    schemes, kernels = resolve_schemes(config.quantization, None, lambda forms: Kernels(), "a GPU")
+    assert "MXFP4: tensors are dequantized at load" in caplog.text
+    context = replace(make_context(torch.bfloat16), schemes=schemes, kernels=kernels)
+    context = replace(context, attention=SdpaAttention(kernels, torch.bfloat16))
+    model = get_model_loader(LoadConfig(load_format="auto", seed=0)).load_model(config, context)
+    logits, expected = PagedRunner(model).step({0: TOKENS})[0], reference_logits(reference, TOKENS)
+    errors = (logits - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert errors.median() < 0.08
 
 
 @needs_native

@@ -19,6 +19,25 @@ class Fault:
 
 
 FAULTS = [
+    # -- gpt-oss
+    Fault(
+        name="halves of MXFP4's blocks change places",
+        right="even = first & _LOW | (second & _LOW) << 4",
+        wrong="even = second & _LOW | (first & _LOW) << 4",
+        tests="models/test_gpt_oss.py",
+    ),
+    Fault(
+        name="ups of gpt-oss are taken for gates",
+        right='.gate_proj.{parameter}", rows[0::2]',
+        wrong='.gate_proj.{parameter}", rows[1::2]',
+        tests="models/test_gpt_oss.py",
+    ),
+    Fault(
+        name="routers leave out their biases",
+        right="has_bias=moe.has_router_bias",
+        wrong="has_bias=False",
+        tests="models/test_exactness.py -k oss",
+    ),
     # -- scheduler
     Fault(
         name="min_tokens holds one token too short",

@@ -11,7 +11,7 @@ import torch
 
 from octavo.errors import CheckpointError
 from octavo.kernels.blocks import dequantize
-from octavo.layers.quant.mxfp4 import MXFP4, rows_of_blocks
+from octavo.layers.quant.mxfp4 import MXFP4, Mxfp4Schemes, rows_of_blocks
 from octavo.models.interfaces import CausalLM
 
 _STACK = re.compile(
@@ -52,7 +52,7 @@ class GptOssForCausalLM(CausalLM):
     def _rows(self, codes: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
         """Return an expert's rows of blocks, or their values if the model computes with floats."""
         rows = rows_of_blocks(codes, exponents)
-        return dequantize(rows, MXFP4) if self.config.quantization is None else rows
+        return rows if isinstance(self.context.schemes, Mxfp4Schemes) else dequantize(rows, MXFP4)
 
     def _check_stack(self, name: str, stack: torch.Tensor, *, num_dims: int) -> None:
         if stack.dim() != num_dims or len(stack) != self.num_experts:
