@@ -157,3 +157,21 @@ def test_nonsense_starts_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NoSuchForCausalLM"], "model_type": kind}))
         with pytest.raises(UnsupportedModelError, match="'NoSuchForCausalLM' is not supported"):
             read_model_config(tmp_path, model="m")
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "own_kind"])
+def test_code_of_a_checkpoint_is_never_run(kind: str, tmp_path: Path) -> None:
+    """Neither instead of the library's class, nor where the library has none."""
+    save("gpt_neox", tmp_path)
+    marker = tmp_path / "ran"
+    imports = "from transformers import GPTNeoXConfig as OwnConfig, GPTNeoXForCausalLM as OwnModel"
+    (tmp_path / "own.py").write_text(f"open({str(marker)!r}, 'w')\n{imports}\n")
+    config = json.loads((tmp_path / "config.json").read_text())
+    own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": kind, "auto_map": own}))
+    if kind == "gpt_neox":
+        assert fallback_probe.probe(tmp_path)["architecture"] == "GPTNeoXForCausalLM"
+    else:
+        with pytest.raises(ValueError, match=r"custom code|trust_remote_code|not recognize|does not"):
+            fallback_probe.probe(tmp_path)
+    assert not marker.exists()

@@ -31,7 +31,7 @@ def build(folder: Path, attention: Callable[..., Any], dtype: torch.dtype, exper
     AttentionInterface.register(NAME, attention)
     with _parameters_on_meta():
         options = {"attn_implementation": NAME, "experts_implementation": experts, "dtype": dtype}
-        return AutoModelForCausalLM.from_config(config, **options).eval()
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options).eval()
 
 
 @contextmanager
