@@ -17,8 +17,10 @@ from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
 from octavo.config.hf_quantization import resolve_quantization
 from octavo.config.model import QuantizationName
+from octavo.convert.run import convert
+from octavo.convert.source import Checkpoint, TargetOptions
 from octavo.distributed.groups import ParallelGroups
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.kernels.dispatch import native_kernels
 from octavo.kernels.reference import Kernels
 from octavo.layers.linear import MergedLinear
@@ -109,6 +111,18 @@ def test_both_layouts_of_mxfp4_give_the_same_bits(dtype: str, tmp_path: Path) ->
     of_file, of_folder = ({linear.scheme.name for linear in experts_of(model)} for model in models)
     assert of_file == of_folder == {"dense" if dtype == "float32" else "gguf MXFP4"}
     assert torch.equal(*(PagedRunner(model).step({0: TOKENS})[0] for model in models))
+
+
+def test_conversions_copy_checkpoints_and_refuse_files(tmp_path: Path) -> None:
+    save_mxfp4(tmp_path / "model", **PUBLISHED)
+    convert(Checkpoint.open(str(tmp_path / "model")), tmp_path / "copy", "safetensors", TargetOptions())
+    logits, expected = (PagedRunner(load(tmp_path / name)).step({0: TOKENS})[0] for name in ("copy", "model"))
+    assert torch.equal(logits, expected)
+    file = write_gguf(tmp_path / "model", tmp_path / "model.gguf")
+    with pytest.raises(
+        UnsupportedModelError, match=r"model\.gguf: a GGUF file of this architecture cannot be converted"
+    ):
+        Checkpoint.open(str(file))
 
 
 @needs_native

@@ -119,6 +119,7 @@ class GgufFacts:
     inner_ends: tuple[str, ...] = ()  # tokens inside an answer, although a file may say that they end turns
     interleaves_rows: bool = False  # of queries and keys, for rotation of adjacent pairs
     is_written: bool = False  # by `octavo convert`
+    is_converted: bool = True  # to other formats; else checkpoints hold the weights in another layout than files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from octavo.config.hub import resolve_model
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import ModelConfig
 from octavo.convert.rope_factors import with_llama3_settings
-from octavo.errors import InvalidParameterError
+from octavo.errors import InvalidParameterError, UnsupportedModelError
 from octavo.loader.registry import get_model_loader
 from octavo.worker.memory import empty_model
 
@@ -63,6 +63,10 @@ class Checkpoint:
         path = path or resolve_model(name)
         model = read_model_config(path, model=name, dtype=dtype)
         if path.is_file():
+            facts = families.FAMILIES[model.architecture].gguf
+            if facts is not None and not facts.is_converted:
+                why = f"checkpoints of {model.architecture} hold the weights in another layout"
+                raise UnsupportedModelError(f"{path}: a GGUF file of this architecture cannot be converted: {why}")
             model = replace(model, quantization=None)  # its blocks are dequantized
         elif dtype != "auto" and model.quantization is not None:
             method = model.quantization.method

@@ -79,6 +79,7 @@ FAMILIES = (
             },
             settings=_gguf_settings,
             inner_ends=("<|end|>",),  # of a message, and an answer has several
+            is_converted=False,
         ),
     ),
 )
