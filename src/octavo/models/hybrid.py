@@ -54,10 +54,6 @@ class HybridForCausalLM(CausalLM):
 
     attention_class = GatedAttention
 
-    def ignores_weight(self, name: str) -> bool:
-        """Return so also for heads that predict several tokens (MTP), which this version does not use."""
-        return name.startswith(("mtp.", "model.mtp.")) or super().ignores_weight(name)
-
     def build_attention(self, layer: int) -> nn.Module:
         mixer = self.config.layers[layer].mixer
         if not isinstance(mixer, GatedDeltaSpec):

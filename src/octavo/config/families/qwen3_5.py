@@ -128,6 +128,7 @@ _EXPERT_NAMES = {
     f"{_MLP}.shared_expert.up_proj": f"{_PLACE}.shared_expert.gate_up:up",
     f"{_MLP}.shared_expert.down_proj": f"{_PLACE}.shared_expert.down",
 }
+_SIZES = {"vocab_size": 248320, "num_attention_heads": 16, "max_position_embeddings": 32768}
 _DENSE = Family(
     name="Qwen3_5ForCausalLM",
     model_type="qwen3_5_text",
@@ -138,26 +139,34 @@ _DENSE = Family(
     head_dim=256,
     qk_norm=True,
     norm_offset=1.0,
+    left_out=("mtp.", "model.mtp."),  # a head that predicts several tokens
+    defaults={**_SIZES, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32},
 )
+_MIXTURE = replace(
+    _DENSE,
+    name="Qwen3_5MoeForCausalLM",
+    model_type="qwen3_5_moe_text",
+    weight_names={**_NAMES, **_KIND_BY_KIND, **_EXPERT_NAMES},
+    other_spellings=stacked_experts(_EXPERT),
+    num_kv_heads=2,
+    # Of layers without experts, of which there are none, the size is any.
+    defaults={**_SIZES, "hidden_size": 2048, "intermediate_size": 512, "num_hidden_layers": 40},
+    moe=MoEFacts(
+        num_experts=256,
+        top_k=8,
+        intermediate_size=512,
+        shared_intermediate_size=512,
+        always_renormalizes=True,
+        has_dense_layers=False,
+    ),
+)
+# With a vision tower, which is left out: only the language model is served.
+_AS_LANGUAGE_MODEL = {"is_nested": True, "left_out": (*_DENSE.left_out, "model.visual.", "visual.")}
 FAMILIES = (
     _DENSE,
-    replace(
-        _DENSE,
-        name="Qwen3_5MoeForCausalLM",
-        model_type="qwen3_5_moe_text",
-        weight_names={**_NAMES, **_KIND_BY_KIND, **_EXPERT_NAMES},
-        other_spellings=stacked_experts(_EXPERT),
-        num_kv_heads=2,
-        defaults={"intermediate_size": 512},  # of dense layers, of which there are none
-        moe=MoEFacts(
-            num_experts=256,
-            top_k=8,
-            intermediate_size=512,
-            shared_intermediate_size=512,
-            always_renormalizes=True,
-            has_dense_layers=False,
-        ),
-    ),
+    _MIXTURE,
+    replace(_DENSE, name="Qwen3_5ForConditionalGeneration", model_type="qwen3_5", **_AS_LANGUAGE_MODEL),
+    replace(_MIXTURE, name="Qwen3_5MoeForConditionalGeneration", model_type="qwen3_5_moe", **_AS_LANGUAGE_MODEL),
     replace(
         _DENSE,
         name="Qwen3NextForCausalLM",
