@@ -118,6 +118,7 @@ class GgufFacts:
     settings: Callable[[GgufKeys, Mapping[str, Any]], Mapping[str, Any]] = lambda keys, so_far: {}
     inner_ends: tuple[str, ...] = ()  # tokens inside an answer, although a file may say that they end turns
     interleaves_rows: bool = False  # of queries and keys, for rotation of adjacent pairs
+    rotates_part: bool = False  # of each head, as rope.dimension_count says; else that must be all of it
     is_written: bool = False  # by `octavo convert`
     is_converted: bool = True  # to other formats; else checkpoints hold the weights in another layout than files
 

@@ -162,7 +162,7 @@ class _Translation:
 
     def _rope(self, head_dim: object) -> dict[str, Any]:
         dimensions = self._get("rope.dimension_count", head_dim)
-        if dimensions != head_dim:
+        if dimensions != head_dim and not self._facts.rotates_part:
             raise self._unsupported("rope.dimension_count", f"all {head_dim} dimensions of a head must be rotated")
         theta = self._get("rope.freq_base", 10000.0)
         divisors = self._divisors(dimensions) if _FACTORS in self._file.tensors else None

@@ -35,7 +35,7 @@ _PLAIN = MappingProxyType(
     }
 )
 # Per block; in old files each expert is a tensor of its own.
-_IN_BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>\w+)(?:\.(?P<expert>\d+))?\.(?P<what>weight|bias|scale)")
+_IN_BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>\w+)(?:\.(?P<expert>\d+))?(?:\.(?P<what>weight|bias|scale))?")
 _OUTSIDE = re.compile(r"(?P<part>\w+)\.(?P<what>weight|bias)")
 IGNORED = ("rope_freqs.weight",)  # settings: `config/gguf.py` reads them
 
@@ -46,7 +46,8 @@ class TensorNames:
     def __init__(self, path: Path, own: Mapping[str, str | tuple[str, ...]]) -> None:
         """`own` are a family's names where they differ from the usual ones: of a part of a block, behind
         "model.layers.{layer}.", without suffix; of a whole name in a block, such as "ffn_gate_inp.scale", with the
-        suffix that it has. Those of stacks of experts contain {expert}; several are rows one after the other.
+        suffix that it has; "ssm_a." is that of one without. Those of stacks of experts contain {expert}; several are
+        rows one after the other.
         """
         self._path, self._names = path, {**_PLAIN, **own}
 
@@ -58,11 +59,11 @@ class TensorNames:
         found = _IN_BLOCK.fullmatch(tensor.name)
         if found is None:
             raise self._unknown(tensor)
-        part, what = found["part"], found["what"]
+        part, what = found["part"], found["what"] or ""
         key = part if found["expert"] is None else f"{part}_exps"
         whole = self._names.get(f"{key}.{what}")
         names, suffix = (whole, "") if whole is not None else (self._names.get(key), f".{what}")
-        if names is None or (found["expert"] is not None and "{expert}" not in "".join(names)):
+        if names is None or not (what or whole) or (found["expert"] is not None and "{expert}" not in "".join(names)):
             raise self._unknown(tensor)
         several = [names] if isinstance(names, str) else names
         all_names = [f"model.layers.{found['layer']}.{name}{suffix}" for name in several]

@@ -10,6 +10,7 @@ Adapters (LoRA) add to a linear's rounded output, for the tokens that have one: 
 Legend: T = tokens, K = inputs of this rank, N = outputs of this rank, D = all outputs.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -24,8 +25,11 @@ from octavo.kernels.types import SILU, Activation, LinearRole, PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import DENSE, TensorSpec
+from octavo.layers.quant.gguf import BlockScheme
 from octavo.layers.quant.packing import CompressedLinear, becomes_dense, columns_to_select, pack, stack
 from octavo.layers.weight_owner import WeightOwner
+
+logger = logging.getLogger(__name__)
 
 
 class MergedLinear(WeightOwner):
@@ -223,6 +227,11 @@ class RegroupedLinear(MergedLinear):
     ) -> None:
         self._stored, self._num_groups, self.stored_parts = dict(stored), num_groups, tuple(stored)
         super().__init__(inputs, parts, has_bias=has_bias, context=context)
+        if isinstance(self.scheme, BlockScheme):  # whose parts would be more than kernels take
+            logger.warning(
+                "%s: %s is computed in floats: its rows are put in another order", context.path, self.scheme.name
+            )
+            self.scheme = DENSE
         if self.scheme.tensors(1, inputs.total).keys() != {"weight"}:
             what = f"{context.name_of(self.stored_parts[0])} is {self.scheme.name}"
             raise UnsupportedModelError(f"{what}; its rows are put in another order, so it must be one tensor")

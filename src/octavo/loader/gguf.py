@@ -15,6 +15,7 @@ from octavo.gguf.file import GgufFile, GgufTensor
 from octavo.gguf.names import IGNORED, TensorNames
 from octavo.kernels.blocks import dequantize
 from octavo.loader.base import ModelLoader
+from octavo.loader.gguf_heads import as_in_checkpoints, linear_attention_spec
 from octavo.loader.read_ahead import ReadAhead
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages, weight_slots
@@ -35,7 +36,7 @@ class GgufLoader(ModelLoader):
         names, file = TensorNames(path, facts.names), GgufFile.read(path)
         spec = model.config.attending[0]
         paired = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads} if facts.interleaves_rows else {}
-        num_read, ahead = 0, ReadAhead(file.paths)
+        num_read, ahead, linear = 0, ReadAhead(file.paths), linear_attention_spec(model.config)
         for tensor in file.tensors.values():
             if tensor.name in IGNORED:
                 continue
@@ -44,7 +45,9 @@ class GgufLoader(ModelLoader):
                 continue
             has_blocks = any(name in slots and slots[name].spec.is_integer for name in wanted)
             values = torch.from_numpy(tensor.data) if has_blocks else self.numbers(tensor)
-            if part.endswith("norm") and model.config.norm_offset:  # files have whole factors
+            if linear is not None:
+                values = as_in_checkpoints(part, values, linear, has_blocks=has_blocks)
+            if part.endswith("norm") and model.config.norm_offset and part != "ssm_norm":  # files have whole factors
                 values = values - model.config.norm_offset
             if (
                 part in paired

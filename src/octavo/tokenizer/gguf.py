@@ -36,6 +36,11 @@ _O200K = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Marks count with letters.
+_QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # tokenizer.ggml.pre -> how text is split before BPE, by the converter's names for the supported families.
 _PATTERNS = MappingProxyType(
     {
@@ -44,12 +49,13 @@ _PATTERNS = MappingProxyType(
         "llama-bpe": _LLAMA3,
         "smaug-bpe": _LLAMA3,
         "qwen2": _QWEN2,
+        "qwen35": _QWEN35,
         "tekken": _TEKKEN,
         "gpt-4o": _O200K,
     }
 )
 _WHOLE_WORDS_FIRST = ("llama-bpe", "tekken", "gpt-4o")  # a word that is a token is not split
-_COMPOSED = ("qwen2",)  # Unicode is normalized to NFC
+_COMPOSED = ("qwen2", "qwen35")  # Unicode is normalized to NFC
 # What files without `add_bos_token` mean: those of Llama 3 and Mistral do not say it.
 _BEGINS_WITH_BOS = ("llama-bpe", "tekken")
 _OTHER_NAMES = MappingProxyType(

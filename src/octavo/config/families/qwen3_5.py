@@ -4,6 +4,7 @@ Full attention has a gate on its result, and rotates a part of each head. Rotary
 those of a text are all the same.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +13,8 @@ from octavo.config.family import (
     DECODER_NAMES,
     HEAD_NORM_NAMES,
     Family,
+    GgufFacts,
+    GgufKeys,
     Layers,
     MoEFacts,
     expert_names,
@@ -128,6 +131,44 @@ _EXPERT_NAMES = {
     f"{_MLP}.shared_expert.up_proj": f"{_PLACE}.shared_expert.gate_up:up",
     f"{_MLP}.shared_expert.down_proj": f"{_PLACE}.shared_expert.down",
 }
+
+
+def _gguf_settings(keys: GgufKeys, so_far: Mapping[str, Any]) -> dict[str, Any]:
+    if keys.integer("nextn_predict_layers", 0, minimum=0):
+        raise keys.unsupported("nextn_predict_layers", ": files without a head that predicts several tokens are read")
+    num_value_heads = keys.integer("ssm.time_step_rank")
+    head_dim, has_states = so_far["head_dim"], "blk.{}.ssm_out.weight"
+    return {
+        "layer_types": [
+            _LINEAR if has_states.format(layer) in keys.tensors else _FULL
+            for layer in range(keys.integer("block_count"))
+        ],
+        "partial_rotary_factor": keys.integer("rope.dimension_count", head_dim) / head_dim,
+        "linear_num_key_heads": keys.integer("ssm.group_count"),
+        "linear_num_value_heads": num_value_heads,
+        "linear_key_head_dim": keys.integer("ssm.state_size"),
+        "linear_value_head_dim": keys.integer("ssm.inner_size") // num_value_heads,
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel"),
+    }
+
+
+_GGUF = GgufFacts(
+    architecture="qwen35",
+    names={
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_a.": "linear_attn.A_log",
+        "ssm_dt.bias": "linear_attn.dt_bias",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+    },
+    settings=_gguf_settings,
+    rotates_part=True,
+)
 _SIZES = {"vocab_size": 248320, "num_attention_heads": 16, "max_position_embeddings": 32768}
 _DENSE = Family(
     name="Qwen3_5ForCausalLM",
@@ -141,6 +182,7 @@ _DENSE = Family(
     norm_offset=1.0,
     left_out=("mtp.", "model.mtp."),  # a head that predicts several tokens
     defaults={**_SIZES, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32},
+    gguf=_GGUF,
 )
 _MIXTURE = replace(
     _DENSE,
@@ -159,9 +201,14 @@ _MIXTURE = replace(
         always_renormalizes=True,
         has_dense_layers=False,
     ),
+    gguf=replace(_GGUF, architecture="qwen35moe"),
 )
 # With a vision tower, which is left out: only the language model is served.
-_AS_LANGUAGE_MODEL = {"is_nested": True, "left_out": (*_DENSE.left_out, "model.visual.", "visual.")}
+_AS_LANGUAGE_MODEL: dict[str, Any] = {
+    "is_nested": True,
+    "gguf": None,
+    "left_out": (*_DENSE.left_out, "model.visual.", "visual."),
+}
 FAMILIES = (
     _DENSE,
     _MIXTURE,
@@ -175,6 +222,7 @@ FAMILIES = (
         weight_names={**_NAMES, **_HEAD_BY_HEAD, **_EXPERT_NAMES},
         other_spellings=stacked_experts(_EXPERT),
         num_kv_heads=2,
+        gguf=None,
         defaults={"norm_topk_prob": True},
         moe=MoEFacts(num_experts=512, top_k=10, intermediate_size=512, shared_intermediate_size=512),
     ),

@@ -1,0 +1,49 @@
+"""Tensors of linear attention as GGUF files have them: value heads that share a key head are not neighbors there.
+
+In a file value head h uses key head h modulo their number, so that heads come in rounds; in checkpoints the value heads
+of a key head are one after the other.
+"""
+
+import torch
+from torch import Tensor
+
+from octavo.config.layers import GatedDeltaSpec
+from octavo.config.model import ModelConfig
+from octavo.errors import UnsupportedModelError
+
+
+def linear_attention_spec(config: ModelConfig) -> GatedDeltaSpec | None:
+    """Return the spec of the layers with linear attention, which is the same for all; None: there are none."""
+    return next((layer.mixer for layer in config.layers if isinstance(layer.mixer, GatedDeltaSpec)), None)
+
+
+def as_in_checkpoints(part: str, values: Tensor, spec: GatedDeltaSpec, *, has_blocks: bool) -> Tensor:
+    """Return a tensor as checkpoints have it; `part` is its name in a block of the file.
+
+    Raises UnsupportedModelError: columns of quantized blocks would have to be put in another order.
+    """
+    if part == "ssm_a":  # minus the rates of forgetting, whose logarithms checkpoints have
+        values = torch.log(-values)
+    if spec.num_value_heads == spec.num_key_heads:
+        return values
+    keys, size = 2 * spec.num_key_heads * spec.key_size, spec.value_size
+    if part in ("attn_qkv", "ssm_conv1d"):
+        return torch.cat((values[:keys], _neighbors(values[keys:], spec)))
+    if part in ("attn_gate", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt"):
+        return _neighbors(values, spec)
+    if part == "ssm_out":
+        if has_blocks:
+            found = f"{spec.num_value_heads} value heads share {spec.num_key_heads} key heads"
+            hint = (
+                f"columns of quantized blocks cannot be put in order by heads of {size}; set quantization='dequantize'"
+            )
+            raise UnsupportedModelError(f"ssm_out: {found}: {hint}")
+        return _neighbors(values.T, spec).T
+    return values
+
+
+def _neighbors(rows: Tensor, spec: GatedDeltaSpec) -> Tensor:
+    """Return rows [value heads * any, ...] with those of one key head one after the other."""
+    rounds = spec.num_value_heads // spec.num_key_heads
+    by_head = rows.reshape(rounds, spec.num_key_heads, -1, *rows.shape[1:])
+    return by_head.transpose(0, 1).reshape(rows.shape)
