@@ -17,7 +17,6 @@ from tests.end_to_end.conftest import GetCheckpoint, open_llm
 from tests.end_to_end.support import answers, random_prompt
 from tests.fakes.queued_device import RecordedQueue
 from tests.models.hybrid import keep_states_often
-from tests.models.latent import use_latent_layers
 from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo import LLM, SamplingParams
@@ -93,9 +92,8 @@ def test_states_are_found(start: Open, name: str, monkeypatch: pytest.MonkeyPatc
     check_restart(start, name)
 
 
-def test_latent_vectors_are_found(start: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_latent_layers(monkeypatch)
-    check_restart(start)
+def test_latent_vectors_are_found(start: Open) -> None:
+    check_restart(start, "deepseek-v3")
 
 
 def test_a_device_with_a_queue_finds_them(start: Open, monkeypatch: pytest.MonkeyPatch) -> None:

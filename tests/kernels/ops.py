@@ -5,11 +5,12 @@ X = experts, C = experts that a token chooses.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 
+from octavo.config.layers import RoutingSpec
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import SILU, Activation, Fused, GeluKind, PackedExperts, PackedLinear, Routing
 
@@ -114,10 +115,12 @@ def _mlp(
 def _route(size: int, routing: Routing) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
         x = _random(MAX_ROWS, size, dtype=dtype)
-        weight = _random(routing.num_experts + routing.has_shared, size, dtype=dtype) * size**-0.5
+        weight = _random(routing.num_logits, size, dtype=dtype) * size**-0.5
+
+        corrected = _corrected(routing)
 
         def compute(kernels: Kernels, rows: slice) -> torch.Tensor:
-            routes = kernels.route(x[rows], kernels.pack_linear(weight, None, "router"), routing)
+            routes = kernels.route(x[rows], kernels.pack_linear(weight, None, "router"), corrected)
             return torch.cat((routes.expert_ids.float(), routes.weights), dim=-1)  # [T, 2 * C]
 
         return compute
@@ -165,6 +168,18 @@ def _expert_rows(size: int, middle_sizes: list[int], activation: Activation = SI
     return make
 
 
+def _head_linears(num_heads: int, num_outputs: int, in_size: int, rest: int) -> Callable[[torch.dtype], Op]:
+    """A linear for each head; the rest of a head stays behind it."""
+
+    def make(dtype: torch.dtype) -> Op:
+        x = _random(MAX_ROWS, num_heads * (in_size + rest), dtype=dtype)
+        weights = _random(num_heads, num_outputs, in_size, dtype=dtype) * in_size**-0.5
+        pack = cache(lambda kernels: kernels.pack_heads([kernels.pack_linear(of, None) for of in weights], in_size))
+        return lambda kernels, rows: kernels.head_linears(x[rows], pack(kernels))
+
+    return make
+
+
 def _combine_experts(size: int, num_choices: int) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
         answers, weights = _random(MAX_ROWS, num_choices, size, dtype=dtype), _random(MAX_ROWS, num_choices).sigmoid()
@@ -179,8 +194,8 @@ def _moe(
     def make(dtype: torch.dtype) -> Op:
         x, residual = _random(MAX_ROWS, size, dtype=dtype), _random(MAX_ROWS, size, dtype=dtype).flip(0)
         norm = _random(size, dtype=dtype)
-        weight = _random(routing.num_experts + routing.has_shared, size, dtype=dtype) * size**-0.5
-        experts = _experts(size, middle_sizes, dtype, activation)
+        weight = _random(routing.num_logits, size, dtype=dtype) * size**-0.5
+        experts, corrected = _experts(size, middle_sizes, dtype, activation), _corrected(routing)
         bias = weight[:, 0].contiguous() if activation.kind == "clamped_swiglu" else None
 
         def compute(kernels: Kernels, rows: slice) -> torch.Tensor:
@@ -189,7 +204,7 @@ def _moe(
                 kernels.pack_linear(weight, bias, "router"),
             )
             out = kernels.moe(
-                x[rows], _fused(residual[rows], norm, activation), router, routing, experts(kernels), load
+                x[rows], _fused(residual[rows], norm, activation), router, corrected, experts(kernels), load
             )
             assert load.sum() == routing.num_experts + len(x[rows]) * routing.top_k
             return torch.cat(out, dim=-1)
@@ -199,8 +214,20 @@ def _moe(
     return make
 
 
-def _routing(num_experts: int, top_k: int, *, renormalizes: bool, has_shared: bool) -> Routing:
-    return Routing(num_experts=num_experts, top_k=top_k, renormalizes=renormalizes, has_shared=has_shared)
+def _routing(
+    num_experts: int,
+    top_k: int,
+    rule: RoutingSpec = RoutingSpec(),  # noqa: B008 - frozen
+    *,
+    renormalizes: bool,
+    has_shared: bool,
+) -> Routing:
+    return Routing(num_experts=num_experts, top_k=top_k, renormalizes=renormalizes, has_shared=has_shared, rule=rule)
+
+
+def _corrected(routing: Routing) -> Routing:
+    """Return it with a correction, if it has one, by which some scores are negative."""
+    return replace(routing, correction=_random(routing.num_experts) - 0.5 if routing.rule.has_correction else None)
 
 
 def _rms_norm(size: int, offset: float = 0.0) -> Callable[[torch.dtype], Op]:
@@ -288,6 +315,20 @@ def _select_columns(size: int, num_padded: int = 0) -> Callable[[torch.dtype], O
     return make
 
 
+SCALED = RoutingSpec(scale=16.0)
+BY_BEST = RoutingSpec(num_groups=4, top_groups=2, scale=1.5, gates_shared=False)
+BY_TWO = RoutingSpec(
+    scores="sigmoid",
+    num_groups=6,
+    top_groups=3,
+    group_best=2,
+    has_correction=True,
+    scale=2.5,
+    epsilon=1e-20,
+    gates_shared=False,
+)
+SIGMOID = RoutingSpec(scores="sigmoid", has_correction=True, epsilon=1e-20)
+FIVE_OF_24 = _routing(24, 5, BY_TWO, renormalizes=True, has_shared=True)
 TWO_OF_FIVE = _routing(5, 2, renormalizes=True, has_shared=False)
 CASES = [
     Case(name="linear-37x84", make=_linear(37, 84, has_bias=True)),
@@ -327,13 +368,23 @@ CASES = [
     Case(name="route-2-of-5", make=_route(84, _routing(5, 2, renormalizes=True, has_shared=False))),
     Case(name="route-3-of-40", make=_route(100, _routing(40, 3, renormalizes=False, has_shared=True))),
     Case(name="route-8-of-128", make=_route(256, _routing(128, 8, renormalizes=True, has_shared=False))),
+    Case(name="route-scaled", make=_route(84, _routing(5, 2, SCALED, renormalizes=False, has_shared=True))),
+    Case(name="route-groups-by-best", make=_route(84, _routing(24, 5, BY_BEST, renormalizes=False, has_shared=True))),
+    Case(name="route-groups-by-two", make=_route(84, _routing(24, 5, BY_TWO, renormalizes=True, has_shared=True))),
+    Case(name="route-sigmoid-corrected", make=_route(84, _routing(7, 3, SIGMOID, renormalizes=True, has_shared=False))),
     Case(name="expert_rows-84x37", make=_expert_rows(84, [37, 37, 37])),
     Case(name="expert_rows-64x96x200", make=_expert_rows(64, [96, 200])),
+    Case(name="head_linears-3x37x20", make=_head_linears(3, 37, 20, 6)),
+    Case(name="head_linears-2x64x96", make=_head_linears(2, 64, 96, 0)),
     Case(name="combine_experts-100x3", make=_combine_experts(100, 3)),
     Case(name="combine_experts-36x1", make=_combine_experts(36, 1)),
     Case(name="moe-1-of-1", make=_moe(36, [21], _routing(1, 1, renormalizes=True, has_shared=False))),
     Case(name="moe-2-of-5", make=_moe(84, [37] * 5, TWO_OF_FIVE)),
     Case(name="moe-2-of-3-shared", make=_moe(64, [40] * 3 + [72], _routing(3, 2, renormalizes=False, has_shared=True))),
+    Case(
+        name="moe-5-of-24-in-groups",
+        make=_moe(64, [40] * 24 + [72], FIVE_OF_24),
+    ),
     Case(name="moe-8-of-40", make=_moe(128, [64] * 40, _routing(40, 8, renormalizes=True, has_shared=False))),
     Case(name="rms_norm-37", make=_rms_norm(37)),
     Case(name="rms_norm-1024", make=_rms_norm(1024)),

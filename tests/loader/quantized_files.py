@@ -21,7 +21,10 @@ SIZES = {
     "head_dim": 16,
     "vocab_size": 96,
 }
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PROJECTIONS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
+)
 Tensors = dict[str, torch.Tensor]
 # From a weight [N, K] to what a file has of it, by endings of names, and to the dense weight that this stands for.
 Quantize = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]

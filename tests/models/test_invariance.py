@@ -9,6 +9,8 @@ from tests.models.paged import DTYPES, PagedRunner, load, make_context
 from tests.models.test_exactness import random_tokens
 from tests.models.tiny import TINY_MODELS, TinyModel
 
+from octavo.kernels.dispatch import native_kernels
+
 NUM_NEIGHBOURS = 20
 
 
@@ -48,6 +50,20 @@ def test_what_the_last_layer_leaves_out_does_not_show(case: TinyModel, dtype: st
     for tokens, kept in zip(steps, ([3, 4, 20], [0, 9]), strict=True):
         assert torch.equal(some.step_for(tokens, kept), whole.step_for(tokens, None)[kept])
     assert torch.equal(some.step({0: [1, 2], 1: [3]})[0], whole.step({0: [1, 2], 1: [3]})[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [case.name for case in TINY_MODELS if "deepseek" in case.name][:: pick(3, 1)])
+def test_latent_attention_is_recorded(name: str, dtype: str, tmp_path: Path) -> None:
+    """A replay has the bits of steps op by op."""
+    if native_kernels(DTYPES[dtype]) is None:
+        pytest.skip("only the C++ kernels record")
+    next(case for case in TINY_MODELS if case.name == name).save(tmp_path)
+    model, tokens = load(tmp_path, dtype=dtype), random_tokens(40, seed=1)
+    replayed, by_op = PagedRunner(model), PagedRunner(model)
+    replayed.record(40)
+    for step in ({0: tokens[:20], 1: tokens[:3]}, {0: tokens[20:21], 1: tokens[3:4]}, {0: tokens[21:]}):
+        assert torch.equal(torch.cat(replayed.step(step)), torch.cat(by_op.step(step)))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama-biases"])

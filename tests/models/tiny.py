@@ -97,6 +97,23 @@ _HYBRID = {
     "linear_conv_kernel_dim": 4,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
+_LATENT = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 18,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "head_dim": 6,
+    "v_head_dim": 14,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 9,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 21,
+    "routed_scaling_factor": 1.5,
+}
+_LATENT_GLM = {**{key: value for key, value in _LATENT.items() if key != "first_k_dense_replace"}, "rms_norm_eps": 1e-5}
+_GROUPS = {"n_group": 3, "topk_group": 2}
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 4.0,
@@ -132,6 +149,8 @@ class TinyModel:
             for name, buffer in model.named_buffers():
                 if name.endswith("layer_scalar"):
                     buffer.copy_(0.7 + 0.1 * torch.rand(buffer.shape, generator=generator))
+                if name.endswith("e_score_correction_bias"):  # some corrected scores are negative
+                    buffer.copy_(torch.randn(buffer.shape, generator=generator) - 0.5)
         return model
 
     def save(self, folder: Path, seed: int = 0) -> Any:
@@ -213,6 +232,30 @@ TINY_MODELS = [
             },
             "tie_word_embeddings": False,
         },
+    ),
+    TinyModel(name="deepseek-v2", family="DeepseekV2", settings={**_LATENT, "q_lora_rank": None}),
+    TinyModel(
+        name="deepseek-v2-groups-biases",
+        family="DeepseekV2",
+        settings={**_LATENT, **_GROUPS, "topk_method": "group_limited_greedy", "attention_bias": True},
+    ),
+    TinyModel(name="deepseek-v3", family="DeepseekV3", settings={**_LATENT, **_GROUPS}),
+    TinyModel(
+        name="deepseek-v3-yarn-halves",
+        family="DeepseekV3",
+        settings={
+            **_LATENT,
+            **_GROUPS,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "attention_bias": True,
+            "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.1},
+        },
+    ),
+    TinyModel(
+        name="glm4-moe-lite",
+        family="Glm4MoeLite",
+        settings={**_LATENT_GLM, "mlp_layer_types": ["sparse", "dense", "sparse"]},
     ),
     TinyModel(name="mixtral", family="Mixtral", settings={"num_local_experts": 5}),
     TinyModel(

@@ -103,9 +103,9 @@ FAULTS = [
     ),
     Fault(
         name="equal router logits go to the higher expert",
-        right="ranked, order = of_choice.sort(dim=-1, descending=True, stable=True)",
-        wrong="ranked, order = of_choice.flip(-1).sort(dim=-1, descending=True, stable=True)\n"
-        "        order = of_choice.shape[1] - 1 - order",
+        right="ranked, order = values.sort(dim=-1, descending=True, stable=True)",
+        wrong="ranked, order = values.flip(-1).sort(dim=-1, descending=True, stable=True)\n"
+        "    order = values.shape[1] - 1 - order",
         tests="kernels/test_experts.py",
     ),
     Fault(
@@ -272,8 +272,8 @@ FAULTS = [
     ),
     Fault(
         name="the C++ router gives equal logits to the higher expert",
-        right="for (; at > 0 && logits[id] > largest[at - 1]; --at)",
-        wrong="for (; at > 0 && logits[id] >= largest[at - 1]; --at)",
+        right="for (; at > 0 && now > largest[at - 1]; --at)",
+        wrong="for (; at > 0 && now >= largest[at - 1]; --at)",
         tests="kernels/test_experts.py",
         is_cpp=True,
     ),

@@ -23,7 +23,7 @@ from octavo.kernels.reference import Kernels
 # A backend's own work list for one step, built once and shared by all layers. Opaque to other code.
 PlanT = TypeVar("PlanT")
 # Of `AttentionLayer`, what backends may lack.
-AttentionFeature = Literal["soft_cap", "sinks", "value_norm", "kv_sharing"]
+AttentionFeature = Literal["soft_cap", "sinks", "value_norm", "kv_sharing", "latent"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +33,16 @@ class HeadNorms:
     query: Tensor  # [E] float32
     key: Tensor  # [E] float32
     eps: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentKV:
+    """How a token's one vector [E] becomes its key and, at the front, its value [V]: `LatentSpec`."""
+
+    value_size: int  # V: elements that are normalized; the others are rotated, as are those of queries
+    norm: Tensor  # [V] float32
+    eps: float
+    rotates_pairs: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -47,6 +57,7 @@ class AttentionLayer:
     rotary: int | None = 0  # index into `AttentionMetadata.rotary`; None: no rotation
     scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)
     soft_cap: float | None = None  # scaled scores s become soft_cap * tanh(s / soft_cap) before masking
+    latent: LatentKV | None = None  # None: each of G kv heads has a key and a value; else there is one, of this kind
     sinks: Tensor | None = None  # [H] float32, one extra softmax logit per head, without a value
     normalizes_values: bool = False  # each head of values, by the epsilon of `norms`, without weights
     # qk: values are keys before norm and rotation; q: keys and values are another layer's, written before.
@@ -145,6 +156,7 @@ class AttentionBackend(ABC, Generic[PlanT]):
             "sinks": layer.sinks is not None,
             "value_norm": layer.normalizes_values,
             "kv_sharing": layer.projects != "qkv",
+            "latent": layer.latent is not None,
         }
         if lacking := [name for name, is_asked in asked.items() if is_asked and name not in self.features]:
             what = f"attention_backend={self.name} does not compute {' and '.join(lacking)}"
@@ -160,6 +172,20 @@ class AttentionBackend(ABC, Generic[PlanT]):
         """Normalize and rotate queries and keys, store keys and values at the step's slots, then attend."""
         return self.attend(self.write_kv(qkv, kv_cache, step, layer), kv_cache, step, layer)
 
+    def forward_latent(
+        self,
+        query: Tensor,  # [T, H * E], as projected
+        vectors: Tensor,  # [T, E], as projected
+        kv_cache: LayerKVCache,
+        step: AttentionMetadata,
+        layer: AttentionLayer,
+    ) -> Tensor:  # [T, H * V]
+        """Normalize and rotate vectors, rotate queries, store vectors at the step's slots, then attend.
+
+        Only of backends with the feature "latent".
+        """
+        raise NotImplementedError(f"{self.name} has no latent attention: `check` says so")
+
     def write_kv(self, qkv: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
         """Normalize and rotate queries and keys, store keys and values; return queries [T, H, E].
 
@@ -169,7 +195,7 @@ class AttentionBackend(ABC, Generic[PlanT]):
 
     @abstractmethod
     def attend(self, query: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
-        """Return the attention output [T, H * E] of the queries returned by `write_kv`."""
+        """Return the attention output [T, H * E] of `write_kv`'s queries; [T, H * V] of a latent layer."""
 
     def of_segments(self, lengths: Sequence[int], rotary: RotaryTable | None) -> EncoderSegments:
         """Return the attention of an encoder's step, by torch's ops where the backend has none of its own.
@@ -197,6 +223,13 @@ class TorchAttention(AttentionBackend[PlanT]):
         kv_cache.key.index_copy_(0, slots, key)
         kv_cache.value.index_copy_(0, slots, value)
         return query
+
+    def forward_latent(
+        self, query: Tensor, vectors: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
+    ) -> Tensor:
+        query, vectors = split_latent(query, vectors, step.rotary, layer, self._kernels)
+        kv_cache.key.index_copy_(0, step.batch.of_group(layer.kv_group).slot_mapping, vectors)
+        return self.attend(query, kv_cache, step, layer)
 
 
 def split_heads(
@@ -227,6 +260,27 @@ def turned_heads(
     if layer.norms is not None:
         heads = kernels.rms_norm(heads, getattr(layer.norms, kind), layer.norms.eps)
     return heads if layer.rotary is None else kernels.rotary(heads, *rotary[layer.rotary])
+
+
+def split_latent(
+    query: Tensor,  # [T, H * E]
+    vectors: Tensor,  # [T, E]
+    rotary: tuple[RotaryTable, ...],
+    layer: AttentionLayer,
+    kernels: Kernels,
+) -> tuple[Tensor, Tensor]:
+    """Return queries [T, H, E] and vectors [T, 1, E]: fronts of vectors normalized, what is behind them rotated."""
+    latent = layer.latent
+    assert latent is not None, "of layers with a latent vector"
+    assert layer.rotary is not None, "vectors have a rotated part"
+    front, behind = vectors.split_with_sizes([latent.value_size, vectors.shape[1] - latent.value_size], dim=1)
+    normed = kernels.rms_norm(front.contiguous(), latent.norm, latent.eps)
+    unrotated = query.view(len(query), layer.num_heads, layer.head_dim)
+    rotate = kernels.rotary_pairs if latent.rotates_pairs else kernels.rotary
+    both = torch.cat((unrotated[:, :, latent.value_size :], behind.unsqueeze(1)), dim=1)  # [T, H + 1, E - V]
+    turned = rotate(both, *rotary[layer.rotary])
+    query = torch.cat((unrotated[:, :, : latent.value_size], turned[:, :-1]), dim=2)
+    return query, torch.cat((normed.unsqueeze(1), turned[:, -1:]), dim=2)
 
 
 def context_slots(batch: ForwardBatch, requests: Tensor, length: int) -> Tensor:

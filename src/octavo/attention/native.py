@@ -2,7 +2,8 @@
 
 Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, W = tokens kept after the
 last layer's attention, S = spans of rows, or segments of an encoder, N = row blocks, P = rows of all segments. A row is
-one query head of one token; a row block is up to 32 rows of one request, computed together for each kv head.
+one query head of one token; a row block is up to 32 rows of one request, computed together for each kv head. Those of a
+token alone have up to 16: threads share such blocks where contexts are long.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _HEAD_PADDING = 32  # elements: tiles of keys and values consist of 32 x 32 parts
 _INT8_SCALE_SIZE = 4  # bytes, stored with each head of an int8 key or value
-_MAX_HEAD_DIM = 512
+_MAX_HEAD_DIM = 576
 _MAX_ROTARY_TABLES = 4
 _ROWS_PER_BLOCK = 32
 _TALL_ROWS = 16  # a block of more rows than this is part of a prompt
@@ -47,7 +48,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
 
     is_batch_invariant = True
     records_calls = True
-    features = frozenset({"soft_cap", "sinks", "value_norm", "kv_sharing"})
+    features = frozenset({"soft_cap", "sinks", "value_norm", "kv_sharing", "latent"})
 
     def __init__(self, kernels: NativeKernels, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> None:
         from octavo.kernels.cpu import _cpu
@@ -82,17 +83,33 @@ class NativeAttention(AttentionBackend[NativePlan]):
 
     def attend(self, query: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
         """One call does everything, from the projection, of [T, (H + 2 * G) * E] for one of everything."""
+        query = query if layer.gate_heads else query.contiguous()  # gates: the start of each row of the projection
+        out = self._kernels.empty(len(query), layer.num_heads * layer.head_dim, dtype=self._dtype)
+        addresses = (tensor.data_ptr() for tensor in (query, kv_cache.key, kv_cache.value, out))
+        self._native.attention(*self._described(step, layer), *addresses)
+        return out
+
+    def forward_latent(
+        self, query: Tensor, vectors: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
+    ) -> Tensor:
+        assert layer.latent is not None, "of layers with a latent vector"
+        query, vectors = query.contiguous(), vectors.contiguous()
+        out = self._kernels.empty(len(query), layer.num_heads * layer.latent.value_size, dtype=self._dtype)
+        addresses = (tensor.data_ptr() for tensor in (query, vectors, kv_cache.key, out))
+        self._native.latent_attention(*self._described(step, layer), *addresses)
+        return out
+
+    def _described(
+        self, step: AttentionMetadata, layer: AttentionLayer
+    ) -> tuple["_cpu.AttentionStep", "_cpu.AttentionLayer"]:
+        """Return a step and a layer as the kernels know them; made once each."""
         plan: NativePlan = step.plans[layer.kv_group]
         if plan.step is None:
             plan.step = self.make_step(plan, step.rotary, layer.num_heads // layer.num_kv_heads)
         key = layer, step.batch.block_size
         if key not in self._layers:
             self._layers[key] = self._make_layer(*key)
-        query = query if layer.gate_heads else query.contiguous()  # gates: the start of each row of the projection
-        out = self._kernels.empty(len(query), layer.num_heads * layer.head_dim, dtype=self._dtype)
-        addresses = (tensor.data_ptr() for tensor in (query, kv_cache.key, kv_cache.value, out))
-        self._native.attention(plan.step, self._layers[key], *addresses)
-        return out
+        return plan.step, self._layers[key]
 
     def make_step(self, plan: NativePlan, rotary: tuple[RotaryTable, ...], group_size: int) -> "_cpu.AttentionStep":
         """Return the kernels' description of a step with `group_size` query heads per kv head.
@@ -123,7 +140,8 @@ class NativeAttention(AttentionBackend[NativePlan]):
         )
 
     def _make_layer(self, layer: AttentionLayer, block_size: int) -> "_cpu.AttentionLayer":
-        norms = layer.norms
+        norms, latent = layer.norms, layer.latent
+        key_norm = latent.norm if latent else norms.key if norms else None
         return self._cpu.AttentionLayer(
             num_heads=layer.num_heads,
             num_kv_heads=layer.num_kv_heads,
@@ -131,9 +149,9 @@ class NativeAttention(AttentionBackend[NativePlan]):
             block_size=block_size,
             sliding_window=layer.sliding_window or 0,
             query_norm=norms.query.data_ptr() if norms else _NO_ADDRESS,
-            key_norm=norms.key.data_ptr() if norms else _NO_ADDRESS,
+            key_norm=_NO_ADDRESS if key_norm is None else key_norm.data_ptr(),
             sinks=layer.sinks.data_ptr() if layer.sinks is not None else _NO_ADDRESS,
-            norm_eps=norms.eps if norms else 0.0,
+            norm_eps=latent.eps if latent else norms.eps if norms else 0.0,
             scale=layer.softmax_scale,
             soft_cap=layer.soft_cap or 0.0,
             rotary=-1 if layer.rotary is None else layer.rotary,
@@ -141,8 +159,10 @@ class NativeAttention(AttentionBackend[NativePlan]):
             computes_kept_only=layer.computes_kept_only,
             kv_group=layer.kv_group,
             normalizes_values=layer.normalizes_values,
-            num_parts=len(layer.projects),
+            num_parts=1 if latent else len(layer.projects),
             gate_heads=layer.gate_heads,
+            latent_size=latent.value_size if latent else 0,
+            rotates_pairs=latent is not None and latent.rotates_pairs,
         )
 
 
@@ -154,7 +174,7 @@ def cut_into_row_blocks(
     Of all tokens, or of those at `kept` [W]. What is cut is a span: a request, or one kept token.
     """
     num_requests = len(batch.seq_lens_list)
-    if kept is None and batch.query_start_loc_list[-1] == num_requests and group_size <= _ROWS_PER_BLOCK:
+    if kept is None and batch.query_start_loc_list[-1] == num_requests and group_size <= _TALL_ROWS:
         blocks = np.zeros((num_requests, 3), dtype=np.int32)  # one token each: as below, with fewer ops
         blocks[:, 0] = np.argsort([-length for length in batch.seq_lens_list], kind="stable")
         blocks[:, 2] = group_size
@@ -166,11 +186,12 @@ def cut_into_row_blocks(
     else:
         request_of = np.searchsorted(starts, kept, side="right") - 1
         first_rows, sizes = (kept - starts[request_of]) * group_size, np.full(len(kept), group_size)
-    counts = -(-sizes // _ROWS_PER_BLOCK)  # [S]
+    most = np.where(sizes > group_size, _ROWS_PER_BLOCK, _TALL_ROWS)  # [S]
+    counts = -(-sizes // most)  # [S]
     spans = np.repeat(np.arange(len(counts)), counts)  # [N]
-    within = (np.arange(len(spans)) - np.repeat(np.cumsum(counts) - counts, counts)) * _ROWS_PER_BLOCK  # [N]
+    within = (np.arange(len(spans)) - np.repeat(np.cumsum(counts) - counts, counts)) * most[spans]  # [N]
     requests, rows = request_of[spans], first_rows[spans] + within
-    heights = np.minimum(_ROWS_PER_BLOCK, sizes[spans] - within)
+    heights = np.minimum(most[spans], sizes[spans] - within)
     unseen = (num_rows[requests] - rows - heights) // group_size  # [N] tokens after the block's last
     order = np.lexsort((unseen - np.asarray(batch.seq_lens_list)[requests], heights <= _TALL_ROWS))
     return np.stack((requests, rows, heights), axis=1)[order].astype(np.int32)

@@ -1,7 +1,7 @@
 """Attention by torch's fused kernel, request by request. Fast, not batch-invariant.
 
-The kernel supports neither soft caps nor sinks: layers with either are computed op by op, which materializes all
-scores.
+The kernel supports neither soft caps, sinks nor values smaller than keys (latent layers): layers with one of these are
+computed op by op, which materializes all scores.
 
 A request whose blocks are contiguous in the pool is read in place; other contexts are gathered, once per layer. On one
 core, contexts of 160 to 520 positions read in place take 20 us plus their bytes at 10 GB/s; gathered, they take 1.2 to
@@ -71,7 +71,7 @@ class SdpaAttention(TorchAttention[list[RequestSpan]]):
 
     name = "torch-sdpa"
     is_batch_invariant = False
-    features = frozenset({"soft_cap", "sinks", "value_norm", "kv_sharing"})
+    features = frozenset({"soft_cap", "sinks", "value_norm", "kv_sharing", "latent"})
 
     def plan(self, batch: ForwardBatch) -> list[RequestSpan]:
         """Locate each request's context."""
@@ -98,7 +98,8 @@ class SdpaAttention(TorchAttention[list[RequestSpan]]):
         plan: list[RequestSpan] = step.plans[layer.kv_group]
         keys, values = (pool.transpose(0, 1).unsqueeze(0) for pool in (kv_cache.key, kv_cache.value))
         queries = torch.split(query.transpose(0, 1).unsqueeze(0), [span.num_queries for span in plan], dim=2)
-        attend = _attend if layer.soft_cap is None and layer.sinks is None else _attend_as_defined
+        is_plain = layer.soft_cap is None and layer.sinks is None and layer.latent is None
+        attend = _attend if is_plain else _attend_as_defined
         results = [attend(rows, keys, values, span, layer) for rows, span in zip(queries, plan, strict=True)]
         return torch.cat(results, dim=1)[0].flatten(1)
 
@@ -183,5 +184,5 @@ def _attend_as_defined(query: Tensor, keys: Tensor, values: Tensor, span: Reques
         if layer.sinks is not None:
             scores = torch.cat((scores, layer.sinks.view(-1, 1, 1).expand(*scores.shape[:2], 1)), dim=-1)
         weights = scores.softmax(-1)[..., : hidden.shape[1]]
-        results.append((weights.reshape(num_groups, -1, hidden.shape[1]) @ context_values).view(rows.shape))
+        results.append((weights.reshape(num_groups, -1, hidden.shape[1]) @ context_values).view(*rows.shape[:2], -1))
     return torch.cat(results, dim=1).transpose(0, 1).unsqueeze(0).to(query.dtype)

@@ -49,7 +49,7 @@ class TiledAttention(TorchAttention[list[RequestGroup]]):
 
     name = "torch-tiled"
     is_batch_invariant = True
-    features = frozenset({"soft_cap", "sinks", "value_norm", "kv_sharing"})
+    features = frozenset({"soft_cap", "sinks", "value_norm", "kv_sharing", "latent"})
 
     def plan(self, batch: ForwardBatch) -> list[RequestGroup]:
         """Group the step's requests by number of new tokens and context length."""
@@ -70,7 +70,7 @@ class TiledAttention(TorchAttention[list[RequestGroup]]):
 
     def attend(self, query: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
         plan: list[RequestGroup] = step.plans[layer.kv_group]
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        out = query.new_empty(*query.shape[:2], kv_cache.value.shape[2])
         tokens_per_pass = max(1, _NUM_ROWS * layer.num_kv_heads // layer.num_heads)
         for group in plan:
             keys, values = (_gather_tiles(pool, group.slots) for pool in (kv_cache.key, kv_cache.value))
@@ -125,10 +125,10 @@ def _hidden(positions: Tensor, ends: Tensor | None, tiles: slice, sliding_window
 def _attend(
     query: Tensor,  # [R, Q, H, D] float32, scaled
     keys: Tensor,  # [R, G, N, W, D]
-    values: Tensor,  # [R, G, N, W, D]
+    values: Tensor,  # [R, G, N, W, V]; V is D, but for latent layers
     hidden: Tensor,  # [R, N, Q, W]
     layer: AttentionLayer,
-) -> Tensor:  # [R, Q, H, D]
+) -> Tensor:  # [R, Q, H, V]
     num_requests, num_queries, num_heads, head_dim = query.shape
     num_kv_heads, group_size = keys.shape[1], num_heads // keys.shape[1]
     rows = query.view(num_requests, num_queries, num_kv_heads, group_size, head_dim).transpose(1, 2).flatten(2, 3)
@@ -147,12 +147,12 @@ def _attend(
         most = most.maximum(sinks)
     scores -= most
     weights = scores.exp_()  # masked ones are exact zeros
-    mixed = _sum_in_order(_matmul_tiles(weights, values))  # [R, G, S * 16, D]
+    mixed = _sum_in_order(_matmul_tiles(weights, values))  # [R, G, S * 16, V]
     total = _sum_in_order(weights.sum(-1, keepdim=True))  # [R, G, S * 16, 1]
     if layer.sinks is not None:
         total += (sinks - most).exp_()[:, :, 0]
     result = (mixed / total)[:, :, :num_rows]
-    result = result.reshape(num_requests, num_kv_heads, num_queries, group_size, head_dim)
+    result = result.reshape(num_requests, num_kv_heads, num_queries, group_size, -1)
     return result.transpose(1, 2).flatten(2, 3)
 
 

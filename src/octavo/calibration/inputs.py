@@ -49,7 +49,7 @@ class RecordedModel:
             kernels=self._kernels, attention=attention, dtype=torch.float32, device=torch.device("cpu")
         )
         model = initialize_model(config, context)
-        if config.recurrent_layers:
+        if config.recurrent_layers or any(spec.latent is not None for spec in config.attending):
             raise UnsupportedModelError(f"{config.model}: {config.architecture} cannot be calibrated yet")
         load_weights(model, tensors)
         process_weights_after_loading(model)

@@ -301,7 +301,7 @@ def _random_adapters(config: "ModelConfig", prompts: BenchOptions, folder: Path)
 
 
 def _linears(config: "ModelConfig") -> dict[str, tuple[int, int]]:
-    """Return outputs and inputs of a layer's linears."""
+    """Return outputs and inputs of a layer's linears, of those that adapters can change."""
     width, spec = config.hidden_size, config.attention(0)
     of_heads, of_kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     attention = {
@@ -310,6 +310,8 @@ def _linears(config: "ModelConfig") -> dict[str, tuple[int, int]]:
         "self_attn.v_proj": (of_kv, width),
         "self_attn.o_proj": (width, of_heads),
     }
+    if spec.latent is not None:
+        attention = {"self_attn.o_proj": (width, spec.num_heads * spec.latent.value_size)}
     if config.experts is not None or config.dense is None:
         return attention
     inner = config.dense.intermediate_size

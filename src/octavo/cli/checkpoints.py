@@ -17,6 +17,7 @@ from octavo.config.engine import LoadFormat
 from octavo.config.hf import read_model_config
 from octavo.config.hf_quantization import METHODS_WITH_BLOCKS
 from octavo.config.hub import resolve_adapter, resolve_model
+from octavo.config.layers import AttentionSpec
 from octavo.config.model import ModelConfig
 from octavo.config.option_types import option
 from octavo.device.process import limit_spinning
@@ -56,14 +57,25 @@ def inspect(
         )
 
 
+def _heads_text(spec: AttentionSpec) -> str:
+    if (latent := spec.latent) is not None:
+        size = latent.key_size + latent.rotary_size
+        return f"{spec.num_heads} heads of {size}, one latent vector of {latent.size}"
+    return f"{spec.num_heads} heads of {spec.head_dim}, {spec.num_kv_heads} KV heads"
+
+
+def _kv_values(spec: AttentionSpec) -> int:
+    """Return the numbers that a layer caches of a token."""
+    return 2 * spec.num_kv_heads * spec.head_dim if spec.latent is None else spec.latent.size
+
+
 def _model_facts(path: Path, config: ModelConfig, stored: list[HeaderEntry]) -> dict[str, str]:
-    kinds = dict.fromkeys((each.num_heads, each.head_dim, each.num_kv_heads) for each in config.attending)
-    heads = " or ".join(f"{count} heads of {size}, {of_kv} KV heads" for count, size, of_kv in kinds)
+    heads = " or ".join(dict.fromkeys(map(_heads_text, config.attending)))
     spec = config.experts
     experts = "" if spec is None else f", {spec.num_experts} experts, {spec.top_k} per token"
     num_weights, num_bytes = sum(map(_num_weights, stored)), _BYTES[config.dtype]
     owners = [each for each in config.attending if each.shares_kv_of is None]
-    kv_bytes = sum(2 * each.num_kv_heads * each.head_dim * num_bytes for each in owners)
+    kv_bytes = sum(map(_kv_values, owners)) * num_bytes
     counts, sizes = Counter(each.type for each in stored), Counter[str]()
     for each in stored:
         sizes[each.type] += each.num_bytes

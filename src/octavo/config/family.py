@@ -117,6 +117,8 @@ class GgufFacts:
     # prefix), and the settings so far.
     settings: Callable[[GgufKeys, Mapping[str, Any]], Mapping[str, Any]] = lambda keys, so_far: {}
     inner_ends: tuple[str, ...] = ()  # tokens inside an answer, although a file may say that they end turns
+    # Its keys that only `settings` reads, of those that mean the same for all others.
+    own_keys: frozenset[str] = frozenset()
     interleaves_rows: bool = False  # of queries and keys, for rotation of adjacent pairs
     rotates_part: bool = False  # of each head, as rope.dimension_count says; else that must be all of it
     is_written: bool = False  # by `octavo convert`

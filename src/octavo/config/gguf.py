@@ -36,6 +36,7 @@ _ENDS = (
     *("<|im_end|>", "<|endoftext|>"),  # Qwen, SmolLM, and what others fine-tuned with ChatML
     *("<end_of_turn>", "<turn|>", "<|tool_response>"),  # Gemma, Gemma 4
     *("<|return|>", "<|call|>"),  # gpt-oss
+    "<|observation|>",  # GLM
 )
 _TABLE, _HEAD = "model.embed_tokens", "lm_head"
 _FACTORS = "rope_freqs.weight"
@@ -105,7 +106,7 @@ class _Translation:
             GGUF_SAMPLING: _sampling_settings(self._file.path, self._file.metadata),
         }
         values |= self._facts.settings(self._own, values)
-        if self._get("attention.value_length", head_dim) != head_dim:
+        if self._usual("attention.value_length", head_dim) != head_dim:
             raise self._unsupported("attention.value_length", f"it must be that of keys ({head_dim}) as well")
         return JsonFields(str(self._file.path), values)
 
@@ -115,6 +116,10 @@ class _Translation:
         if found is None and not default:
             raise CheckpointError(f"{self._file.path}: {self._prefix + key} is missing")
         return _plain_float(found)
+
+    def _usual(self, key: str, default: Any) -> Any:
+        """Return a setting as others have it: the default where it means something else in this family's files."""
+        return default if key in self._facts.own_keys else self._get(key, default)
 
     def _unsupported(self, key: str, why: str) -> UnsupportedModelError:
         value = self._file.metadata.get(self._prefix + key)
@@ -161,7 +166,7 @@ class _Translation:
         return types
 
     def _rope(self, head_dim: object) -> dict[str, Any]:
-        dimensions = self._get("rope.dimension_count", head_dim)
+        dimensions = self._usual("rope.dimension_count", head_dim)
         if dimensions != head_dim and not self._facts.rotates_part:
             raise self._unsupported("rope.dimension_count", f"all {head_dim} dimensions of a head must be rotated")
         theta = self._get("rope.freq_base", 10000.0)
@@ -186,7 +191,7 @@ class _Translation:
     def _yarn(self, factor: Any) -> dict[str, Any]:
         """Return what only YaRN has. Files multiply its own factor of attention, where checkpoints replace it."""
         for key, neutral in _YARN_NEUTRAL.items():
-            if self._get(key, neutral) != neutral:
+            if self._usual(key, neutral) != neutral:
                 raise self._unsupported(key, f"only {neutral:g} is, which is what its absence means")
         times = self._get("rope.scaling.attn_factor", 1.0)
         is_scaled = isinstance(factor, float) and isinstance(times, float) and times != 1

@@ -46,12 +46,26 @@ class RotarySpec:
     width: int  # elements at the front of a head that are rotated
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LatentSpec:
-    """What attention caches per token if all heads share one vector (DeepSeek-AI 2024, arXiv:2405.04434)."""
+    """Attention that caches one vector per token for all heads (DeepSeek-AI 2024, arXiv:2405.04434, section 2.1).
 
-    size: int  # elements of the vector
-    value_size: int  # elements at its front that are the value; all are the key
+    Its front, normalized, is what each head's keys and values are linears of; behind it is a part of the key that is
+    rotated, the same for all heads. A head's key is `key_size` elements made of the front, then the rotated ones.
+    """
+
+    rank: int  # elements of the front
+    rotary_size: int  # elements behind it
+    key_size: int  # of a head's key, without the rotated part
+    value_size: int  # of a head
+    query_rank: int | None = None  # elements that queries are projected to first, and normalized; None: they are not
+    norm_eps: float = 1e-6  # of the norms of both fronts
+    rotates_pairs: bool = True  # elements 2 * i and 2 * i + 1 turn by angle i; else i and i + half
+
+    @property
+    def size(self) -> int:
+        """Elements of the vector."""
+        return self.rank + self.rotary_size
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
@@ -72,7 +86,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     shares_kv_of: int | None = None  # the layer whose keys and values these are; None: its own
     has_sinks: bool = False  # a logit per head joins its softmax, and has no value
     has_output_gate: bool = False  # each element of the result is multiplied by the sigmoid of a gate of its own
-    latent: LatentSpec | None = None  # None: a key and a value for each kv head are cached
+    latent: LatentSpec | None = None  # None: a key and a value for each kv head are cached; else of one, of its size
     entry_kind: int = 0  # layers whose cached keys and values have other sizes have other numbers
 
     @property
@@ -144,6 +158,29 @@ class DenseSpec(msgspec.Struct, frozen=True, kw_only=True, tag="dense"):
     has_bias: bool = False
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutingSpec:
+    """How scores of experts become a token's choice, where that is not the largest logits by softmax.
+
+    Groups: DeepSeek-AI 2024, arXiv:2405.04434; a correction, which balances load and is no part of the weights:
+    arXiv:2408.15664.
+    """
+
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    num_groups: int = 1  # adjacent experts, equally many in each
+    top_groups: int = 1  # experts are chosen in the best so many groups
+    group_best: Literal[1, 2] = 1  # a group is as good as the sum of its best so many experts
+    has_correction: bool = False  # a number for each expert is added to its score, for choosing only
+    scale: float = 1.0  # of the weights
+    epsilon: float = 0.0  # added to the sum by which weights are renormalized
+    gates_shared: bool = True  # the shared expert's weight is the sigmoid of a logit; else 1
+
+    @property
+    def chooses_by_logit(self) -> bool:
+        """Whether the largest logits are the best scores, and weights are shares of softmax."""
+        return self.scores == "softmax" and self.num_groups == 1 and not self.has_correction and not self.epsilon
+
+
 class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     """A mixture of experts (Shazeer et al. 2017, arXiv:1701.06538)."""
 
@@ -157,6 +194,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     has_router_bias: bool = False  # on the logits, before experts are chosen
     swiglu_limit: float | None = None  # the clamped activation's; None: experts have the model's activation
     swiglu_alpha: float = 1.702  # of the clamped activation
+    routing: RoutingSpec = RoutingSpec()
 
 
 Mixer = AttentionSpec | GatedDeltaSpec

@@ -105,9 +105,12 @@ class DeviceManager:
         dtype: torch.dtype = getattr(torch, config.model.dtype)
         kernels_for = partial(self.kernels, dtype, deterministic=config.deterministic)
         schemes, kernels = resolve_schemes(model.quantization, quantization, kernels_for, self.where(dtype))
-        attention = self.attention(
-            dtype, kv_cache_dtype=config.cache.kv_cache_dtype, is_exact=kernels.is_batch_invariant
-        )
+        is_exact, kv_dtype = kernels.is_batch_invariant, config.cache.kv_cache_dtype
+        attention = self.attention(dtype, kv_cache_dtype=kv_dtype, is_exact=is_exact)
+        is_latent = any(spec.latent is not None for spec in model.attending)
+        if is_latent and "latent" not in attention.features and not is_exact:
+            logger.warning("%s has no latent attention: torch's ops compute it, without graphs", attention.name)
+            attention = self.attention(dtype, "sdpa", kv_dtype)
         return BuildContext(kernels=kernels, attention=attention, dtype=dtype, device=self.device, schemes=schemes)
 
     def where(self, dtype: torch.dtype) -> str:

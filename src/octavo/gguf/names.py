@@ -35,7 +35,9 @@ _PLAIN = MappingProxyType(
     }
 )
 # Per block; in old files each expert is a tensor of its own.
-_IN_BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>\w+)(?:\.(?P<expert>\d+))?(?:\.(?P<what>weight|bias|scale))?")
+_IN_BLOCK = re.compile(
+    r"blk\.(?P<layer>\d+)\.(?P<part>(?:nextn\.)?\w+)(?:\.(?P<expert>\d+))?(?:\.(?P<what>weight|bias|scale))?"
+)
 _OUTSIDE = re.compile(r"(?P<part>\w+)\.(?P<what>weight|bias)")
 IGNORED = ("rope_freqs.weight",)  # settings: `config/gguf.py` reads them
 

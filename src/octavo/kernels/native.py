@@ -39,7 +39,17 @@ from octavo.kernels.native_weights import (
 )
 from octavo.kernels.quantization import GROUP_SIZES, Weight, WeightFormat
 from octavo.kernels.reference import ExpertAdapters, Kernels, LoraAdapters
-from octavo.kernels.types import SILU, Activation, Fused, LinearRole, PackedExperts, PackedLinear, Routes, Routing
+from octavo.kernels.types import (
+    SILU,
+    Activation,
+    Fused,
+    LinearRole,
+    PackedExperts,
+    PackedHeads,
+    PackedLinear,
+    Routes,
+    Routing,
+)
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
@@ -63,6 +73,14 @@ class NativeExperts(PackedExperts):
     """Experts with the C++ handle of all their linears."""
 
     handle: "_cpu.Experts"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativeHeads(PackedHeads):
+    """A linear for each head with the C++ handle of all."""
+
+    handle: "_cpu.Heads"
+    num_outputs: int  # N
 
 
 class TapeBuffers:
@@ -279,6 +297,18 @@ class NativeKernels(Kernels):
         self.native.mlp(rows, _handle(up), _handle(down), out.data_ptr())
         return out, total
 
+    def pack_heads(self, linears: Sequence[PackedLinear], in_size: int) -> PackedHeads:
+        handles = list(map(_handle, linears))
+        heads, num_outputs = self._cpu.Heads(handles, in_size), handles[0].out_size
+        return NativeHeads(linears=tuple(linears), in_size=in_size, handle=heads, num_outputs=num_outputs)
+
+    def head_linears(self, x: Tensor, heads: PackedHeads) -> Tensor:
+        assert isinstance(heads, NativeHeads), "packed by other kernels"
+        x, num_heads = x.contiguous(), len(heads.linears)
+        out = self.empty(len(x), x.shape[1] + num_heads * (heads.num_outputs - heads.in_size))
+        self.timed(self.native.head_linears, self._rows(x), heads.handle, out.data_ptr())
+        return out
+
     def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
         if len({linear.form for linear in (*gate_up, *down) if isinstance(linear, NativeLinear)}) > 1:
             raise UnsupportedModelError("the experts of a layer have linears of different formats on this rank")
@@ -410,11 +440,26 @@ class NativeKernels(Kernels):
         return self._cpu.Rows.fused(x.data_ptr(), x.numel() // size, size, native, total.data_ptr()), total
 
 
-@cache
 def _native_routing(routing: Routing) -> "_cpu.Routing":
+    """Return it for C++, with the correction's address: the layer keeps that tensor."""
     from octavo.kernels.cpu import _cpu
 
-    return _cpu.Routing(routing.num_experts, routing.top_k, routing.renormalizes, routing.has_shared)
+    rule = routing.rule
+    return _cpu.Routing(
+        num_experts=routing.num_experts,
+        top_k=routing.top_k,
+        renormalizes=routing.renormalizes,
+        has_shared=routing.has_shared,
+        chooses_by_logit=rule.chooses_by_logit,
+        is_softmax=rule.scores == "softmax",
+        num_groups=rule.num_groups,
+        top_groups=rule.top_groups,
+        group_best=rule.group_best,
+        correction=address(routing.correction),
+        scale=rule.scale,
+        epsilon=rule.epsilon,
+        gates_shared=rule.gates_shared,
+    )
 
 
 @cache

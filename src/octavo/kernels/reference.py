@@ -19,7 +19,18 @@ from torch import Tensor
 from octavo.kernels import gated_delta
 from octavo.kernels.gated_delta import GatedDeltaWeights, StateStep, StateTensors
 from octavo.kernels.quantization import Weight, WeightFormat
-from octavo.kernels.types import Activation, Fused, GeluKind, LinearRole, PackedExperts, PackedLinear, Routes, Routing
+from octavo.kernels.routing import choose_experts
+from octavo.kernels.types import (
+    Activation,
+    Fused,
+    GeluKind,
+    LinearRole,
+    PackedExperts,
+    PackedHeads,
+    PackedLinear,
+    Routes,
+    Routing,
+)
 
 _GELU_FACTOR, _GELU_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
 
@@ -138,22 +149,12 @@ class Kernels:
         return PackedExperts(gate_up=tuple(gate_up), down=tuple(down))
 
     def router_logits(self, x: Tensor, router: PackedLinear) -> Tensor:
-        """Return logits [T, X] of x [T, D], or [T, X + 1] with a shared expert: float32, never rounded."""
+        """Return logits [T, X] of x [T, D], or [T, X + 1] with a gated shared expert: float32, never rounded."""
         return self.linear(x.float(), router)
 
     def route(self, x: Tensor, router: PackedLinear, routing: Routing) -> Routes:
-        """Choose experts for tokens x [T, D]: the largest logits, ties by the lower index; weighted by softmax."""
-        logits = self.router_logits(x, router)
-        of_choice = logits[:, : routing.num_experts]
-        ranked, order = of_choice.sort(dim=-1, descending=True, stable=True)
-        chosen, ids = ranked[:, : routing.top_k], order[:, : routing.top_k]  # [T, top_k] each
-        powers = torch.exp(chosen - chosen[:, :1])
-        all_powers = powers if routing.renormalizes else torch.exp(of_choice - chosen[:, :1])
-        weights = powers / all_powers.sum(-1, keepdim=True)
-        if routing.has_shared:
-            ids = F.pad(ids, (0, 1), value=routing.num_experts)
-            weights = torch.cat((weights, 1.0 / (1.0 + torch.exp(-logits[:, routing.num_experts :]))), dim=-1)
-        return Routes(expert_ids=ids, weights=weights)
+        """Choose experts for tokens x [T, D]: `kernels/routing.py`."""
+        return choose_experts(self.router_logits(x, router), routing)
 
     def expert_rows(
         self, x: Tensor, token_ids: Tensor, expert_ids: Tensor, experts: PackedExperts, activation: Activation
@@ -347,6 +348,27 @@ class Kernels:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, P]
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
         return turned.to(x.dtype)
+
+    def rotary_pairs(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate x [T, H, D] by cos, sin [T, D / 2] float32: element 2 * i pairs with 2 * i + 1."""
+        first, second = x.float().reshape(*x.shape[:-1], -1, 2).unbind(-1)  # [T, H, D / 2] each
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return turned.flatten(-2).to(x.dtype)
+
+    def pack_heads(self, linears: Sequence[PackedLinear], in_size: int) -> PackedHeads:
+        """Combine a linear for each head, of `in_size` inputs, from their packed linears: "plain", without bias."""
+        return PackedHeads(linears=tuple(linears), in_size=in_size)
+
+    def head_linears(self, x: Tensor, heads: PackedHeads) -> Tensor:
+        """Apply to the first K elements of each head of x [T, H * (K + R)] its linear: [T, H * (N + R)].
+
+        The other R follow as they are.
+        """
+        outs = []
+        for head, linear in zip(x.chunk(len(heads.linears), dim=1), heads.linears, strict=True):
+            outs += [self.linear(head[:, : heads.in_size], linear), head[:, heads.in_size :]]
+        return torch.cat(outs, dim=1)
 
 
 def hyperbolic_tangent(x: Tensor) -> Tensor:

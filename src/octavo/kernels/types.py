@@ -3,15 +3,17 @@
 Legend: T = tokens, K = input size, N = output size, X = experts, C = experts per token.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from torch import Tensor
 
+from octavo.config.layers import RoutingSpec
+
 ActivationKind = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"]
 GeluKind = Literal["gelu_tanh", "quick_gelu"]  # by a tanh, or by a sigmoid
-# Which ops read a linear. Gated ones are [2 * I, K], gates first; a router is [X, D], or [X + 1, D] with a shared
-# expert, and computed in float32.
+# Which ops read a linear. Gated ones are [2 * I, K], gates first; a router is [X, D], or [X + 1, D] with a gated
+# shared expert, and computed in float32.
 LinearRole = Literal["plain", "gated", "logits", "router"]
 
 
@@ -66,18 +68,36 @@ class PackedExperts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PackedHeads:
+    """A linear for each head, all of one size, ready to compute."""
+
+    linears: tuple[PackedLinear, ...]
+    in_size: int  # K
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
-    """How a token chooses its C experts: `top_k` of X, and the shared one, number X, if any."""
+    """How a token chooses its C experts: `top_k` of X, and the shared one, number X, if any.
+
+    `kernels/routing.py` is the definition.
+    """
 
     num_experts: int  # X
     top_k: int
     renormalizes: bool  # the weights of the chosen add up to 1; else they are their shares of all X
-    has_shared: bool  # every token also takes it; its weight is the sigmoid of logit X
+    has_shared: bool  # every token also takes it; its weight is the sigmoid of logit X, or 1
+    rule: RoutingSpec = field(default_factory=RoutingSpec)
+    correction: Tensor | None = field(default=None, compare=False)  # [X] float32, if the rule has one
 
     @property
     def num_choices(self) -> int:
         """Return C."""
         return self.top_k + self.has_shared
+
+    @property
+    def num_logits(self) -> int:
+        """Return the outputs of the router."""
+        return self.num_experts + (self.has_shared and self.rule.gates_shared)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,18 +27,58 @@ from octavo.kernels.types import Activation, PackedExperts, Routes, Routing
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import GatedLinear, Linear, MergedLinear
 from octavo.layers.norm import RMSNorm
+from octavo.layers.quant.base import TensorSpec
+
+CORRECTION = "experts.e_score_correction_bias"
 
 
 class ExpertRouter(MergedLinear):
-    """Router logits of tokens; a shared expert's gate is one more logit."""
+    """Router logits of tokens; a shared expert's gate is one more logit. With the correction of scores, if any."""
 
     role = "router"
 
     def __init__(self, hidden_size: int, moe: ExpertsSpec, *, context: BuildContext) -> None:
         parts = {"experts": Share.whole(moe.num_experts)}
-        if moe.shared_intermediate_size is not None:
+        if moe.shared_intermediate_size is not None and moe.routing.gates_shared:
             parts["shared"] = Share.whole(1)
         super().__init__(Share.whole(hidden_size), parts, has_bias=moe.has_router_bias, context=context)
+        self.correction: torch.Tensor | None = None
+        if moe.routing.has_correction:
+            self.correction = torch.zeros(moe.num_experts, dtype=torch.float32, device=context.device)  # [X]
+
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        tensors = super().checkpoint_tensors()
+        return tensors if self.correction is None else {**tensors, CORRECTION: TensorSpec((len(self.correction),))}
+
+    @property
+    def num_weights(self) -> int:
+        return super().num_weights + (0 if self.correction is None else len(self.correction))
+
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        if name == CORRECTION:
+            assert self.correction is not None, "named by checkpoint_tensors"
+            self.correction.copy_(tensor)
+        else:
+            super().load_weight(name, tensor)
+
+    def shard_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return super().shard_of(tensors) | {name: tensors[name] for name in (CORRECTION,) if name in tensors}
+
+    def adopt_shard(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().adopt_shard(self._without_correction(tensors))
+
+    def packed_tensors(self) -> dict[str, torch.Tensor] | None:
+        packed = super().packed_tensors()
+        return packed if packed is None or self.correction is None else {**packed, CORRECTION: self.correction}
+
+    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().adopt_packed(self._without_correction(tensors))
+
+    def _without_correction(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Take the correction; return the other tensors."""
+        if self.correction is not None:
+            self.load_weight(CORRECTION, tensors[CORRECTION])
+        return {name: tensor for name, tensor in tensors.items() if name != CORRECTION}
 
 
 class Expert(nn.Module):
@@ -109,13 +149,15 @@ class MixtureOfExperts(nn.Module):
         context = context.at(f"layers.{layer}.{name}")
         self._context, self._kernels, self._group = context, context.kernels, context.groups.tensor
         shared_size = moe.shared_intermediate_size
+        self.router = ExpertRouter(hidden_size, moe, context=context.at("router"))
         self._routing = Routing(
             num_experts=moe.num_experts,
             top_k=moe.top_k,
             renormalizes=moe.renormalizes,
             has_shared=shared_size is not None,
+            rule=moe.routing,
+            correction=self.router.correction,
         )
-        self.router = ExpertRouter(hidden_size, moe, context=context.at("router"))
         self.experts = nn.ModuleList(self.build_expert(number, hidden_size, moe) for number in range(moe.num_experts))
         self.shared_expert: Expert | None = None
         if shared_size is not None:

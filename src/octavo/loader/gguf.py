@@ -20,6 +20,29 @@ from octavo.loader.read_ahead import ReadAhead
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages, weight_slots
 
+
+class LatentHeads:
+    """Heads' linears of a latent vector, of which newer files have keys, transposed, and values apart.
+
+    Legend: H = heads, R = rank of the vector, N = size of a head's key made of it, V = of its value.
+    """
+
+    parts = ("attn_k_b", "attn_v_b")
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[str, Tensor]] = {}
+
+    def joined(self, part: str, name: str, values: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole [H * (N + V), R] once both parts are there: keys [H, R, N], values [H, V, R]."""
+        stem = name.rpartition("self_attn.")[0] + "self_attn."
+        found = self._found.setdefault(stem, {})
+        found[part] = values
+        if len(found) == len(self.parts):
+            keys, values = (self._found[stem][each] for each in self.parts)
+            del self._found[stem]
+            yield f"{stem}kv_b_proj.weight", torch.cat((keys.transpose(1, 2), values), dim=1).flatten(0, 1)
+
+
 _MAPPED_BYTES = 64 << 20  # read until pages are given back
 
 
@@ -37,6 +60,7 @@ class GgufLoader(ModelLoader):
         spec = model.config.attending[0]
         paired = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads} if facts.interleaves_rows else {}
         num_read, ahead, linear = 0, ReadAhead(file.paths), linear_attention_spec(model.config)
+        heads = LatentHeads()
         for tensor in file.tensors.values():
             if tensor.name in IGNORED:
                 continue
@@ -54,11 +78,10 @@ class GgufLoader(ModelLoader):
             ):  # of each head, interleaved pairs become halves: all first elements, then all second ones
                 pairs = values.reshape(paired[part], -1, 2, *values.shape[1:])
                 values = pairs.transpose(1, 2).reshape(values.shape)
-            if len(wanted) > 1:  # experts, or rows of several parts
-                last = () if tensor.name.endswith(".bias") else values.shape[-1:]
-                yield from zip(wanted, values.reshape(len(wanted), -1, *last), strict=True)
+            if part in heads.parts:
+                yield from heads.joined(part, wanted[0], values)
             else:
-                yield wanted[0], values
+                yield from _named(tensor, wanted, values)
             ahead.used(tensor.data.nbytes)
             num_read += tensor.data.nbytes
             if num_read > _MAPPED_BYTES:
@@ -68,6 +91,15 @@ class GgufLoader(ModelLoader):
     def numbers(self, tensor: GgufTensor) -> Tensor:
         """Return a tensor's values in its shape."""
         return dequantize(tensor_rows(tensor), tensor.type).view(tensor.shape)
+
+
+def _named(tensor: GgufTensor, names: list[str], values: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield a tensor's parts by name: experts, or rows of several parts; or the one that it is."""
+    if len(names) == 1:
+        yield names[0], values
+        return
+    last = () if tensor.name.endswith(".bias") else values.shape[-1:]
+    yield from zip(names, values.reshape(len(names), -1, *last), strict=True)
 
 
 def tensor_rows(tensor: GgufTensor) -> Tensor:

@@ -41,7 +41,7 @@ def make_kv_cache_spec(
                 group=group,
                 layers=tuple(layer for layer, of in enumerate(group_of) if of == index),
                 parts=_parts(mixer, model.dtype, layout_of),
-                value_size=None if latent is None else latent.value_size,
+                value_size=None if latent is None else latent.rank,
             )
         )
     return KVCacheSpec(block_size=block_size, groups=tuple(groups), shared=tuple(shared.items()))

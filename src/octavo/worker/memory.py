@@ -15,7 +15,7 @@ from torch import nn
 
 from octavo.attention.torch_sdpa import SdpaAttention
 from octavo.config.engine import CacheConfig, EngineConfig, SchedulerConfig
-from octavo.config.layers import AttentionSpec, DenseSpec, FeedForward, GatedDeltaSpec, LayerSpec
+from octavo.config.layers import AttentionSpec, DenseSpec, FeedForward, GatedDeltaSpec, LayerSpec, Mixer
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import RankPlace, Stage
 from octavo.contracts.kv_cache import KVCacheSpec, capacity_tokens
@@ -119,17 +119,27 @@ def _shard_feed_forward(spec: FeedForward, rank: int, size: int, *, is_expert_pa
 def activation_bytes(model: ModelConfig, stage: Stage, limits: SchedulerConfig, dtype_bytes: int) -> int:
     """Return an upper bound on the memory of one step on a stage, in addition to weights and KV.
 
-    The peak of a layer: residual, normed input, gate and up, their product; then float32 logits of the rows that
-    sample, in the slices used by the LM head and the sampler (64 rows, four copies). All experts of a token are held at
-    once: input, gate and up, their product, output. Between stages, incoming and outgoing tensors.
+    The peak of a layer: residual, normed input, gate and up, their product, or what latent attention makes of queries;
+    then float32 logits of the rows that sample, in the slices used by the LM head and the sampler (64 rows, four
+    copies). All experts of a token are held at once: input, gate and up, their product, output. Between stages,
+    incoming and outgoing tensors.
     """
-    width = max(_inner_width(model.layers[layer].feed_forward, model.hidden_size) for layer in stage.layers)
+    layers, size = [model.layers[layer] for layer in stage.layers], model.hidden_size
+    width = max(max(_inner_width(each.feed_forward, size), _mixing_width(each.mixer, size)) for each in layers)
     if not stage.is_whole:
         width += 4 * model.hidden_size
     if (inputs := model.token_inputs) is not None:  # of all layers, and what they are made from
         width += 4 * model.num_layers * inputs.size
     logits = min(64, limits.max_num_seqs) * model.vocab_size * 4 * 4 * stage.is_last
     return limits.max_num_batched_tokens * width * dtype_bytes + logits
+
+
+def _mixing_width(spec: Mixer, size: int) -> int:
+    """Return the same of a mixer whose queries are wider than the hidden size: twice, with their working copies."""
+    if not isinstance(spec, AttentionSpec) or spec.latent is None:
+        return 0
+    latent = spec.latent
+    return 3 * size + 2 * spec.num_heads * (latent.key_size + latent.rotary_size + latent.size + latent.rank)
 
 
 def _inner_width(spec: FeedForward, size: int) -> int:

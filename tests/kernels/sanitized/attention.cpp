@@ -20,6 +20,7 @@ struct Shape {
   bool has_int8_kv;
   std::int64_t num_pairs;  // that are rotated, of E / 2
   bool has_cap, has_sinks;
+  std::int64_t latent_size = 0;  // one vector of E for all heads, whose first elements are the value
 };
 
 struct Request {
@@ -34,7 +35,8 @@ class Trial {
   Trial(const LayerOps& ops, Pool& pool, Shape shape, std::mt19937& source)
       : ops_(ops), pool_(pool), shape_(shape), source_(source), requests_(6) {
     const std::int64_t padded = (shape.head_dim + 31) / 32 * 32;
-    const std::int64_t slot_bytes = shape.has_int8_kv ? padded + 4 : padded * std::int64_t{sizeof(Element)};
+    const std::int64_t vector_bytes = shape.head_dim * std::int64_t{sizeof(Element)};
+    const std::int64_t slot_bytes = shape.latent_size ? vector_bytes : shape.has_int8_kv ? padded + 4 : padded * std::int64_t{sizeof(Element)};
     const std::int64_t num_blocks = (kMaxPositions + shape.block_size - 1) / shape.block_size;
     std::int32_t free = 0;
     for (Request& request : requests_)
@@ -82,10 +84,12 @@ class Trial {
   bool attend(const std::vector<std::int32_t>& starts, const std::vector<std::int32_t>& lengths,
               const std::vector<std::int32_t>& table, const std::vector<std::int32_t>& row_blocks,
               const std::vector<std::int64_t>& slots) {
-    const std::int64_t num_tokens = starts.back(), width = shape_.num_heads + 2 * shape_.num_kv_heads;
+    const std::int64_t num_tokens = starts.back(), width = shape_.num_heads + (shape_.latent_size ? 0 : 2 * shape_.num_kv_heads);
+    const std::int64_t value_size = shape_.latent_size ? shape_.latent_size : shape_.head_dim;
     const std::vector<float> cos = floats(num_tokens * shape_.num_pairs), sin = floats(num_tokens * shape_.num_pairs);
     const auto qkv = random_elements<Element>(num_tokens * width * shape_.head_dim, source_);
-    std::vector<Element> out(num_tokens * shape_.num_heads * shape_.head_dim);
+    const auto vectors = random_elements<Element>(num_tokens * shape_.head_dim, source_);
+    std::vector<Element> out(num_tokens * shape_.num_heads * value_size);
     AttentionArgs args{};
     args.num_heads = shape_.num_heads, args.num_kv_heads = shape_.num_kv_heads, args.head_dim = shape_.head_dim;
     args.block_size = shape_.block_size, args.sliding_window = shape_.sliding_window;
@@ -101,9 +105,15 @@ class Trial {
     args.block_table = table.data();
     args.qkv = qkv.data(), args.out = out.data();
     args.keys = keys_.data(), args.values = values_.data();
+    if (shape_.latent_size) {
+      args.latent_size = shape_.latent_size, args.num_parts = 1, args.rotates_pairs = source_() % 2 == 1;
+      args.vectors = vectors.data(), args.values = args.keys, args.query_norm = nullptr;
+    }
     ops_.attention(args, pool_);
     bool is_well = true;
-    for (const Element value : out) is_well &= std::fabs(widened(value)) <= 1.016f;
+    // A normalized vector may consist of one element.
+    const float most = shape_.latent_size ? std::sqrt(static_cast<float>(value_size)) : 1.0f;
+    for (const Element value : out) is_well &= std::fabs(widened(value)) <= 1.016f * most;
     return is_well;
   }
 
@@ -137,6 +147,12 @@ bool is_well_with(const LayerOps& ops) {
     for (const std::int64_t block_size : {32, 48}) {
       const Shape shape{6, 2, 40, block_size, 0, has_int8_kv, 20, false, true};
       is_well &= Trial<Element>(ops, crowd, shape, source).run(true);
+    }
+  for (const std::int64_t latent_size : {20, 64, 512})
+    for (const std::int64_t block_size : {8, 16, 96}) {
+      const std::int64_t num_pairs = latent_size == 20 ? 3 : 16, num_heads = 1 + source() % 20;
+      const Shape shape{num_heads, 1, latent_size + 2 * num_pairs, block_size, 0, false, num_pairs, false, false, latent_size};
+      is_well &= Trial<Element>(ops, source() % 2 ? alone : crowd, shape, source).run(block_size == 16);
     }
   return is_well;
 }

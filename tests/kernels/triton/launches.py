@@ -9,6 +9,7 @@ import torch
 from octavo.attention.base import AttentionLayer, HeadNorms
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.attention.triton_paged import TritonAttention
+from octavo.config.layers import RoutingSpec
 from octavo.kernels.triton.experts import route
 from octavo.kernels.triton.kernels import TritonKernels
 from octavo.kernels.triton.row_ops import activate, add_rms_norm
@@ -91,6 +92,9 @@ def _launch_experts(dtype: torch.dtype) -> None:
             [kernels.pack_linear(torch.zeros(128, size, dtype=dtype), biases[1]) for size in sizes],
         )
         route(torch.zeros(3, len(sizes)), routing)
+        rule = RoutingSpec(scores="sigmoid", num_groups=8, top_groups=4, group_best=2, has_correction=True, scale=2.5)
+        if len(sizes) % rule.num_groups == 0:
+            route(torch.zeros(3, len(sizes)), replace(routing, rule=rule, correction=torch.zeros(len(sizes))))
         ids = torch.zeros(3, dtype=torch.int64)
         rows = kernels.expert_rows(x, ids, ids, experts, SILU)
         kernels.combine_experts(rows.view(1, 3, 128), torch.zeros(1, 3))

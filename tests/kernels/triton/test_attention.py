@@ -12,9 +12,10 @@ from tests.attention.steps import Sequence, Shape, exact_attention, make_batch
 from tests.breadth import each, pick
 from tests.kernels.triton.device import DEVICE
 
-from octavo.attention.base import AttentionLayer, HeadNorms, split_heads
+from octavo.attention.base import AttentionLayer, HeadNorms, LatentKV, split_heads
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.attention.triton_paged import SPLIT_SIZE, TritonAttention, assign_programs
+from octavo.errors import UnsupportedModelError
 from octavo.kernels.reference import Kernels
 
 # Means of values of size 1: bfloat16 rounds weights and result to 1 in 256; of e4m3, keys and values to 1 in 16.
@@ -228,6 +229,13 @@ def test_8_bits_saturate_and_keep_what_is_no_number() -> None:
     assert key.float().flatten().tolist() == [448.0, 448.0]
     assert value.float().flatten()[0] == -448.0
     assert value.float().flatten()[1].isnan()
+
+
+def test_latent_vectors_are_refused() -> None:
+    latent = LatentKV(value_size=8, norm=torch.ones(8), eps=1e-6, rotates_pairs=True)
+    layer = AttentionLayer(num_heads=2, num_kv_heads=1, head_dim=12, sliding_window=None, latent=latent)
+    with pytest.raises(UnsupportedModelError, match="attention_backend=triton-deterministic does not compute latent"):
+        TritonAttention(torch.float32).check(layer)
 
 
 @pytest.mark.parametrize("group_size", [1, 5, 100])

@@ -22,11 +22,14 @@ inline AttentionLayer make_layer(std::int64_t num_heads, std::int64_t num_kv_hea
                                  std::uintptr_t key_norm, std::uintptr_t sinks, float norm_eps, float scale,
                                  float soft_cap, std::int64_t rotary, bool has_int8_kv, bool computes_kept_only,
                                  std::int64_t kv_group, bool normalizes_values, std::int64_t num_parts,
-                                 std::int64_t gate_heads) {
+                                 std::int64_t gate_heads, std::int64_t latent_size, bool rotates_pairs) {
   if (head_dim > kMaxHeadDim) throw std::invalid_argument("head_dim is too large");
+  if (latent_size < 0 || latent_size > head_dim) throw std::invalid_argument("a latent value is not a part of its key");
+  if (latent_size && (num_kv_heads != 1 || num_parts != 1 || has_int8_kv || sinks || query_norm || rotary < 0 || !key_norm))
+    throw std::invalid_argument("a latent layer has one vector, normalized and rotated, in the dtype of the op");
   return {num_heads, num_kv_heads, head_dim, block_size, sliding_window, at<const float>(query_norm),
           at<const float>(key_norm), at<const float>(sinks), norm_eps, scale, soft_cap, rotary, has_int8_kv,
-          computes_kept_only, kv_group, normalizes_values, num_parts, gate_heads};
+          computes_kept_only, kv_group, normalizes_values, num_parts, gate_heads, latent_size, rotates_pairs};
 }
 
 inline RotaryTable make_rotary_table(std::uintptr_t cos, std::uintptr_t sin, std::int64_t num_pairs) {
@@ -56,6 +59,8 @@ inline void set_step(AttentionArgs& args, const AttentionStep& step) {
   if (args.rotary >= kMaxRotaryTables) throw std::out_of_range("a layer names a rotary table that no step has");
   args.angles = step.rotary_tables[args.rotary];
   if (!args.angles.cos) throw std::out_of_range("a layer names a rotary table that the step lacks");
+  if (args.latent_size && args.angles.num_pairs * 2 != args.head_dim - args.latent_size)
+    throw std::invalid_argument("a rotary table is as wide as what is behind a latent value");
   if (args.angles.num_pairs * 2 > args.head_dim) throw std::invalid_argument("a rotary table is wider than heads");
 }
 
@@ -196,9 +201,37 @@ class ExpertWeights {
   std::vector<PackedWeight> up_, down_;
 };
 
-inline Routing make_routing(std::int64_t num_experts, std::int64_t top_k, bool renormalizes, bool has_shared) {
-  if (top_k < 1 || top_k > num_experts) throw std::invalid_argument("top_k is not between 1 and the number of experts");
-  return {num_experts, top_k, renormalizes, has_shared};
+// The weights of a layer's heads, dense; must outlive all calls.
+class HeadWeights {
+ public:
+  HeadWeights(std::vector<PackedWeight> linears, std::int64_t in_size) : linears_(std::move(linears)), in_size_(in_size) {
+    if (linears_.empty()) throw std::invalid_argument("there is no head");
+    for (const PackedWeight& weight : linears_)
+      if (weight.integers.bits || weight.bias || weight.out_size != linears_[0].out_size)
+        throw std::invalid_argument("heads have dense weights of one size, without bias");
+  }
+
+  const PackedWeight* data() const { return linears_.data(); }
+  std::int64_t count() const { return static_cast<std::int64_t>(linears_.size()); }
+  std::int64_t in_size() const { return in_size_; }
+
+ private:
+  std::vector<PackedWeight> linears_;
+  std::int64_t in_size_;
+};
+
+inline Routing make_routing(std::int64_t num_experts, std::int64_t top_k, bool renormalizes, bool has_shared,
+                            bool chooses_by_logit, bool is_softmax, std::int64_t num_groups, std::int64_t top_groups,
+                            std::int64_t group_best, std::uintptr_t correction, float scale, float epsilon,
+                            bool gates_shared) {
+  if (num_groups < 1 || num_groups > Routing::kMaxGroups || num_experts % num_groups)
+    throw std::invalid_argument("the number of groups of experts is not between 1 and 64, or divides them unevenly");
+  const std::int64_t size = num_experts / num_groups;
+  if (top_groups < 1 || top_groups > num_groups) throw std::invalid_argument("top_groups is not between 1 and their number");
+  if (group_best < 1 || group_best > 2 || group_best > size) throw std::invalid_argument("group_best is 1 or 2 experts");
+  if (top_k < 1 || top_k > top_groups * size) throw std::invalid_argument("top_k is not between 1 and the number of experts");
+  return {num_experts, top_k, renormalizes, has_shared, chooses_by_logit, is_softmax, num_groups, top_groups, group_best,
+          at<const float>(correction), scale, epsilon, gates_shared};
 }
 
 }  // namespace octavo

@@ -9,7 +9,7 @@
 namespace octavo {
 
 constexpr std::int64_t kMaxRowsOfBlock = 32;
-constexpr std::int64_t kMaxHeadDim = 512;
+constexpr std::int64_t kMaxHeadDim = 576;
 constexpr std::int64_t kTilePositions = 32;
 constexpr std::int64_t kMaxRotaryTables = 4;
 
@@ -17,6 +17,10 @@ constexpr std::int64_t kMaxRotaryTables = 4;
 // [G][block_size / 32][tile] for keys and the same for values. A tile consists of square parts, [P / 32][32 x 32], laid
 // out for the multiplying unit (attention_parts.inc.h). Otherwise a block holds [block_size][G][P], and tiles are built
 // when read.
+//
+// A latent layer has one vector [E] per token, whose first V elements are also the value: keys and values are one pool,
+// [slots][E] (attention_latent.inc.h).
+//
 // One layer, in every step. Projection, output and, unless int8, the pool are of the dtype of the op.
 struct AttentionLayer {
   std::int64_t num_heads, num_kv_heads, head_dim, block_size;
@@ -32,9 +36,11 @@ struct AttentionLayer {
   std::int64_t kv_group;  // which block table and slots to use
   bool normalizes_values = false;  // with the epsilon of the norms, without weights
   // Of the projection: 3: queries, keys, values; 2: values are keys, before norm and rotation; 1: queries only, keys and
-  // values are another layer's, written before.
+  // values are another layer's, written before, or the layer is latent.
   std::int64_t num_parts = 3;
   std::int64_t gate_heads = 0;  // behind these parts in a row, for others than attention
+  std::int64_t latent_size = 0;  // V of a latent layer, whose key_norm is [V]; 0: keys and values are apart
+  bool rotates_pairs = false;    // of a latent layer: elements V + 2 * i and V + 2 * i + 1 are a pair
 };
 
 // A row is one query head of one token; those of a request and a kv head are [new tokens][H / G]. Work is divided into
@@ -67,9 +73,10 @@ struct AttentionStep {
 
 struct AttentionArgs : AttentionLayer, AttentionStep {
   const void* qkv;  // [T, width() * E]
-  void* out;        // [T, H * E]
+  void* out;        // [T, H * E]; latent: [T, H * V]
   void* keys;       // the pool, as above
   void* values;     // the pool
+  const void* vectors = nullptr;  // [T, E], of a latent layer
   RotaryTable angles = {};  // the layer's table, in this step
 
   std::int64_t width() const { return num_heads + (num_parts - 1) * num_kv_heads + gate_heads; }

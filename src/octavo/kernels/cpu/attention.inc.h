@@ -7,10 +7,11 @@
 static void attention(const AttentionArgs& args, Pool& pool) {
   const std::int64_t tokens = larger(1, smaller(16, args.num_tokens / (pool.num_threads() * kChunksPerThread)));
   // All keys and values are written before any is read: requests of one step may share blocks.
-  if (args.num_parts > 1) {
+  if (args.num_parts > 1 || args.latent_size) {
     const InPhase phase(pool.phases(), Phase::keys);
     pool.run(ceil_div(args.num_tokens, tokens), [&](std::int64_t chunk) {
-      write_kv<Element>(args, chunk * tokens, smaller(args.num_tokens, (chunk + 1) * tokens));
+      const std::int64_t end = smaller(args.num_tokens, (chunk + 1) * tokens);
+      args.latent_size ? write_latents<Element>(args, chunk * tokens, end) : write_kv<Element>(args, chunk * tokens, end);
     });
   }
   const InPhase phase(pool.phases(), Phase::attention);

@@ -47,7 +47,7 @@ template <class Element>
     store_f32(work.old_shares + tile * 16, shares.old_share);
     store_f32(work.new_shares + tile * 16, shares.new_share);
   }
-  for (std::int64_t row = 0; row < rows.num_rows(); ++row) add_mixed(work, row, padded_head(args) / kPart, is_first);
+  for (std::int64_t row = 0; row < rows.num_rows(); ++row) add_mixed(work, row, padded_value(args) / kPart, is_first);
 }
 
 template <class Element>

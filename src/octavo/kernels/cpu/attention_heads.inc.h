@@ -3,6 +3,10 @@
 
 static inline std::int64_t padded_head(const AttentionArgs& args) { return ceil_div(args.head_dim, kPart) * kPart; }
 
+// Of a value.
+static inline std::int64_t value_size(const AttentionArgs& args) { return args.latent_size ? args.latent_size : args.head_dim; }
+static inline std::int64_t padded_value(const AttentionArgs& args) { return ceil_div(value_size(args), kPart) * kPart; }
+
 static inline void store_both(bf16* to, f32x16 first, f32x16 second) {
   store(to, narrow_both(first, second));
 }
@@ -100,7 +104,9 @@ static inline void make_head(const AttentionArgs& args, const Element* from, con
   make_head_of(HeadHalf<0>{half}, args, from, norm, token, to);
 }
 
-static inline bool has_tiles(const AttentionArgs& args) { return args.block_size % kTilePositions == 0; }
+static inline bool has_tiles(const AttentionArgs& args) {
+  return !args.latent_size && args.block_size % kTilePositions == 0;
+}
 
 // The tile of this slot, for one kv head; tiles of 32 positions are contiguous in a pool.
 static inline std::int64_t tile_index(const AttentionArgs& args, std::int64_t slot, std::int64_t kv_head) {

@@ -48,7 +48,7 @@ static inline void mix_values(const Span& span, std::int64_t head, const Tiles<S
 template <class Element>
 static inline Tiles<Element> clean_for_row(const AttentionArgs& args, const Span& span, const Tiles<Element>& values,
                                            Workspace<Element>& work, std::int64_t row) {
-  const std::int64_t padded = padded_head(args);
+  const std::int64_t padded = padded_value(args);
   const Sight seen = sight(args, span.rows, row);
   Tiles<Element> result = values;
   Element* to = work.cleaned;
@@ -70,7 +70,7 @@ static inline Tiles<Element> clean_for_row(const AttentionArgs& args, const Span
 template <class Element>
 static inline void mix_row_by_row(const AttentionArgs& args, const Span& span, std::int64_t head,
                                   const Tiles<Element>& values, Workspace<Element>& work) {
-  const std::int64_t num_parts = padded_head(args) / kPart, first_row = head * span.rows.rows_per_head;
+  const std::int64_t num_parts = padded_value(args) / kPart, first_row = head * span.rows.rows_per_head;
   for (std::int64_t row = first_row; row < first_row + span.rows.rows_per_head; ++row) {
     mix_values(span, head, clean_for_row(args, span, values, work, row), work, num_parts, work.mixed_alone);
     for (std::int64_t i = 0; i < num_parts * 2; ++i)
@@ -80,7 +80,7 @@ static inline void mix_row_by_row(const AttentionArgs& args, const Span& span, s
 
 template <class Element>
 static inline void mix_span(const AttentionArgs& args, const Span& span, Workspace<Element>& work) {
-  const std::int64_t num_parts = padded_head(args) / kPart;
+  const std::int64_t num_parts = padded_value(args) / kPart;
   for (std::int64_t head = 0; head < span.rows.num_heads; ++head) {
     if constexpr (kMultipliesBytes) {
       if (multiplies_bytes(args)) {

@@ -54,7 +54,7 @@ static inline void score_tiles(const AttentionArgs& args, const Span& span, Work
 template <class Stored, class Element>
 static inline void mix_tile(const AttentionArgs& args, std::int64_t first_row, std::int64_t num_rows, std::int64_t i,
                             const Stored* values, const Stored* after, Workspace<Element>& work) {
-  const std::int64_t num_parts = padded_head(args) / kPart;
+  const std::int64_t num_parts = padded_value(args) / kPart;
   const char* weights = reinterpret_cast<const char*>(work.weights) + i * kLeftBytes<Stored>;
   const LeftRows rows = {weights, kSpanTiles * kLeftBytes<Stored>, first_row, num_rows};
   for (std::int64_t part = 0, count; part < num_parts; part += count) {
@@ -70,7 +70,7 @@ static inline void mix_tile(const AttentionArgs& args, std::int64_t first_row, s
 template <class Stored, class Element>
 static inline const Stored* clean_tile(const AttentionArgs& args, const Span& span, std::int64_t i, std::int64_t row,
                                        const Stored* values, Workspace<Element>& work) {
-  const std::int64_t padded = padded_head(args), start = (span.first_tile + i) * kTilePositions;
+  const std::int64_t padded = padded_value(args), start = (span.first_tile + i) * kTilePositions;
   const Sight seen = sight(args, span.rows, row);
   Stored* to = reinterpret_cast<Stored*>(work.cleaned);
   const Stored nothing[kMaxHeadDim] = {};
@@ -82,7 +82,7 @@ static inline const Stored* clean_tile(const AttentionArgs& args, const Span& sp
 
 template <class Stored, class Element>
 static inline void mix_tiles(const AttentionArgs& args, const Span& span, Workspace<Element>& work) {
-  const std::int64_t size = kTilePositions * padded_head(args), num_rows = span.rows.rows_per_head;
+  const std::int64_t size = kTilePositions * padded_value(args), num_rows = span.rows.rows_per_head;
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
     for (std::int64_t head = 0; head < span.rows.num_heads; ++head) {
       const Stored* values = tile_of<Stored>(args, span, false, head, i, work);
@@ -108,7 +108,7 @@ static inline void mix_parts(const AttentionArgs& args, const Span& span, const 
                              Workspace<Element>& work) {
   const char* weights = reinterpret_cast<const char*>(work.weights);
   const LeftRows rows = {weights, kSpanTiles * kLeftBytes<Stored>, 0, span.rows.rows_per_head};
-  for (std::int64_t part = 0; part < padded_head(args) / kPart; ++part) {
+  for (std::int64_t part = 0; part < padded_value(args) / kPart; ++part) {
     const auto right = [&](std::int64_t, std::int64_t tile) { return values.of[tile] + part * kRightElements; };
     const auto next = [&](std::int64_t tile) { return right(0, tile + 1 < span.num_tiles ? tile + 1 : tile); };
     multiply_parts<Stored>(work.mixed + part * 2 * kPairElements, rows, 1, span.num_tiles, false, right, next);
@@ -131,7 +131,7 @@ template <class Element>
 static inline void mix_span(const AttentionArgs& args, const Span& span, Workspace<Element>& work) {
   if (!args.has_int8_kv) return mix_values<Element>(args, span, work);
   mix_values<std::int8_t>(args, span, work);
-  for (std::int64_t i = 0; i < padded_head(args) / 16; ++i)
+  for (std::int64_t i = 0; i < padded_value(args) / 16; ++i)
     for (std::int64_t row = 0; row < span.rows.num_rows(); ++row)
       scale_sums(work.mixed + mixed_offset(row, i), splat(work.weight_scales[row]));
 }

@@ -57,10 +57,14 @@ struct Tiles {
   const Element* of[kSpanTiles];
 };
 
+#include "attention_latent.inc.h"
+
 // Gathers a tile from contiguous slots of untiled blocks. Positions past the context are zeros.
 template <class Element>
 static inline void gather_tile(const AttentionArgs& args, const RowBlock& rows, const char* pool, std::int64_t head,
                                std::int64_t tile, Element* to, bool is_keys) {
+  if constexpr (!std::is_same_v<Element, std::int8_t>)
+    if (args.latent_size) return gather_latent_tile(args, rows.request, tile, to, is_keys);
   const std::int64_t padded = padded_head(args), first = tile * kTilePositions;
   const std::int64_t count = smaller(kTilePositions, args.seq_lens[rows.request] - first);
   __builtin_memset(to, 0, static_cast<std::size_t>(kTilePositions * padded) * sizeof(Element));
@@ -96,7 +100,7 @@ template <class Element>
 static inline Tiles<Element> tiles_of(const AttentionArgs& args, const Span& span, bool is_keys, std::int64_t head,
                                       Element* work) {
   Tiles<Element> tiles;
-  const std::int64_t size = kTilePositions * padded_head(args);
+  const std::int64_t size = kTilePositions * (is_keys ? padded_head(args) : padded_value(args));
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
     Element* to = work + i * size;
     tiles.of[i] = to;

@@ -75,7 +75,7 @@ class Split {
     return spans.end - spans.begin;
   }
   std::int64_t parts_of_item() const { return ceil_div(max_spans_, spans_of_part_); }
-  std::int64_t row_size() const { return padded_head(args_) + kRowEnd; }
+  std::int64_t row_size() const { return padded_value(args_) + kRowEnd; }
   std::int64_t rows_of_item() const { return work_.heads_at_once() * max_rows_; }
   std::int64_t item_size() const { return max_spans_ * rows_of_item() * row_size(); }
 
@@ -111,7 +111,7 @@ static inline void attend_part(const AttentionArgs& args, const Work& todo, cons
     for (std::int64_t span = spans.begin; span < spans.end; ++span) {
       attend_span(args, find_span<Element>(args, rows, span * kSpanTiles), work);
       for (std::int64_t row = 0; row < rows.num_rows(); ++row)
-        keep_row(work, row, padded_head(args), split.kept(chunk.item, rows, row, span));
+        keep_row(work, row, padded_value(args), split.kept(chunk.item, rows, row, span));
     }
     end_tiles();
   }
@@ -126,7 +126,7 @@ static inline void join_parts(const AttentionArgs& args, const Work& todo, const
     work.states[0] = work.states[1] = {};
     for (std::int64_t span = spans.begin; span < spans.end; ++span) {
       for (std::int64_t row = 0; row < rows.num_rows(); ++row)
-        take_row(work, row, padded_head(args), split.kept(item, rows, row, span));
+        take_row(work, row, padded_value(args), split.kept(item, rows, row, span));
       join_span(args, rows, work, span == spans.begin);
     }
     finish_rows(args, rows, work);

@@ -20,10 +20,10 @@ template <class Element>
 static inline void finish_row(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work,
                               std::int64_t row, float share) {
   Element* out = static_cast<Element*>(args.out) + out_offset(args, rows, row);
-  for (std::int64_t i = 0; i * 16 < args.head_dim; ++i) {
+  for (std::int64_t i = 0; i * 16 < value_size(args); ++i) {
     // + 0: masked tiles may have turned a negative zero into a positive one.
     const f32x16 result = load_f32(work.total + mixed_offset(row, i)) * share + 0.0f;
-    store_some(out + i * 16, result, smaller(16, args.head_dim - i * 16));
+    store_some(out + i * 16, result, smaller(16, value_size(args) - i * 16));
   }
 }
 
@@ -32,6 +32,6 @@ static inline void finish_row(const AttentionArgs& args, const RowBlock& rows, W
 template <class Element>
 static inline bool has_hidden_nan(const AttentionArgs& args, const Span& span, const Tiles<Element>& values) {
   for (std::int64_t i = 0; i < span.num_tiles; ++i)
-    if (!span.is_seen_by_all[i] && !is_finite(values.of[i], kTilePositions * padded_head(args))) return true;
+    if (!span.is_seen_by_all[i] && !is_finite(values.of[i], kTilePositions * padded_value(args))) return true;
   return false;
 }

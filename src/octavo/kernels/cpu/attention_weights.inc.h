@@ -22,7 +22,7 @@ struct Workspace {
 };
 
 static inline std::int64_t out_offset(const AttentionArgs& args, const RowBlock& rows, std::int64_t row) {
-  return (rows.token(row) * args.num_heads + rows.query_head(row)) * args.head_dim;
+  return (rows.token(row) * args.num_heads + rows.query_head(row)) * value_size(args);
 }
 
 // Writes elements of a query to a left part.
@@ -42,13 +42,16 @@ static inline void make_queries(const AttentionArgs& args, const RowBlock& rows,
     prefetch_head(args, qkv + (rows.token(row) * width + rows.query_head(row)) * args.head_dim);
     prefetch_head(args, static_cast<const Element*>(args.out) + out_offset(args, rows, row));
   }
-  alignas(64) Element query[kMaxHeadDim] = {};
+  const std::size_t num_bytes = static_cast<std::size_t>(num_parts * kPart) * sizeof(Element);
+  alignas(64) Element query[kMaxHeadDim];
+  __builtin_memset(query, 0, num_bytes);
   for (std::int64_t row = 0; row < num_row_tiles * kTileRows; ++row) {
     if (row < num_rows) {
       const std::int64_t token = rows.token(row), at = (token * width + rows.query_head(row)) * args.head_dim;
-      make_head(args, qkv + at, args.query_norm, token, query);
+      args.latent_size ? make_latent(args, qkv + at, nullptr, token, query)
+                       : make_head(args, qkv + at, args.query_norm, token, query);
     } else {
-      __builtin_memset(query, 0, sizeof query);
+      __builtin_memset(query, 0, num_bytes);
     }
     if constexpr (kMultipliesIntegers) {
       if (args.has_int8_kv) {

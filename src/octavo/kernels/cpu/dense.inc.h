@@ -60,6 +60,7 @@ constexpr std::int64_t kExpertChunksPerThread = 32;  // for all experts together
 #include "moe_pairs.inc.h"
 #include "experts.inc.h"
 #include "moe.inc.h"
+#include "head_linears.inc.h"
 #include "activate.inc.h"
 #include "lora_rows.inc.h"
 #include "lora.inc.h"
@@ -96,6 +97,7 @@ namespace octavo {
 const LayerOps OCTAVO_JOIN(OCTAVO_OPS, OCTAVO_LEVEL) = {
     .pack_linear = OCTAVO_LEVEL::pack_linear,
     .linear = OCTAVO_LEVEL::linear,
+    .head_linears = OCTAVO_LEVEL::head_linears,
     .argmax = OCTAVO_LEVEL::argmax,
     .mlp = OCTAVO_LEVEL::mlp,
     .activate = OCTAVO_LEVEL::activate,

@@ -75,6 +75,10 @@ class Kernels {
     run(packed.integers.bits ? integers().linear : layer_ops_.linear, LinearArgs{rows, packed, output, at<void>(out)});
   }
 
+  void head_linears(const RowsArgs& rows, const HeadWeights& heads, std::uintptr_t out) {
+    run(layer_ops_.head_linears, HeadLinearsArgs{rows, heads.data(), heads.count(), heads.in_size(), at<void>(out)});
+  }
+
   void argmax(const RowsArgs& rows, const PackedWeight& packed, std::uintptr_t out) {
     run_now(packed.integers.bits ? integers().argmax : layer_ops_.argmax, ArgmaxArgs{rows, packed, at<Argmax>(out)});
   }
@@ -143,6 +147,14 @@ class Kernels {
   void gate(std::uintptr_t x, std::uintptr_t logits, std::int64_t num_rows, std::int64_t size, std::int64_t stride,
             std::uintptr_t out) {
     run(layer_ops_.gate, GateArgs{at<void>(x), at<void>(logits), num_rows, size, stride, at<void>(out)});
+  }
+
+  void latent_attention(const AttentionStep& step, const AttentionLayer& layer, std::uintptr_t queries,
+                        std::uintptr_t vectors, std::uintptr_t pool, std::uintptr_t out) {
+    if (!layer.latent_size) throw std::invalid_argument("this layer has keys and values apart");
+    AttentionArgs args = {layer, {}, at<void>(queries), at<void>(out), at<void>(pool), at<void>(pool), at<void>(vectors)};
+    if (!recorded_tape()) set_step(args, step);
+    run(layer_ops_.attention, args);
   }
 
   void keep_rows(std::uintptr_t x, std::int64_t row_bytes, std::uintptr_t out) {

@@ -88,6 +88,7 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // activations kept
 #include "moe_pairs.inc.h"
 #include "experts.inc.h"
 #include "moe.inc.h"
+#include "head_linears.inc.h"
 #include "activate.inc.h"
 #include "lora_rows.inc.h"
 #include "lora.inc.h"
@@ -160,6 +161,7 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
         {
             .pack_linear = OCTAVO_LEVEL::pack_linear,
             .linear = OCTAVO_LEVEL::linear,
+            .head_linears = OCTAVO_LEVEL::head_linears,
             .argmax = OCTAVO_LEVEL::argmax,
             .mlp = OCTAVO_LEVEL::mlp,
             .activate = OCTAVO_LEVEL::activate,

@@ -69,7 +69,8 @@ NB_MODULE(_cpu, m) {
   nb::class_<AttentionLayer>(m, "AttentionLayer")
       .def(nb::new_(&make_layer), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "sliding_window"_a,
            "query_norm"_a, "key_norm"_a, "sinks"_a, "norm_eps"_a, "scale"_a, "soft_cap"_a, "rotary"_a, "has_int8_kv"_a,
-           "computes_kept_only"_a, "kv_group"_a, "normalizes_values"_a, "num_parts"_a, "gate_heads"_a);
+           "computes_kept_only"_a, "kv_group"_a, "normalizes_values"_a, "num_parts"_a, "gate_heads"_a, "latent_size"_a,
+           "rotates_pairs"_a);
   nb::class_<RotaryTable>(m, "RotaryTable").def(nb::new_(&make_rotary_table));
   nb::class_<RowBlocks>(m, "RowBlocks").def(nb::new_(&make_row_blocks));
   nb::class_<AttentionStep>(m, "AttentionStep")
@@ -102,9 +103,12 @@ NB_MODULE(_cpu, m) {
       .def(nb::new_(&make_blocks), "types"_a, "sizes"_a, "is_gated"_a, "row_inputs"_a, "first_input"_a, "in_size"_a,
            "span"_a)
       .def_prop_ro("packed_size", &packed_blocks_size);
+  nb::class_<HeadWeights>(m, "Heads").def(nb::init<std::vector<PackedWeight>, std::int64_t>(), "linears"_a, "in_size"_a);
   nb::class_<ExpertWeights>(m, "Experts").def(nb::init<std::vector<PackedWeight>, std::vector<PackedWeight>>());
   nb::class_<Routing>(m, "Routing")
-      .def(nb::new_(&make_routing), "num_experts"_a, "top_k"_a, "renormalizes"_a, "has_shared"_a);
+      .def(nb::new_(&make_routing), "num_experts"_a, "top_k"_a, "renormalizes"_a, "has_shared"_a,
+           "chooses_by_logit"_a, "is_softmax"_a, "num_groups"_a, "top_groups"_a, "group_best"_a, "correction"_a, "scale"_a,
+           "epsilon"_a, "gates_shared"_a);
   nb::class_<Tape>(m, "Tape").def(nb::init<>()).def("__len__", &Tape::size);
   nb::class_<Collective>(m, "Collective")
       .def(nb::new_(&make_collective))
@@ -124,6 +128,7 @@ NB_MODULE(_cpu, m) {
       .def("pack_integers", &Kernels::pack_integers)
       .def("pack_blocks", &Kernels::pack_blocks)
       .def("linear", &Kernels::linear)
+      .def("head_linears", &Kernels::head_linears)
       .def("argmax", &Kernels::argmax)
       .def("mlp", &Kernels::mlp)
       .def("activate", &Kernels::activate)
@@ -146,5 +151,6 @@ NB_MODULE(_cpu, m) {
       .def("phase_seconds", &Kernels::phase_seconds)
       .def("gated_delta", &Kernels::gated_delta)
       .def("gate", &Kernels::gate)
+      .def("latent_attention", &Kernels::latent_attention)
       .def("attention", &Kernels::attention);
 }

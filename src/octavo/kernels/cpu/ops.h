@@ -102,6 +102,14 @@ struct Argmax {
   std::int32_t output;
 };
 
+// A linear for each head, without bias: `Kernels.head_linears` of kernels/reference.py.
+struct HeadLinearsArgs {
+  RowsArgs rows;               // [T, H * (K + R)]
+  const PackedWeight* heads;   // [H], dense, of one size N
+  std::int64_t num_heads, in_size;  // H, K
+  void* out;                   // [T, H * (N + R)]
+};
+
 // An activation by itself: [T, 2 * I] to [T, I], gates first, or [T, I] to [T, I]; `rows` names it.
 struct ActivateArgs {
   RowsArgs rows;
@@ -238,12 +246,21 @@ struct Experts {
   const PackedWeight* down;        // [X]
 };
 
-// How a token chooses its C experts: the top_k of X by logit, weighted by softmax; and a shared expert, if any, as
-// number X, weighted by the sigmoid of logit X.
+// How a token chooses its C experts: top_k of X; and a shared expert, if any, as number X. Definition:
+// kernels/routing.py.
 struct Routing {
+  static constexpr std::int64_t kMaxGroups = 64;
+
   std::int64_t num_experts, top_k;
-  bool renormalizes;  // softmax over the chosen, else over all
+  bool renormalizes;  // the weights of the chosen
   bool has_shared;
+  bool chooses_by_logit = true;  // and weighs by softmax; what follows up to the correction is not used then
+  bool is_softmax = true;        // scores of experts are shares of all, else sigmoids
+  std::int64_t num_groups = 1, top_groups = 1, group_best = 1;
+  const float* correction = nullptr;  // [X], added to scores for choosing only; or null
+  float scale = 1.0f;                 // of weights
+  float epsilon = 0.0f;               // added to the sum of weights
+  bool gates_shared = true;           // its weight is the sigmoid of logit X; else 1
 
   std::int64_t num_choices() const { return top_k + has_shared; }
 };
@@ -286,6 +303,7 @@ struct MoeArgs {
 struct LayerOps {
   void (*pack_linear)(const PackArgs&, Pool&);
   void (*linear)(const LinearArgs&, Pool&);
+  void (*head_linears)(const HeadLinearsArgs&, Pool&);
   void (*argmax)(const ArgmaxArgs&, Pool&);
   void (*mlp)(const MlpArgs&, Pool&);
   void (*activate)(const ActivateArgs&, Pool&);

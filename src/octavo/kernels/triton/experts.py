@@ -61,59 +61,137 @@ def max_blocks(num_rows: int, num_groups: int, rows: int) -> int:
 
 
 @triton.jit
+def _largest(values: tl.tensor, numbers: tl.tensor, LAST: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Return the largest of values and its number: of ties, the lowest; if all are NaN, any that remains."""
+    largest = tl.max(values, axis=0)
+    return largest, tl.minimum(tl.min(tl.where(values == largest, numbers, LAST + 1), axis=0), LAST)
+
+
+@triton.jit
+def _scores(logits: tl.tensor, largest: tl.tensor, IS_SOFTMAX: tl.constexpr) -> tl.tensor:
+    """Return each expert's share of all, or its own sigmoid; 0 where the logit is -inf."""
+    if IS_SOFTMAX:
+        powers = tl.exp(logits - largest)
+        return powers / tl.sum(powers, axis=0)
+    return 1.0 / (1.0 + tl.exp(-logits))
+
+
+@triton.jit
+def _is_in_best_groups(
+    values: tl.tensor,  # [X_BLOCK]
+    numbers: tl.tensor,  # [X_BLOCK]
+    X: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
+    GROUPS_BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """Return [X_BLOCK]: whether an expert is in one of the groups whose best have the largest sums."""
+    SIZE: tl.constexpr = X // GROUPS
+    places = tl.arange(0, GROUPS_BLOCK)
+    of_groups = tl.full([GROUPS_BLOCK], float("-inf"), dtype=tl.float32)
+    for group in range(GROUPS):
+        left = tl.where(numbers // SIZE == group, values, float("-inf"))
+        best, number = _largest(left, numbers, X - 1)
+        if GROUP_BEST == 2:
+            best += tl.max(tl.where(numbers == number, float("-inf"), left), axis=0)
+        of_groups = tl.where(places == group, best, of_groups)
+    is_in = numbers < 0
+    for _ in range(TOP_GROUPS):
+        _sum, group = _largest(of_groups, places, GROUPS - 1)
+        is_in = is_in | (numbers // SIZE == group)
+        of_groups = tl.where(places == group, float("-inf"), of_groups)
+    return is_in
+
+
+@triton.jit
 def _route_kernel(
-    logits: tl.tensor,  # [T, X], or [T, X + 1] with a shared expert; float32
+    logits: tl.tensor,  # [T, X], or [T, X + 1] with a gated shared expert; float32
+    correction: tl.tensor,  # [X] float32, or None
     expert_ids: tl.tensor,  # [T, C] int64
     weights: tl.tensor,  # [T, C] float32
     X: tl.constexpr,
     C: tl.constexpr,
     TOP_K: tl.constexpr,
     RENORMALIZES: tl.constexpr,
+    BY_LOGIT: tl.constexpr,
+    IS_SOFTMAX: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
+    GATES_SHARED: tl.constexpr,
+    SCALE: tl.constexpr,
+    EPSILON: tl.constexpr,
     X_BLOCK: tl.constexpr,
     C_BLOCK: tl.constexpr,
+    GROUPS_BLOCK: tl.constexpr,
 ) -> None:
-    """One program per token: repeatedly takes the largest of the remaining logits."""
+    """One program per token: repeatedly takes the largest of the remaining logits, or scores."""
     token = tl.program_id(0).to(tl.int64)
     HAS_SHARED: tl.constexpr = C > TOP_K
     numbers, places = tl.arange(0, X_BLOCK), tl.arange(0, C_BLOCK)
-    row = logits + token * (X + HAS_SHARED)
+    row = logits + token * (X + (HAS_SHARED and GATES_SHARED))
     of_all = tl.load(row + numbers, mask=numbers < X, other=float("-inf"))
+    first = tl.max(of_all, axis=0)
+    if not BY_LOGIT:
+        of_all = _scores(of_all, first, IS_SOFTMAX)
     left = of_all
+    if correction is not None:
+        left += tl.load(correction + numbers, mask=numbers < X, other=0.0)
+    left = tl.where(numbers < X, left, float("-inf"))
+    if GROUPS > 1:
+        is_in = _is_in_best_groups(left, numbers, X, GROUPS, TOP_GROUPS, GROUP_BEST, GROUPS_BLOCK)
+        left = tl.where(is_in, left, float("-inf"))
     chosen = tl.full([C_BLOCK], float("-inf"), dtype=tl.float32)
     chosen_ids = tl.zeros([C_BLOCK], dtype=tl.int64)
     for choice in range(TOP_K):
-        largest = tl.max(left, axis=0)
-        # Of ties, the lowest index; if all are NaN, any remaining one.
-        number = tl.minimum(tl.min(tl.where(left == largest, numbers, X_BLOCK), axis=0), X - 1)
+        largest, number = _largest(left, numbers, X - 1)
+        if not BY_LOGIT:
+            largest = tl.sum(tl.where(numbers == number, of_all, 0.0), axis=0)  # without the correction
         chosen = tl.where(places == choice, largest, chosen)
         chosen_ids = tl.where(places == choice, number.to(tl.int64), chosen_ids)
         left = tl.where(numbers == number, float("-inf"), left)
-    first = tl.max(of_all, axis=0)
-    powers = tl.exp(chosen - first)
-    total = tl.sum(powers, axis=0) if RENORMALIZES else tl.sum(tl.exp(of_all - first), axis=0)
-    shares = powers / total
+    if BY_LOGIT:
+        powers = tl.exp(chosen - first)
+        total = tl.sum(powers, axis=0) if RENORMALIZES else tl.sum(tl.exp(of_all - first), axis=0)
+        shares = powers / total
+    else:
+        shares = tl.where(places < TOP_K, chosen, 0.0)
+        shares = shares / (tl.sum(shares, axis=0) + EPSILON) if RENORMALIZES else shares
+    shares = shares * SCALE if SCALE != 1.0 else shares
     if HAS_SHARED:
         is_shared = places == TOP_K
         chosen_ids = tl.where(is_shared, X, chosen_ids)
-        shares = tl.where(is_shared, 1.0 / (1.0 + tl.exp(-tl.load(row + X))), shares)
+        gate = 1.0 / (1.0 + tl.exp(-tl.load(row + X))) if GATES_SHARED else 1.0
+        shares = tl.where(is_shared, gate, shares)
     tl.store(expert_ids + token * C + places, chosen_ids, mask=places < C)
     tl.store(weights + token * C + places, shares, mask=places < C)
 
 
 def route(logits: Tensor, routing: Routing) -> Routes:
-    """Choose experts by logits [T, X], or [T, X + 1] with a shared expert, float32."""
-    num_choices = routing.num_choices
+    """Choose experts by logits [T, X], or [T, X + 1] with a gated shared expert, float32: `kernels/routing.py`."""
+    num_choices, rule = routing.num_choices, routing.rule
     logits = logits.contiguous()
     expert_ids = torch.empty(len(logits), num_choices, dtype=torch.int64, device=logits.device)
     weights = torch.empty(len(logits), num_choices, dtype=torch.float32, device=logits.device)
     _route_kernel[(len(logits),)](
         logits,
+        routing.correction,
         expert_ids,
         weights,
         X=routing.num_experts,
         C=num_choices,
         TOP_K=routing.top_k,
         RENORMALIZES=routing.renormalizes,
+        BY_LOGIT=rule.chooses_by_logit,
+        IS_SOFTMAX=rule.scores == "softmax",
+        GROUPS=rule.num_groups,
+        TOP_GROUPS=rule.top_groups,
+        GROUP_BEST=rule.group_best,
+        GATES_SHARED=rule.gates_shared,
+        SCALE=rule.scale,
+        EPSILON=rule.epsilon,
+        GROUPS_BLOCK=triton.next_power_of_2(rule.num_groups),
         X_BLOCK=triton.next_power_of_2(routing.num_experts),
         C_BLOCK=triton.next_power_of_2(num_choices),
         num_warps=1,
