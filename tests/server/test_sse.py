@@ -7,9 +7,9 @@ import pytest
 from starlette.types import Message, Scope
 
 from octavo.server import sse
-from octavo.server.errors import ApiError
+from octavo.server.errors import DONE, ApiError
 from octavo.server.exchange import Exchange
-from octavo.server.sse import DONE, PING, EventStreamResponse, start_at_once
+from octavo.server.sse import PING, EventStreamResponse, start_at_once
 
 
 class Script:

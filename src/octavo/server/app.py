@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from octavo._version import __version__
 from octavo.metrics.collect import HttpMetrics
 from octavo.metrics.prometheus import Exposition
+from octavo.server.anthropic.routes import MessagesRoutes
 from octavo.server.args import ServerArgs
 from octavo.server.batch_service import BatchService
 from octavo.server.errors import ApiError, as_api_error, bad_request, error_body
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 2  # for connections to flush pending data, once all requests have ended
 # Routes of known APIs that clients may try.
-_NOT_OFFERED_YET = ("responses", "messages", "rerank", "score", "audio", "images")
+_NOT_OFFERED_YET = ("responses", "rerank", "score", "audio", "images")
 _STORED = ("batches", "files")
 
 
@@ -85,7 +86,9 @@ def create_app(
         with_vllm_names=args.vllm_metrics,
         with_each_expert=args.expert_metrics,
     )
-    Routes(lifecycle, args, exposition, returning, request_log).add_to(app)
+    routes = Routes(lifecycle, args, exposition, returning, request_log)
+    routes.add_to(app)
+    MessagesRoutes(lifecycle, args, routes.answer).add_to(app)
     OllamaRoutes(lifecycle).add_to(app)
     if batches is not None:
         StoredRoutes(batches, args).add_to(app)

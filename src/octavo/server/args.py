@@ -56,6 +56,12 @@ class ServerArgs:
 
     # the model, as clients see it
     served_model_name: tuple[str, ...] = option((), "model names for clients, the main one first")
+    model_alias: tuple[str, ...] = option(
+        (), "NAME=MODEL: another name for a model or adapter, such as claude-*=demo; may be repeated"
+    )
+    keep_billing_header: bool = option(
+        False, "keep the line of Claude Code's system prompt that changes with every request, so no prefix is reused"
+    )
     tool_call_parser: ToolCallParserName = option("auto", "format of tool calls; auto: detect from the chat template")
     reasoning_parser: ReasoningParserName = option("auto", "format of reasoning; auto: detect from the chat template")
 
@@ -160,6 +166,9 @@ class ServerArgs:
         for name in ("state_dir", "request_log"):
             if getattr(self, name) == "":
                 raise InvalidParameterError(name, "", "must not be empty")
+        for alias in self.model_alias:
+            if not all(alias.partition("=")):
+                raise InvalidParameterError("model_alias", alias, "NAME=MODEL, such as claude-*=demo")
         if any(not name for name in self.served_model_name):
             raise InvalidParameterError("served_model_name", self.served_model_name, "names must not be empty")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):

@@ -12,8 +12,12 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from octavo.errors import EngineDeadError, EngineError, InvalidParameterError, PromptTooLongError, UserError
+from octavo.server.anthropic.errors import messages_error
 
 logger = logging.getLogger(__name__)
+
+MESSAGES = "/v1/messages"  # Anthropic's route, and the beginning of its others
+DONE = b"data: [DONE]\n\n"  # the last frame of OpenAI's streams
 
 # The `type` that OpenAI gives errors of a status.
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -64,9 +68,10 @@ class ApiError(Exception):
 
 
 # How other APIs write an error, by the beginning of their routes.
-_SHAPES: Mapping[str, Callable[[ErrorDetail], object]] = {
-    "/api/v1/": lambda detail: ErrorReply(error=detail),  # a wrong base URL of OpenAI's clients
-    "/api/": lambda detail: {"error": detail.message},  # Ollama's
+_SHAPES: Mapping[str, Callable[[ApiError], object]] = {
+    "/api/v1/": lambda error: ErrorReply(error=error.detail),  # a wrong base URL of OpenAI's clients
+    "/api/": lambda error: {"error": error.detail.message},  # Ollama's
+    MESSAGES: lambda error: messages_error(error.status, error.detail.message),  # Anthropic's
 }
 
 
@@ -74,8 +79,14 @@ def error_body(error: ApiError, path: str) -> bytes:
     """Return the body of an error as the API that `path` belongs to writes it."""
     for beginning, shape in _SHAPES.items():
         if path.startswith(beginning):
-            return msgspec.json.encode(shape(error.detail))
+            return msgspec.json.encode(shape(error))
     return error.body
+
+
+def error_frames(error: ApiError, path: str) -> bytes:
+    """Return the end of an event stream that fails after it has begun."""
+    frame = b"data: " + error_body(error, path) + b"\n\n"
+    return b"event: error\n" + frame if path.startswith(MESSAGES) else frame + DONE
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ApiError, as_api_error, error_body
+from octavo.server.errors import MESSAGES, ApiError, as_api_error, error_body
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("octavo.access")
@@ -29,11 +29,11 @@ _NUMBER = re.compile(r"\d+")
 _MAX_REMEMBERED = 1000  # warnings, each of which is logged once
 _SLASHES = re.compile("//+")
 _MODELS = "/models/"  # what follows is a model's name, which may be a path with slashes of its own
-# OpenAI's routes, served without /v1 as well, as llama.cpp's server does. A model's name follows the last one.
 STREAMED_PATHS = frozenset({"/v1/files"})  # whose routes read the body themselves
 # Beginnings of the routes whose POST requests make the engine compute, and so need a place in the queue.
 COMPUTED = ("/v1/", "/api/chat", "/api/generate", "/api/embed")
-_UNVERSIONED = ("/chat/completions", "/completions", "/models")
+# Routes that are served without /v1 as well, as llama.cpp's server does. A model's name follows `/models`.
+_UNVERSIONED = ("/chat/completions", "/completions", "/models", "/messages", "/messages/count_tokens")
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +87,8 @@ class Exchange:
             self.status = message["status"]
             headers = list(message.get("headers", ()))
             headers.append((b"x-request-id", self.request_id.encode()))
+            if route_path(self.scope).startswith(MESSAGES):
+                headers.append((b"request-id", self.request_id.encode()))  # where Anthropic's clients look for it
             if self.warnings:
                 text = " | ".join(dict.fromkeys(self.warnings)).encode("ascii", "backslashreplace")
                 headers.append((b"x-octavo-warnings", text[:_MAX_WARNINGS_BYTES]))

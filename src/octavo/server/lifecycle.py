@@ -79,6 +79,8 @@ class EngineLifecycle:
             self._engine = await asyncio.wrap_future(self._loading)
             service = OpenAICompatibleService(self._engine, self._args.model_name, self._server_args)
             await service.models.add_modules(self._server_args.lora_modules)
+            if not self._server_args.allow_runtime_lora:  # else what an alias means may come later
+                service.models.check_aliases()
             self._service = service
             self.status = "ready"
             # Streams create no cycles, and collecting garbage after every 700 objects cost 7 % of a token.

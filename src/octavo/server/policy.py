@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ApiError, as_api_error, unavailable
+from octavo.server.errors import MESSAGES, ApiError, as_api_error, unavailable
 from octavo.server.exchange import (
     COMPUTED,
     OPEN_PATHS,
@@ -219,7 +219,8 @@ def key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 def is_return_to_stream(scope: Scope) -> bool:
     """Whether a request asks for a stream that has begun; it computes nothing, whether there is one or not."""
     path = route_path(scope)
-    is_resumed = path.endswith("/completions") and any(name == b"last-event-id" for name, _ in scope["headers"])
+    has_id = any(name == b"last-event-id" for name, _ in scope["headers"])
+    is_resumed = has_id and (path.endswith("/completions") or path == MESSAGES)
     return is_resumed or path.startswith(STREAMS)
 
 

@@ -20,8 +20,11 @@ from fastapi.responses import HTMLResponse
 from octavo._version import __version__
 from octavo.errors import InvalidParameterError
 from octavo.metrics.prometheus import Exposition
+from octavo.server.anthropic.errors import MessagesError
+from octavo.server.anthropic.protocol import Message
+from octavo.server.anthropic.routes import MESSAGES_EXAMPLES, MESSAGES_TYPES
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ErrorReply, as_api_error
+from octavo.server.errors import MESSAGES, ErrorReply, as_api_error
 from octavo.server.exchange import CLIENT_LEFT, STREAMS, Exchange
 from octavo.server.kept_responses import Begin
 from octavo.server.kept_responses import Reply as Preparation
@@ -63,6 +66,7 @@ _TYPES: dict[str, tuple[type | None, type]] = {
     "/v1/models/{name}": (None, ModelCard),
     "/server_info": (None, ServerInfo),
     "/tokenizer_info": (None, TokenizerInfo),
+    **MESSAGES_TYPES,
 }
 _EXAMPLES: dict[str, Page] = {
     "/v1/chat/completions": {
@@ -96,6 +100,7 @@ _EXAMPLES: dict[str, Page] = {
     },
     "/v1/load_lora_adapter": {"below --lora-root": {"lora_name": "support", "lora_path": "support-v2"}},
     "/v1/unload_lora_adapter": {"by name": {"lora_name": "support"}},
+    **MESSAGES_EXAMPLES,
 }
 _SECURITY_SCHEMES: Page = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "The server's API key, if it has one."},
@@ -103,10 +108,12 @@ _SECURITY_SCHEMES: Page = {
 }
 _TAGS = {
     "OpenAI": "The OpenAI API, with extensions of other engines.",
+    "Anthropic": "The Messages API.",
     "Ollama": "Ollama's API, for its clients.",
     "tokens": "How the model's tokenizer and chat template see a text.",
     "operations": "For probes, dashboards and operators.",
 }
+_ERRORS = {"OpenAI": ErrorReply, "Anthropic": MessagesError, "Ollama": OllamaError}
 _ASSETS = {
     "swagger-ui-bundle.js": "text/javascript",
     "swagger-ui.css": "text/css",
@@ -227,16 +234,16 @@ class Routes:
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation, with tools, JSON schemas and reasoning; at once or as a stream of events."""
         service = self._lifecycle.service
-        return await self._answer(request, ChatCompletionRequest, service.chat_completions, service.begin_chat)
+        return await self.answer(request, ChatCompletionRequest, service.chat_completions, service.begin_chat)
 
     async def completions(self, request: Request) -> Response:
         """Continue one prompt or many, as text or token ids; at once or as a stream of events."""
         service = self._lifecycle.service
-        return await self._answer(request, CompletionRequest, service.completions, service.begin_completion)
+        return await self.answer(request, CompletionRequest, service.completions, service.begin_completion)
 
     async def embeddings(self, request: Request) -> Response:
         """Turn texts into vectors: the model's hidden state of each last token, of length 1."""
-        return await self._answer(request, EmbeddingsRequest, self._lifecycle.service.embeddings)
+        return await self.answer(request, EmbeddingsRequest, self._lifecycle.service.embeddings)
 
     async def stream(self, request: Request, name: str) -> Response:
         """The events of a stream that has begun: those after `Last-Event-ID`, or all of them."""
@@ -251,11 +258,11 @@ class Routes:
 
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text, or of a conversation as the model's chat template writes it."""
-        return await self._answer(request, TokenizeRequest, self._lifecycle.service.tokenize)
+        return await self.answer(request, TokenizeRequest, self._lifecycle.service.tokenize)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
-        return await self._answer(request, DetokenizeRequest, self._lifecycle.service.detokenize)
+        return await self.answer(request, DetokenizeRequest, self._lifecycle.service.detokenize)
 
     async def load_lora_adapter(self, request: Request) -> Response:
         """Serve a LoRA adapter below the server's root under a name of its own."""
@@ -267,7 +274,7 @@ class Routes:
         wire, _ = read_request(Exchange.in_scope(request.scope).body, UnloadAdapterRequest)
         return json_response(await self._lifecycle.service.models.unload(wire))
 
-    async def _answer(
+    async def answer(
         self,
         request: Request,
         kind: type[T],
@@ -290,8 +297,8 @@ class Routes:
             _limit(exchange, wire.timeout)
         if isinstance(wire, EmbeddingsRequest) and self._request_log is not None:
             work = self._request_log.watched_vectors(exchange, work)
-        if isinstance(wire, GenerationRequest) and begin is not None:
-            is_stream = bool(wire.stream)
+        if begin is not None:
+            is_stream = bool(getattr(wire, "stream", None))
             prepare: Begin = partial(begin, wire, exchange.warnings.append, is_large)
             if self._request_log is not None:
                 prepare = self._request_log.watched(exchange, is_stream, prepare)
@@ -308,6 +315,8 @@ class Routes:
             usage = reply.usage
             counts = usage.prompt_tokens, getattr(usage, "completion_tokens", 0)
             exchange.count_tokens = lambda: counts
+        if isinstance(reply, Message):
+            exchange.count_tokens = reply.usage.count_tokens
         return json_response(reply)
 
 
@@ -379,30 +388,28 @@ def make_page(app: FastAPI) -> Page:
     page: Page = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
     all_examples = {**_EXAMPLES, **OLLAMA_EXAMPLES}
     of_methods = {**STORED_TYPES, **OLLAMA_TYPES}
-    pairs = [*_TYPES.values(), *of_methods.values()]
-    types = list(
-        dict.fromkeys((ErrorReply, OllamaError, *(kind for pair in pairs for kind in pair if kind is not None)))
-    )
+    kinds = [kind for pair in (*_TYPES.values(), *of_methods.values()) for kind in pair if kind is not None]
+    types = list(dict.fromkeys((*_ERRORS.values(), *kinds)))
     links, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     content = {kind: {"application/json": {"schema": link}} for kind, link in zip(types, links, strict=True)}
     for path, operations in page["paths"].items():
         for method, operation in operations.items():
             body_type, reply_type = _TYPES.get(path) or of_methods.get((method.upper(), path), (None, None))
             is_of_tokens = path in ("/tokenize", "/detokenize", "/tokenizer_info")
-            is_ollama = path.startswith("/api/")
-            tag = "Ollama" if is_ollama else "OpenAI" if path.startswith("/v1/") else "operations"
-            operation["tags"] = ["tokens" if is_of_tokens else tag]
+            api = "Ollama" if path.startswith("/api/") else "Anthropic" if path.startswith(MESSAGES) else "OpenAI"
+            is_of_api = path.startswith(("/v1/", "/api/"))
+            operation["tags"] = ["tokens" if is_of_tokens else api if is_of_api else "operations"]
             success = dict(operation["responses"]["200"])
             if reply_type is not None:
                 success["content"] = dict(content[reply_type])
-            if path.endswith("/completions"):
+            if path.endswith("/completions") or path == MESSAGES:
                 success["content"] |= {"text/event-stream": {"schema": {"type": "string"}}}
             elif path in STREAMED:
                 success["content"] |= {"application/x-ndjson": {"schema": {"type": "string"}}}
             elif path.startswith(STREAMS) and method == "get":
                 success["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
             # All errors of an API have one shape; FastAPI's own validation errors never occur.
-            error = {"description": "Why not.", "content": content[OllamaError if is_ollama else ErrorReply]}
+            error = {"description": "Why not.", "content": content[_ERRORS[api]]}
             operation["responses"] = {"200": success, "default": error}
             if body_type is not None:
                 examples = {name: {"value": value} for name, value in all_examples[path].items()}

@@ -12,16 +12,11 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.errors import ApiError, as_api_error
-from octavo.server.exchange import Exchange
+from octavo.server.errors import ApiError, as_api_error, error_frames
+from octavo.server.exchange import Exchange, route_path
 
-DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"  # a comment, which clients ignore
 PING_S = 10.0  # keep-alive interval, for proxies and clients that time out
-
-
-def frame(json: bytes) -> bytes:
-    return b"data: " + json + b"\n\n"
 
 
 class FrameSource(Protocol):
@@ -85,7 +80,7 @@ class EventStreamResponse(Response):
 
     def last_words(self, error: ApiError) -> bytes:
         """Return the end of a stream that fails after it has begun."""
-        return frame(error.body) + DONE
+        return error_frames(error, route_path(self._exchange.scope))
 
     async def _first_frames(self, leaving: "asyncio.Future[None]") -> bytes:
         """Wait for the first frames; return a ping if they take long."""

@@ -6,6 +6,7 @@ formats are listed, too, so that they are not mistaken for supported ones.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 from octavo.sampling_params import SamplingParams
@@ -114,6 +115,13 @@ class AnswerFormats:
         self.tokenizer = tokenizer
         self.special_tokens = frozenset(map(tokenizer.token_text, tokenizer.special_token_ids))
 
+    @cached_property
+    def counts_reasoning(self) -> bool:
+        """Whether a constraint can count the tokens of reasoning: it recognizes tags that are single tokens."""
+        encode = self.tokenizer.encode
+        tags = () if self.reasoning is None else self.reasoning.tokens
+        return bool(tags) and all(len(encode(tag, add_special_tokens=False)) == 1 for tag in tags)
+
     def starts_inside(self, prompt_token_ids: Sequence[int], begun: BegunAnswer | None = None) -> bool | None:
         """Return whether answers to this prompt start inside reasoning; None if there is no reasoning to look for."""
         if self.reasoning is None:
@@ -184,9 +192,7 @@ class AnswerPlan:
             return plan
         if constraint is not None and constraint.kind != "tags":
             constraint = replace(constraint, opening=tags.answer_begin)
-        encode = self.formats.tokenizer.encode  # a constraint recognizes tags that are single tokens
-        are_tokens = all(len(encode(tag, add_special_tokens=False)) == 1 for tag in tags.tokens)
-        if are_tokens and not (self.thinks_not and constraint and not starts_inside):
+        if self.formats.counts_reasoning and not (self.thinks_not and constraint and not starts_inside):
             budget = 0 if self.thinks_not else self.thinking_budget  # the template opens the reasoning all the same
             reasoning = Reasoning(begin=tags.begin, end=tags.end, is_open=starts_inside, max_tokens=budget)
             whole = replace(constraint, reasoning=reasoning) if constraint else StructuredOutput(reasoning=reasoning)

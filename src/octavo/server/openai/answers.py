@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -61,6 +61,8 @@ def prepare_chat(
 class AnswerStream(ReplyStream[WholeReply]):
     """The reply to a chat in the form of some API: its samples' answers are parsed, and the form is a subclass."""
 
+    id_prefix: ClassVar[str] = "chatcmpl-"
+
     def __init__(
         self,
         model: ServedModel,
@@ -71,6 +73,7 @@ class AnswerStream(ReplyStream[WholeReply]):
         birth: Birth,
     ) -> None:
         super().__init__(model.engine, request, head, [prompt], is_chat=True)
+        self._request = request
         as_ids = bool(request.return_tokens_as_token_ids)
         self._answers = [
             ChatAnswer(answers, birth.call_ids(choice), tokens_as_ids=as_ids) for choice in range(self._num_choices)

@@ -20,6 +20,7 @@ from octavo.lora.files import CONFIG_FILE, WEIGHTS_FILES
 from octavo.lora_request import LoRARequest
 from octavo.sampling_params import PoolingParams, SamplingParams
 from octavo.server.errors import ApiError, bad_request
+from octavo.server.openai.model_aliases import ModelAliases
 
 _MAX_SHOWN = 20  # names in an error
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
@@ -115,11 +116,18 @@ class ServedModels:
     exactly; one is listed once the engine has computed a token with it.
     """
 
-    def __init__(self, engine: AsyncLLMEngine, model_name: str, aliases: Sequence[str], root: str | None) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        engine: AsyncLLMEngine,
+        model_name: str,
+        names: Sequence[str],
+        root: str | None,
+        aliases: ModelAliases | None = None,
+    ) -> None:
+        self._engine, self._aliases = engine, aliases or ModelAliases(())
         self._root = None if root is None else Path(root).resolve()  # of adapters that are loaded over HTTP
         self._changing = asyncio.Lock()
-        names = tuple(aliases) or (model_name,)
+        names = tuple(names) or (model_name,)
         self._models = {name: ServedModel(engine, self._card(name, model_name)) for name in names}
         self._main = self._models[names[0]]
         self._adapters: dict[str, ServedModel] = {}
@@ -136,14 +144,23 @@ class ServedModels:
         """Return what a request's name stands for; none means the main one. Raises ApiError, 404, listing the names."""
         if not name:  # as null; some clients send an empty name when none was chosen
             return self._main
-        key = name.casefold()
-        found = self._adapters.get(name) or self._by_key.get(key) or self._by_key.get(key.rstrip("/"))
+        found = self._named(name)
+        if found is None and (target := self._aliases.target(name)) is not None:
+            found = self._named(target)
         if found is None:
             shown = name if len(name) <= 100 else name[:100] + "..."
             known = ", ".join([*self._models, *self._adapters][:_MAX_SHOWN])
             text = f"The model '{shown}' does not exist. Available: {known}."
             raise ApiError(404, text, param="model", code="model_not_found")
         return found
+
+    def _named(self, name: str) -> ServedModel | None:
+        key = name.casefold()
+        return self._adapters.get(name) or self._by_key.get(key) or self._by_key.get(key.rstrip("/"))
+
+    def check_aliases(self) -> None:
+        """Raise InvalidParameterError: an alias leads nowhere, now that the adapters in the options are there."""
+        self._aliases.check([*self._by_key, *map(str.casefold, self._adapters)])
 
     @property
     def cards(self) -> list[ModelCard]:

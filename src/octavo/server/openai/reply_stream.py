@@ -14,11 +14,10 @@ from octavo.engine.async_llm_engine import AsyncLLMEngine, LiveRequest
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_processor import CompletionDelta, CompletionState
 from octavo.errors import RequestError, named_error
-from octavo.server.errors import ApiError, as_api_error
+from octavo.server.errors import DONE, ApiError, as_api_error
 from octavo.server.openai.parsers.base import ReasoningCounter
 from octavo.server.openai.protocol import GenerationRequest, StreamOptions
 from octavo.server.openai.replies import CompletionTokensDetails, PromptTokensDetails, Usage, prompt_tables
-from octavo.server.sse import DONE
 
 WholeReply = TypeVar("WholeReply", bound=msgspec.Struct)
 encode = msgspec.json.Encoder().encode

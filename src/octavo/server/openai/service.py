@@ -33,6 +33,7 @@ from octavo.server.openai.embeddings import (
     prepare_embeddings,
 )
 from octavo.server.openai.media import MediaReader
+from octavo.server.openai.model_aliases import ModelAliases
 from octavo.server.openai.models import ServedModel, ServedModels
 from octavo.server.openai.params import Warn, is_constrained, truncated, wire_names
 from octavo.server.openai.protocol import (
@@ -62,7 +63,8 @@ class OpenAICompatibleService:
     """
 
     def __init__(self, engine: AsyncLLMEngine, model_name: str, args: ServerArgs) -> None:
-        self.models = ServedModels(engine, model_name, args.served_model_name, args.lora_root)
+        aliases = ModelAliases(args.model_alias)
+        self.models = ServedModels(engine, model_name, args.served_model_name, args.lora_root, aliases)
         self.front = engine.front
         self._args = args
         self._media_reader = MediaReader.of(args)
@@ -97,7 +99,7 @@ class OpenAICompatibleService:
         self, kind: type[AnswerT], request: ChatCompletionRequest, warn: Warn, is_large: bool, birth: Birth
     ) -> AnswerT:
         """Prepare the answer to a conversation, in the form of any API."""
-        head, model = self._begin(request, "chatcmpl", birth)
+        head, model = self._begin(request, kind.id_prefix, birth)
         media = await self._media(request)
         prepare = partial(prepare_chat, kind, request, head, model, self.formats, media, birth, warn)
         return await _prepared(prepare, request, is_large)
@@ -112,7 +114,7 @@ class OpenAICompatibleService:
         self, kind: CompletionKind[CompletionT], request: CompletionRequest, warn: Warn, is_large: bool, birth: Birth
     ) -> CompletionT:
         """Prepare the completion of one prompt or many, in the form of any API."""
-        head, model = self._begin(request, "cmpl", birth)
+        head, model = self._begin(request, "cmpl-", birth)
         is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > _MANY_PROMPTS)
         prepare = partial(prepare_completion, kind, request, head, model, self._args.max_prompts, birth, warn)
         return await _prepared(prepare, request, is_large)
@@ -174,7 +176,7 @@ class OpenAICompatibleService:
             raise bad_request("'stream_options' needs 'stream': true.", "stream_options")
         model = self.models.find(request.model)
         head = ReplyHead(
-            id=f"{prefix}-{request.request_id or birth.name}",
+            id=f"{prefix}{request.request_id or birth.name}",
             model=model.card.id,
             created=birth.created,
             system_fingerprint=self._fingerprint,

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: requests become chats, and replies are written from the deltas of a chat."""

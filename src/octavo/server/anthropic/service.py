@@ -1,0 +1,47 @@
+"""`MessagesService`: Anthropic's Messages API on top of chats. It generates nothing of its own."""
+
+from octavo.server.anthropic.protocol import CountTokensRequest, Message, MessagesRequest, TokenCount
+from octavo.server.anthropic.stream import MessageStream
+from octavo.server.anthropic.translate import Reader, translated
+from octavo.server.args import ServerArgs
+from octavo.server.errors import ApiError
+from octavo.server.openai.birth import Birth
+from octavo.server.openai.params import Warn
+from octavo.server.openai.protocol import TokenizeRequest
+from octavo.server.openai.service import OpenAICompatibleService
+
+
+class MessagesService:
+    """Its methods are as those of `OpenAICompatibleService`."""
+
+    def __init__(self, chats: OpenAICompatibleService, args: ServerArgs) -> None:
+        self._chats = chats
+        self._reader = Reader(
+            formats=chats.formats,
+            takes_images=chats.front.inputs.takes_images,
+            keeps_billing_header=args.keep_billing_header,
+        )
+
+    async def messages(self, request: MessagesRequest, warn: Warn, is_large: bool) -> Message | MessageStream:
+        """Answer a conversation: a complete message, or a stream that has not started."""
+        stream = await self.begin_message(request, warn, is_large, Birth())
+        return stream if request.stream else await stream.whole()
+
+    async def begin_message(self, request: MessagesRequest, warn: Warn, is_large: bool, birth: Birth) -> MessageStream:
+        """Prepare the answer to a conversation, which has not started."""
+        translation = translated(request, self._reader, warn)
+        try:
+            return await self._chats.begin_answer(MessageStream, translation.chat, warn, is_large, birth)
+        except ApiError as error:
+            raise translation.named(error) from error
+
+    async def count_tokens(self, request: CountTokensRequest, warn: Warn, is_large: bool) -> TokenCount:
+        """Count the tokens of the prompt that a conversation becomes; it need not fit the context."""
+        translation = translated(request, self._reader, warn)
+        chat = translation.chat
+        shared = {name: getattr(chat, name) for name in TokenizeRequest.__struct_fields__ if hasattr(chat, name)}
+        try:
+            reply = await self._chats.tokenize(TokenizeRequest(**shared), warn, is_large)
+        except ApiError as error:
+            raise translation.named(error) from error
+        return TokenCount(input_tokens=reply.count)
