@@ -27,6 +27,7 @@ _WITHOUT_EFFECT = ("mcp_servers", "container", "context_management")
 _SWITCHES = ("enable_thinking", "thinking")  # what templates call the variable that turns reasoning on and off
 _DISPLAYS = (None, "summarized", "omitted")
 _PLACE = re.compile(r"messages\[\d+\](?:\.content\[\d+\](?:\.image_url)?)?")
+_STOP = re.compile(r"^stop(?=[\[=]|$)")
 _NAMES = (  # of a chat's fields, where a request calls them otherwise
     ("response_format.json_schema.schema", "output_config.format.schema"),
     ("thinking_token_budget", "thinking.budget_tokens"),
@@ -78,6 +79,7 @@ class Translation:
     def _words(self, text: str) -> str:
         for name, own in _NAMES:
             text = text.replace(name, own)
+        text = _STOP.sub("stop_sequences", text)
         return _PLACE.sub(lambda found: self.places.get(found[0], found[0]), text)
 
 
