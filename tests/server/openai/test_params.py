@@ -9,7 +9,9 @@ import pytest
 from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.errors import InvalidParameterError
 from octavo.sampling_params import SamplingParams
+from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, as_api_error
+from octavo.server.openai.model_aliases import ModelAliases
 from octavo.server.openai.models import ServedModels
 from octavo.server.openai.params import (
     chat_params,
@@ -185,3 +187,28 @@ def test_a_model_is_found_by_name_last_part_and_alias_in_any_case() -> None:
 def test_a_model_without_aliases_goes_by_its_own_name() -> None:
     names = served("/models/Tiny", [])
     assert found(names, "tiny") == found(names, None) == "/models/Tiny"
+
+
+def aliased(*values: str) -> ServedModels:
+    front = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(max_model_len=100)))
+    engine = cast("AsyncLLMEngine", SimpleNamespace(front=front))
+    return ServedModels(engine, "org/Demo", ["main"], None, ModelAliases(values))
+
+
+def test_an_alias_is_one_more_name_and_hides_no_model() -> None:
+    models = aliased("claude-*=MAIN", "fast=org/demo", "f*=nowhere", "main=nowhere")
+    for name in ("claude-haiku-4-5", "Claude-Opus", "FAST", "main", "demo"):
+        assert found(models, name) == "main"
+    for name in ("claude", "fastest"):
+        with pytest.raises(ApiError, match=f"'{name}' does not exist"):
+            models.find(name)
+    assert [card.id for card in models.cards] == ["main"]
+
+
+def test_an_alias_of_nothing_is_an_error_at_the_start() -> None:
+    aliased("a=main", "b=Demo", "c=ORG/demo").check_aliases()
+    with pytest.raises(InvalidParameterError, match=r"model_alias='b=other'.*'other'"):
+        aliased("a=main", "b=other").check_aliases()
+    for wrong in ("name", "=model", "name="):
+        with pytest.raises(InvalidParameterError, match="NAME=MODEL"):
+            ServerArgs(model_alias=(wrong,))
