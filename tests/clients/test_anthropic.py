@@ -81,13 +81,12 @@ def test_a_tool_is_called_and_told_its_result(claude: Anthropic) -> None:
 
 
 def test_the_tool_runner_of_the_client(claude: Anthropic) -> None:
-    @anthropic.beta_tool
     def get_weather(city: str) -> str:
         """Get the weather in a city"""
         assert city == "Rome"
         return FORECAST
 
-    runner = claude.beta.messages.tool_runner(**GREEDY, messages=WEATHER, tools=[get_weather])
+    runner = claude.beta.messages.tool_runner(**GREEDY, messages=WEATHER, tools=[anthropic.beta_tool(get_weather)])
     assert "21" in runner.until_done().content[0].text
 
 
