@@ -23,7 +23,7 @@ from octavo.server.logged_requests import FILE_NAME
 
 KEY = "the-key-of-ann"
 OWN = {"Authorization": f"Bearer {KEY}"}
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETION, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 QUESTION: dict[str, Any] = {"messages": [{"role": "user", "content": "What is a block?"}], "max_tokens": 12}
 SAMPLED: dict[str, Any] = {"prompt": "Octavo is", "max_tokens": 12, "temperature": 1.5, "ignore_eos": True}
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
@@ -42,6 +42,9 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     (COMPLETION, {**SAMPLED, "timeout": 0.03, "max_tokens": 400}),
     ("/v1/embeddings", {"input": ["Octavo is", "A block is"], "encoding_format": "base64"}),
     ("/v1/embeddings", {"input": "x", "dimensions": 3}),
+    (MESSAGES, {**QUESTION, "system": "Be kind.", "temperature": 1}),
+    (MESSAGES, {**QUESTION, "temperature": 1, "stream": True}),
+    (MESSAGES, {**QUESTION, "stop_sequences": ["x"] * 99}),
 ]
 RICH: list[tuple[str, dict[str, Any]]] = [  # what fake models do not have
     (CHAT, {**QUESTION, "n": 3, "stream": True, "logprobs": True, "top_logprobs": 2, "temperature": 1.0}),
@@ -79,7 +82,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = ("--request-log", str(folder), "--api-key", KEY, "--resume-s", "60", "--served-model-name", "octavo")
     with HttpServer(*flags, has_model=False, headers=OWN) as server:
         for number, (path, body) in enumerate(REQUESTS + pick([], RICH)):
-            if body.get("stream"):
+            if body.get("stream") and path != MESSAGES:
                 RawStream(server, body, path=path, headers={**OWN, "X-Request-Id": f"mine-{number}"}).events()
             else:
                 server.client.post(path, json=body, headers={"X-Request-Id": f"mine-{number}"})

@@ -1,6 +1,6 @@
 """Where two answers to one request differ: in which choice, token and character.
 
-Not compared is what the same computation may have different: `cached_tokens` of the usage, the turns in which a
+Not compared is what the same computation may have different: cached tokens in the usage, the turns in which a
 stream's choices take, and `system_fingerprint`, which says what has computed the answer.
 """
 
@@ -14,7 +14,7 @@ _AROUND = 30  # characters before and after a difference
 _MAX_SHOWN = 200
 _NO_CHOICE = -1  # events of the whole stream
 _MISSING = object()
-_CACHED_TOKENS = re.compile(rb'"cached_tokens":\d+')
+_CACHED_TOKENS = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens|input_tokens)":\d+')
 _FINGERPRINT = re.compile(rb'"system_fingerprint":"[^"]*"')
 
 
@@ -89,7 +89,7 @@ def _events_by_choice(answer: bytes) -> dict[int, list[Any]]:
     """Return the events of a stream, those of each choice in order."""
     events: dict[int, list[Any]] = {}
     for frame in answer.split(b"\n\n"):
-        data = frame.removeprefix(b"data: ")
+        data = frame.partition(b"data: ")[2]  # after the name of the event, if it has one
         if data:
             event = data.decode() if data == b"[DONE]" else _comparable(msgspec.json.decode(data))
             choices = event.get("choices") if isinstance(event, dict) else None
@@ -102,9 +102,14 @@ def _comparable(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     value.pop("system_fingerprint", None)
-    usage = value.get("usage")
-    if isinstance(usage, dict) and isinstance(usage.get("prompt_tokens_details"), dict):
-        usage["prompt_tokens_details"].pop("cached_tokens", None)
+    for part in (value, value.get("message")):  # the start of a stream of Anthropic's has the usage within
+        usage = part.get("usage") if isinstance(part, dict) else None
+        if not isinstance(usage, dict):
+            continue
+        if isinstance(usage.get("prompt_tokens_details"), dict):
+            usage["prompt_tokens_details"].pop("cached_tokens", None)
+        if usage.pop("cache_read_input_tokens", None) is not None:
+            usage.pop("input_tokens", None)  # those that are not cached
     return value
 
 

@@ -88,7 +88,7 @@ def create_app(
     )
     routes = Routes(lifecycle, args, exposition, returning, request_log)
     routes.add_to(app)
-    MessagesRoutes(lifecycle, args, routes.answer).add_to(app)
+    MessagesRoutes(lifecycle, routes.answer).add_to(app)
     OllamaRoutes(lifecycle).add_to(app)
     if batches is not None:
         StoredRoutes(batches, args).add_to(app)

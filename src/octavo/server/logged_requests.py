@@ -49,6 +49,7 @@ ENGINE_SETTINGS = (
 )
 SERVER_SETTINGS = (
     *("served_model_name", "tool_call_parser", "reasoning_parser", "lora_modules", "max_n", "max_temperature"),
+    *("model_alias", "keep_billing_header"),
     *("max_prompts", "max_images", "max_image_bytes", "max_image_pixels", "max_videos", "max_video_bytes"),
     *("allow_remote_media", "media_timeout_s"),
 )

@@ -1,7 +1,8 @@
 """Computes a logged request again, by the code that answers HTTP, and compares the answers."""
 
 import asyncio
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,7 +13,9 @@ from octavo.server.answer_diff import (
     first_token_difference,
     uncompared_differences,
 )
-from octavo.server.errors import ApiError, as_api_error
+from octavo.server.anthropic.protocol import MessagesRequest
+from octavo.server.anthropic.service import MessagesService
+from octavo.server.errors import MESSAGES, ApiError, as_api_error
 from octavo.server.kept_responses import Reply
 from octavo.server.logged_requests import LoggedRequest
 from octavo.server.openai.embeddings import Embeddings, EmbeddingsRequest
@@ -46,14 +49,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 async def replay(service: OpenAICompatibleService, logged: LoggedRequest) -> Replayed:
     """Compute a logged request with the seeds, ids and time that it had. Errors are in the result."""
     facts, body = logged.facts, logged.contents.body
-    if (endpoint := ENDPOINTS.get(facts.path)) is None:
+    if (found := _reader(service, facts.path)) is None:
         return Replayed(status=404, error=f"This version has no {facts.path}.", code="unknown_url", was_refused=True)
     try:
-        wire, _ = read_request(body, endpoint.wire)
+        kind, begin = found
+        wire, _ = read_request(body, kind)
         births = () if isinstance(wire, EmbeddingsRequest) else (facts.birth,)
-        reply: Reply | Embeddings = await getattr(service, endpoint.begin)(
-            wire, _ignore, len(body) > LARGE_BODY, *births
-        )
+        reply: Reply | Embeddings = await begin(wire, _ignore, len(body) > LARGE_BODY, *births)
     except ApiError as error:
         return Replayed(
             status=error.status,
@@ -75,6 +77,14 @@ async def replay(service: OpenAICompatibleService, logged: LoggedRequest) -> Rep
         status, text = api_error.status, api_error.detail.message
         return Replayed(status=status, error=text, answer=b"".join(parts), token_ids=reply.token_ids)
     return Replayed(answer=b"".join(parts), token_ids=reply.token_ids)
+
+
+def _reader(service: OpenAICompatibleService, path: str) -> tuple[type, Callable[..., Any]] | None:
+    """Return the type of a route's requests, and what prepares their answers; None: there is no such route."""
+    if path == MESSAGES:
+        return MessagesRequest, MessagesService(service).begin_message
+    endpoint = ENDPOINTS.get(path)
+    return None if endpoint is None else (endpoint.wire, getattr(service, endpoint.begin))
 
 
 def _ignore(warning: str) -> None:

@@ -8,7 +8,6 @@ from fastapi import FastAPI, Request, Response
 
 from octavo.server.anthropic.protocol import CountTokensRequest, Message, MessagesRequest, TokenCount
 from octavo.server.anthropic.service import MessagesService
-from octavo.server.args import ServerArgs
 from octavo.server.errors import MESSAGES
 from octavo.server.lifecycle import EngineLifecycle
 
@@ -35,8 +34,8 @@ Answer = Callable[..., Awaitable[Response]]  # `Routes.answer`
 class MessagesRoutes:
     """Handlers of raw requests, which `answer` decodes."""
 
-    def __init__(self, lifecycle: EngineLifecycle, args: ServerArgs, answer: Answer) -> None:
-        self._lifecycle, self._args, self._answer = lifecycle, args, answer
+    def __init__(self, lifecycle: EngineLifecycle, answer: Answer) -> None:
+        self._lifecycle, self._answer = lifecycle, answer
 
     def add_to(self, app: FastAPI) -> None:
         for path, handler in ((MESSAGES, self.messages), (COUNT_TOKENS, self.count_tokens)):
@@ -53,4 +52,4 @@ class MessagesRoutes:
 
     @property
     def _service(self) -> MessagesService:
-        return MessagesService(self._lifecycle.service, self._args)
+        return MessagesService(self._lifecycle.service)

@@ -3,7 +3,6 @@
 from octavo.server.anthropic.protocol import CountTokensRequest, Message, MessagesRequest, TokenCount
 from octavo.server.anthropic.stream import MessageStream
 from octavo.server.anthropic.translate import Reader, translated
-from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.params import Warn
@@ -14,12 +13,12 @@ from octavo.server.openai.service import OpenAICompatibleService
 class MessagesService:
     """Its methods are as those of `OpenAICompatibleService`."""
 
-    def __init__(self, chats: OpenAICompatibleService, args: ServerArgs) -> None:
+    def __init__(self, chats: OpenAICompatibleService) -> None:
         self._chats = chats
         self._reader = Reader(
             formats=chats.formats,
             takes_images=chats.front.inputs.takes_images,
-            keeps_billing_header=args.keep_billing_header,
+            keeps_billing_header=chats.args.keep_billing_header,
         )
 
     async def messages(self, request: MessagesRequest, warn: Warn, is_large: bool) -> Message | MessageStream:

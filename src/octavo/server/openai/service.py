@@ -66,7 +66,7 @@ class OpenAICompatibleService:
         aliases = ModelAliases(args.model_alias)
         self.models = ServedModels(engine, model_name, args.served_model_name, args.lora_root, aliases)
         self.front = engine.front
-        self._args = args
+        self.args = args
         self._media_reader = MediaReader.of(args)
         # Of their own: threads that wait for other servers must not keep requests from being prepared.
         self._fetchers = ThreadPoolExecutor(_MAX_FETCHES, thread_name_prefix="fetch")
@@ -116,7 +116,7 @@ class OpenAICompatibleService:
         """Prepare the completion of one prompt or many, in the form of any API."""
         head, model = self._begin(request, "cmpl-", birth)
         is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > _MANY_PROMPTS)
-        prepare = partial(prepare_completion, kind, request, head, model, self._args.max_prompts, birth, warn)
+        prepare = partial(prepare_completion, kind, request, head, model, self.args.max_prompts, birth, warn)
         return await _prepared(prepare, request, is_large)
 
     async def embeddings(self, request: EmbeddingsRequest, warn: Warn, is_large: bool) -> Embeddings:
@@ -164,9 +164,9 @@ class OpenAICompatibleService:
 
     def _begin(self, request: GenerationRequest, prefix: str, birth: Birth) -> tuple[ReplyHead, ServedModel]:
         """Check what all requests have; return the leading fields of the reply, and the model."""
-        if request.n is not None and request.n > self._args.max_n:
-            raise bad_request(f"n={request.n}: at most {self._args.max_n}", "n")
-        limit = self._args.max_temperature
+        if request.n is not None and request.n > self.args.max_n:
+            raise bad_request(f"n={request.n}: at most {self.args.max_n}", "n")
+        limit = self.args.max_temperature
         if request.temperature is not None and request.temperature > limit:
             text = f"temperature={request.temperature:g}: at most {limit:g} (the server's --max-temperature)"
             raise bad_request(text, "temperature")
