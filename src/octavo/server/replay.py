@@ -79,7 +79,7 @@ async def replay(service: OpenAICompatibleService, logged: LoggedRequest) -> Rep
     return Replayed(answer=b"".join(parts), token_ids=reply.token_ids)
 
 
-def _reader(service: OpenAICompatibleService, path: str) -> tuple[type, Callable[..., Any]] | None:
+def _reader(service: OpenAICompatibleService, path: str) -> tuple[type[Any], Callable[..., Any]] | None:
     """Return the type of a route's requests, and what prepares their answers; None: there is no such route."""
     if path == MESSAGES:
         return MessagesRequest, MessagesService(service).begin_message
