@@ -56,7 +56,7 @@ class Connection:
         self.is_free = asyncio.Event()
         self.is_free.set()
         self.has_left = asyncio.Event()
-        scope: Scope = {"type": "http"}
+        scope: Scope = {"type": "http", "path": "/v1/completions"}
         Exchange(scope, self.receive, self.send, "id")
         self.task = asyncio.ensure_future(EventStreamResponse(source)(scope, self.receive, self.send))
 
