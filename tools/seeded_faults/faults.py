@@ -19,6 +19,37 @@ class Fault:
 
 
 FAULTS = [
+    # -- hybrids
+    Fault(
+        name="a draft ends a block of states",
+        right="np.minimum(room, size - 2 - running.num_computed[rows] % size)",
+        wrong="np.minimum(room, size - 1 - running.num_computed[rows] % size)",
+        tests="scheduler/test_recurrent.py scheduler/test_random_schedules.py",
+    ),
+    Fault(
+        name="accepted drafts are missing from a state",
+        right="num_replayed = start - before.first if",
+        wrong="num_replayed = 0 if",
+        tests="end_to_end/test_hybrids.py",
+    ),
+    Fault(
+        name="value heads of a GGUF file share the wrong key heads",
+        right="return by_head.transpose(0, 1).reshape(rows.shape)",
+        wrong="return by_head.reshape(rows.shape)",
+        tests="gguf/test_qwen35.py",
+    ),
+    Fault(
+        name="the gate of attention is that of another head",
+        right="grouped = tensor.view(self._num_groups, -1, *tensor.shape[1:])",
+        wrong="grouped = tensor.view(1, -1, *tensor.shape[1:])",
+        tests="models/test_exactness.py",
+    ),
+    Fault(
+        name="the states of drafts are kept",
+        right="        lasts = lasts - num_drafts\n",
+        wrong="",
+        tests="end_to_end/test_hybrids.py",
+    ),
     # -- gpt-oss
     Fault(
         name="halves of MXFP4's blocks change places",
