@@ -145,6 +145,15 @@ def test_siblings_that_arrive_together_begin_from_no_state_of_the_same_step(name
         assert single.outputs[0].token_ids == sample.token_ids
 
 
+def test_requests_wait_for_states(name: str, make_llm: MakeLLM) -> None:
+    """More requests than states: they wait or are preempted, none fails, and every answer is the same."""
+    prompts = [random_prompt(20 + at % 20, seed=at) for at in range(24)]
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, seed=1)
+    expected = answers(make_llm(name).generate(prompts, params, use_tqdm=False))
+    llm = make_llm(name, block_size=16, num_kv_blocks=6, max_num_batched_tokens=16, max_num_seqs=16)
+    assert answers(llm.generate(prompts, params, use_tqdm=False)) == expected
+
+
 def test_handles_of_keys_and_values_are_refused(checkpoint: GetCheckpoint) -> None:
     with pytest.raises(UnsupportedModelError, match="recurrent state; use LLM"):
         ModelRunner(str(checkpoint("qwen3-5").folder), tokenizer="demo")
