@@ -1,6 +1,7 @@
 """Writes GGUF files with the format's own package: what transformers saved, under ggml's names and in its order."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
                  "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3",
                  "gemma4_text": "gemma4", "gemma2": "gemma2", "granite": "granite", "smollm3": "smollm3",
-                 "seed_oss": "seed_oss"}  # fmt: skip
+                 "seed_oss": "seed_oss", "phi3": "phi3"}  # fmt: skip
 _MULTIPLIERS = {"attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
                 "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
                 "attn_logit_softcapping": "attn_logit_softcapping",
@@ -92,7 +93,13 @@ def write_settings(writer: Any, config: dict[str, Any]) -> None:
         writer.add_final_logit_softcapping(config["final_logit_softcapping"] or 0.0)
         rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(head_dim)
+    is_partial = config["model_type"] == "phi3"
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)) if is_partial else head_dim)
+    if rope["rope_type"] == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        factor = math.log(config["max_position_embeddings"] / rope["original_max_position_embeddings"])
+        own = math.sqrt(1 + factor / math.log(rope["original_max_position_embeddings"]))
+        writer.add_rope_scaling_attn_factors(rope.get("attention_factor") or own)
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
@@ -140,6 +147,18 @@ def _write_gemma4_settings(writer: Any, config: dict[str, Any]) -> int:
     return int(full)
 
 
+def _rotary_tensors(config: dict[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
+    """Return what frequencies are divided by, where files have it as tensors."""
+    rope = config["rope_parameters"]
+    if config["model_type"] == "gemma4_text":
+        width = max(of["head_dim"] for of in config["per_layer_config"].values())
+        num_rotated = int(rope["full_attention"]["partial_rotary_factor"] * width // 2)
+        factors = [1.0] * num_rotated + [1e30] * (width // 2 - num_rotated)
+        return {"rope_freqs.weight": np.array(factors, np.float32)}
+    kinds = [kind for kind in ("short", "long") if rope.get(f"{kind}_factor") is not None]
+    return {f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], np.float32) for kind in kinds}
+
+
 def _tensors(folder: Path, config: dict[str, Any], architecture: str) -> list[tuple[str, npt.NDArray[np.float32]]]:
     names = gguf.get_tensor_name_map(
         next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), config["num_hidden_layers"]
@@ -165,10 +184,7 @@ def _tensors(folder: Path, config: dict[str, Any], architecture: str) -> list[tu
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         written[found] = values
-    if architecture == "gemma4":
-        width = max(of["head_dim"] for of in config["per_layer_config"].values())
-        num_rotated = int(config["rope_parameters"]["full_attention"]["partial_rotary_factor"] * width // 2)
-        written["rope_freqs.weight"] = np.array([1.0] * num_rotated + [1e30] * (width // 2 - num_rotated), np.float32)
+    written |= _rotary_tensors(config)
     for name, each in experts.items():
         written[name] = np.stack([each[number] for number in sorted(each)])
     return list(written.items())

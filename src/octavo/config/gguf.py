@@ -167,8 +167,26 @@ class _Translation:
 
     def _rope(self, head_dim: object) -> dict[str, Any]:
         dimensions = self._usual("rope.dimension_count", head_dim)
+        if self._family.has_partial_rotary and isinstance(head_dim, int) and isinstance(dimensions, int):
+            partial = {"partial_rotary_factor": dimensions / head_dim}
+            return {**self._whole_rope(dimensions), **partial, **self._long_rope(dimensions)}
         if dimensions != head_dim and not self._facts.rotates_part:
             raise self._unsupported("rope.dimension_count", f"all {head_dim} dimensions of a head must be rotated")
+        return self._whole_rope(dimensions)
+
+    def _long_rope(self, dimensions: int) -> dict[str, Any]:
+        """Return LongRoPE's two lists of divisors, if the file has them."""
+        names = {key: f"rope_factors_{key}.weight" for key in ("short", "long")}
+        if not names.keys() <= {key for key, name in names.items() if name in self._file.tensors}:
+            return {}
+        return {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": self._get("rope.scaling.original_context_length"),
+            "attention_factor": self._get("rope.scaling.attn_factor", 1.0),
+            **{f"{key}_factor": self._divisors(dimensions, name) for key, name in names.items()},
+        }
+
+    def _whole_rope(self, dimensions: Any) -> dict[str, Any]:
         theta = self._get("rope.freq_base", 10000.0)
         divisors = self._divisors(dimensions) if _FACTORS in self._file.tensors else None
         factor = self._get("rope.scaling.factor", self._get("rope.scale_linear", None))  # the older name
@@ -201,14 +219,14 @@ class _Translation:
             "beta_slow": self._get("rope.scaling.yarn_beta_slow", None),
         }
 
-    def _divisors(self, dimensions: int) -> list[float]:
+    def _divisors(self, dimensions: int, name: str = _FACTORS) -> list[float]:
         """Return the numbers that the frequencies are divided by."""
-        tensor = self._file.tensors[_FACTORS]
+        tensor = self._file.tensors[name]
         if tensor.type.name != "F32" or tensor.shape != (dimensions // 2,):
-            raise CheckpointError(f"{self._file.path}: {_FACTORS}: {dimensions // 2} numbers in F32 are expected")
+            raise CheckpointError(f"{self._file.path}: {name}: {dimensions // 2} numbers in F32 are expected")
         found = tensor.data.view(np.float32).astype(np.float64)
         if not np.all(np.isfinite(found) & (found > 0)):
-            raise CheckpointError(f"{self._file.path}: {_FACTORS}: finite numbers above 0 are expected")
+            raise CheckpointError(f"{self._file.path}: {name}: finite numbers above 0 are expected")
         return cast(list[float], found.tolist())
 
 

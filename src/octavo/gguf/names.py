@@ -39,7 +39,8 @@ _IN_BLOCK = re.compile(
     r"blk\.(?P<layer>\d+)\.(?P<part>(?:nextn\.)?\w+)(?:\.(?P<expert>\d+))?(?:\.(?P<what>weight|bias|scale))?"
 )
 _OUTSIDE = re.compile(r"(?P<part>\w+)\.(?P<what>weight|bias)")
-IGNORED = ("rope_freqs.weight",)  # settings: `config/gguf.py` reads them
+# Settings: `config/gguf.py` reads them.
+IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 class TensorNames:

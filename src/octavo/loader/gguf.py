@@ -4,7 +4,7 @@ A tensor whose layer computes with blocks (`layers/quant/gguf.py`) is passed on 
 dequantized here. The order of rotary dimensions follows llama.cpp's converter.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from octavo.loader.base import ModelLoader
 from octavo.loader.gguf_heads import as_in_checkpoints, linear_attention_spec
 from octavo.loader.read_ahead import ReadAhead
 from octavo.models.interfaces import CausalLM
-from octavo.models.weights import OtherStages, weight_slots
+from octavo.models.weights import OtherStages, WeightSlot, weight_slots
 
 
 class LatentHeads:
@@ -81,25 +81,28 @@ class GgufLoader(ModelLoader):
             if part in heads.parts:
                 yield from heads.joined(part, wanted[0], values)
             else:
-                yield from _named(tensor, wanted, values)
+                yield from zip(wanted, self._parts(tensor, values, [slots.get(name) for name in wanted]), strict=True)
             ahead.used(tensor.data.nbytes)
             num_read += tensor.data.nbytes
             if num_read > _MAPPED_BYTES:
                 file.release_pages()
                 num_read = 0
 
+    def _parts(self, tensor: GgufTensor, values: Tensor, slots: list[WeightSlot | None]) -> Sequence[Tensor]:
+        """Cut a tensor into what its names stand for: experts, rows of several parts, or both."""
+        if len(slots) == 1:
+            return [values]
+        is_bias = tensor.name.endswith(".bias")
+        if len(tensor.shape) == (2 if is_bias else 3):  # experts, each of them with all parts
+            return list(values.reshape(len(slots), -1, *(() if is_bias else values.shape[-1:])))
+        sizes = [0 if slot is None else slot.spec.shape[0] for slot in slots]
+        if sum(sizes) != len(values):
+            raise CheckpointError(f"{tensor.name!r}: {sum(sizes)} rows are expected, found {len(values)}")
+        return torch.split(values, sizes)
+
     def numbers(self, tensor: GgufTensor) -> Tensor:
         """Return a tensor's values in its shape."""
         return dequantize(tensor_rows(tensor), tensor.type).view(tensor.shape)
-
-
-def _named(tensor: GgufTensor, names: list[str], values: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield a tensor's parts by name: experts, or rows of several parts; or the one that it is."""
-    if len(names) == 1:
-        yield names[0], values
-        return
-    last = () if tensor.name.endswith(".bias") else values.shape[-1:]
-    yield from zip(names, values.reshape(len(names), -1, *last), strict=True)
 
 
 def tensor_rows(tensor: GgufTensor) -> Tensor:

@@ -7,7 +7,7 @@ model was trained with: which one applies does not depend on a request's length,
 import math
 from dataclasses import replace
 
-from octavo.config.family import DECODER_NAMES, Family, Layers
+from octavo.config.family import DECODER_NAMES, Family, GgufFacts, Layers
 from octavo.config.hf_layers import read_layers, without_keys
 from octavo.config.json_fields import JsonFields
 
@@ -46,6 +46,13 @@ FAMILIES = (
             f"{_ATTENTION}.qkv_proj.weight": tuple(f"{_ATTENTION}.{part}_proj.weight" for part in "qkv"),
             f"{_MLP}.gate_up_proj.weight": (f"{_MLP}.gate_proj.weight", f"{_MLP}.up_proj.weight"),
         },
+        gguf=GgufFacts(
+            architecture="phi3",
+            names={
+                "attn_qkv": tuple(f"self_attn.{part}_proj" for part in "qkv"),
+                "ffn_up": ("mlp.gate_proj", "mlp.up_proj"),
+            },
+        ),
         window_rule="all_layers",
         window=None,
         qkv_bias=False,
