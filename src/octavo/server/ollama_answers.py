@@ -28,6 +28,7 @@ from octavo.server.openai.parsers.base import Content, Delta, Reasoning, ToolCal
 from octavo.server.openai.protocol import CompletionRequest
 from octavo.server.openai.replies import ChatRows, TokenNames, TokenRow
 from octavo.server.openai.reply_stream import ReplyHead, ReplyStream, WholeReply
+from octavo.server.openai.timings import Phases
 from octavo.server.sse import EventStreamResponse
 
 _NS = 1_000_000_000
@@ -143,19 +144,15 @@ class LineStream(ReplyStream[WholeReply]):
 
     def _totals(self) -> dict[str, Any]:
         num_prompt, num_output = self.count_tokens()
-        times = self._lives[0].state.times()
-        arrived_s = times.arrival_time_s
-        started_s = times.first_scheduled_time_s or arrived_s
-        first_s = times.first_token_time_s or started_s
-        ended_s = times.finished_time_s or first_s
+        phases = Phases.of([live.state for live in self._lives])
         return {
             "done_reason": self._done_reason,
-            "total_duration": _ns(ended_s - arrived_s),
+            "total_duration": round(phases.total_s * _NS),
             "load_duration": 0,
             "prompt_eval_count": num_prompt,
-            "prompt_eval_duration": _ns(first_s - started_s),
+            "prompt_eval_duration": round(phases.prompt_s * _NS),
             "eval_count": num_output,
-            "eval_duration": _ns(ended_s - first_s),
+            "eval_duration": round(phases.output_s * _NS),
         }
 
 
@@ -217,8 +214,3 @@ class OllamaRaw(LineStream[OllamaGenerateReply]):
 
     def _line(self, part: Part, **fields: Any) -> OllamaGenerateReply:
         return OllamaGenerateReply(response=part.content, **fields)
-
-
-def _ns(seconds: float) -> int:
-    """Return nanoseconds; a clock that was set back gives none."""
-    return max(0, round(seconds * _NS))

@@ -43,6 +43,7 @@ from octavo.server.openai.protocol import (
     read_request,
 )
 from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
+from octavo.server.openai.reply_stream import ReplyStream
 from octavo.server.openai.stored import STORED_TYPES, UPLOAD_FORM
 from octavo.server.request_log import RequestLog
 from octavo.server.returning import Returning
@@ -300,6 +301,7 @@ class Routes:
         if begin is not None:
             is_stream = bool(getattr(wire, "stream", None))
             prepare: Begin = partial(begin, wire, exchange.warnings.append, is_large)
+            work = partial(_complete, prepare, is_stream, is_timed=True)
             if self._request_log is not None:
                 prepare = self._request_log.watched(exchange, is_stream, prepare)
                 work = partial(_complete, prepare, is_stream)
@@ -327,9 +329,11 @@ def _limit(exchange: Exchange, timeout_s: float | None) -> None:
         raise as_api_error(error) from None
 
 
-async def _complete(begin: Begin, is_stream: bool) -> Reply:
-    """Prepare an answer; return it as a stream that has not started, or complete."""
+async def _complete(begin: Begin, is_stream: bool, *, is_timed: bool = False) -> Reply:
+    """Prepare an answer; return it as a stream that has not started, or complete. Logged ones are not timed."""
     reply = await begin(Birth())
+    if is_timed and isinstance(reply, ReplyStream):
+        reply.is_timed = True
     return reply if is_stream else await reply.whole()
 
 

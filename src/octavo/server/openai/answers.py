@@ -128,6 +128,7 @@ class ChatStream(AnswerStream[replies.ChatCompletion]):
             **msgspec.structs.asdict(self._head),
             choices=[self._choice(self._answers[delta.index], delta) for delta in deltas],
             usage=self._usage(),
+            timings=self._whole_timings,
             **self._about_prompt(0),
         )
 
@@ -295,6 +296,7 @@ class CompletionStream(ReplyStream[replies.Completion]):
             **msgspec.structs.asdict(self._head),
             choices=[self._choice(delta) for delta in deltas],
             usage=self._usage(),
+            timings=self._whole_timings,
         )
 
     def _choice(self, delta: CompletionDelta) -> replies.CompletionChoice:

@@ -212,6 +212,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
+    timings_per_token: bool | None = None  # llama.cpp's: timings in every chunk
     return_tokens_as_token_ids: bool | None = None
 
     response_format: ResponseFormat | None = None

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from octavo.outputs import Logprob
+from octavo.server.openai.timings import Timings
 from octavo.tokenizer.tokenizer import Tokenizer
 
 _LEAST = -9999.0  # JSON has no infinity; used for masked tokens
@@ -108,6 +109,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: str | None = None
     prompt_logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +144,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     object: str = "text_completion"
     system_fingerprint: str | None = None
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenizeReply(msgspec.Struct, frozen=True, kw_only=True):

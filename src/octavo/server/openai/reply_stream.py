@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from octavo.engine.async_llm_engine import AsyncLLMEngine, LiveRequest
 from octavo.engine.input_processor import ProcessedRequest
@@ -18,6 +19,7 @@ from octavo.server.errors import DONE, ApiError, as_api_error
 from octavo.server.openai.parsers.base import ReasoningCounter
 from octavo.server.openai.protocol import GenerationRequest, StreamOptions
 from octavo.server.openai.replies import CompletionTokensDetails, PromptTokensDetails, Usage, prompt_tables
+from octavo.server.openai.timings import Timings, with_timings
 
 WholeReply = TypeVar("WholeReply", bound=msgspec.Struct)
 encode = msgspec.json.Encoder().encode
@@ -108,7 +110,10 @@ class ReplyStream(ABC, Generic[WholeReply]):
         self._unfinished: dict[int, CompletionState] = {}  # samples whose end is not taken yet, by choice index
         self._reasoning: list[ReasoningCounter] = []  # of all choices
         self._has_output = True  # else only the prompt is returned, and the one token that was computed does not count
+        self._num_ended = 0  # samples
+        self._repeats_timings = bool(request.timings_per_token)
         self.is_over = False
+        self.is_timed = False  # whether it says how long it took, which the same request does not say again
         self.is_by_token = False  # whether frames depend on nothing but the request: not on how steps are merged
 
     @property
@@ -153,6 +158,8 @@ class ReplyStream(ABC, Generic[WholeReply]):
         frames: list[bytes] = []
         for delta in self._new_deltas():
             frames += self._frames(delta)
+        if self.is_timed and self._repeats_timings:
+            frames = [with_timings(each, self._timings()) for each in frames]
         if not self._unfinished:
             self.is_over = True
             frames += self._last_frames()
@@ -191,7 +198,10 @@ class ReplyStream(ABC, Generic[WholeReply]):
 
     def _last_frames(self) -> list[bytes]:
         """Return what follows the last output of the last choice."""
-        return [self._chunks.usage(self._usage()), DONE] if self._includes_usage else [DONE]
+        if not self._includes_usage:
+            return [DONE]
+        last = self._chunks.usage(self._usage())
+        return [with_timings(last, self._timings()) if self.is_timed else last, DONE]
 
     @abstractmethod
     def _fold(self, deltas: Sequence[CompletionDelta]) -> WholeReply:
@@ -218,9 +228,21 @@ class ReplyStream(ABC, Generic[WholeReply]):
     def _ending(self, delta: CompletionDelta, content: object, finish_reason: str) -> bytes:
         """Return the chunk with the finish reason of a choice."""
         usage, stop_reason = self._chunk_usage, delta.stop_reason
-        return self._chunks.piece(
+        last = self._chunks.piece(
             delta.index, content, usage=usage, finish_reason=finish_reason, stop_reason=stop_reason
         )
+        self._num_ended += 1
+        is_last = self._num_ended == self._num_choices and not (self._includes_usage or self._repeats_timings)
+        return with_timings(last, self._timings()) if self.is_timed and is_last else last
+
+    def _timings(self) -> Timings:
+        num_output = self.count_tokens()[1] if self._has_output else 0
+        return Timings.of([live.state for live in self._lives], num_output)
+
+    @property
+    def _whole_timings(self) -> Timings | UnsetType:
+        """The timings of a complete reply, unset if it has none."""
+        return self._timings() if self.is_timed else UNSET
 
     def _about_prompt(self, number: int) -> dict[str, Any]:
         state = self._lives[number].state
