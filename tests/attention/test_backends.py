@@ -164,5 +164,5 @@ def test_selection() -> None:
 
 @pytest.mark.skipif(not NATIVE, reason="the C++ kernels were not built")
 def test_heads_too_large_for_the_native_backend() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"head_dim=514.* at most 512"):
-        select_attention(CPU, torch.bfloat16, "native").kv_layout(514)
+    with pytest.raises(UnsupportedModelError, match=r"head_dim=578.* at most 576"):
+        select_attention(CPU, torch.bfloat16, "native").kv_layout(578)

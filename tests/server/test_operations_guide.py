@@ -14,7 +14,8 @@ from octavo.server.args import ServerArgs
 
 GUIDE = (Path(__file__).parents[2] / "docs/operations.md").read_text()
 OURS = re.sub(r"^ +curl (?:.*\\\n)*.*$", "", GUIDE, flags=re.MULTILINE)  # without commands whose flags are curl's
-ELSEWHERE = {"served-model-name", "tool-call-parser", "reasoning-parser", "port"}  # what the README is about
+# What the README and docs/messages.md are about.
+ELSEWHERE = {"served-model-name", "tool-call-parser", "reasoning-parser", "port", "model-alias", "keep-billing-header"}
 
 
 def test_flags_are_those_of_the_server() -> None:
