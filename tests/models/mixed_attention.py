@@ -6,14 +6,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.tiny import TINY_MODELS
-from torch import nn
 
-from octavo.attention.base import AttentionLayer
 from octavo.config import families
 from octavo.config.model import ModelConfig
 from octavo.layers.context import BuildContext
 from octavo.layers.rotary import RotaryEmbedding
-from octavo.models.common import DecoderAttention
 from octavo.models.interfaces import CausalLM
 
 CASE = next(case for case in TINY_MODELS if case.name == "qwen3-mixed-windows")  # windows in layers 0 and 2 of 3
@@ -25,21 +22,15 @@ FAMILY = replace(
 )
 
 
-class MixedAttention(DecoderAttention):
-    def describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
-        rotary = (1, None, 0)[layer]
-        return replace(super().describe(config, layer), rotary=rotary, soft_cap=2.5 if layer else None, scale=0.4)
-
-
 class MixedForCausalLM(CausalLM):
     """Qwen3's family, computed otherwise."""
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
-        layers = tuple(layer.with_attention(has_sinks=True) for layer in config.layers)
+        layers = tuple(
+            layer.with_attention(has_sinks=True, scale=0.4, rotary=rotary, soft_cap=soft_cap)
+            for layer, rotary, soft_cap in zip(config.layers, (1, None, 0), (None, 2.5, 2.5), strict=True)
+        )
         super().__init__(replace(config, layers=layers), context)
-
-    def build_attention(self, layer: int) -> nn.Module:
-        return MixedAttention(self.config, layer, self.context)
 
     def build_rotary_tables(self) -> list[RotaryEmbedding]:
         rope = replace(self.config.rotary[0].rope, theta=50.0)

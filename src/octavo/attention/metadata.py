@@ -15,6 +15,7 @@ from torch import Tensor
 
 from octavo.contracts.kv_cache import KVGroup
 from octavo.kernels.gated_delta import StateStep, StateTensors
+from octavo.kernels.reference import Kernels
 
 RotaryTable = tuple[Tensor, Tensor]  # cos and sin of the step's tokens, [T, A] float32 each
 
@@ -223,3 +224,7 @@ class AttentionMetadata:
     def adapter_ids_after(self, *, is_last: bool) -> Tensor | None:
         """Return the adapters of the tokens that are left after a layer's attention."""
         return self.kept_adapter_ids if is_last else self.adapter_ids
+
+    def rows_after(self, kernels: Kernels, *rows: Tensor, is_last: bool) -> tuple[Tensor, ...]:
+        """Return of each of `rows` [T, D] those of the tokens that are left after a layer's attention: [W, D]."""
+        return tuple(kernels.kept_rows(each, self.batch.kept_indices) for each in rows) if is_last else rows

@@ -120,7 +120,6 @@ class GgufFacts:
     # Its keys that only `settings` reads, of those that mean the same for all others.
     own_keys: frozenset[str] = frozenset()
     interleaves_rows: bool = False  # of queries and keys, for rotation of adjacent pairs
-    rotates_part: bool = False  # of each head, as rope.dimension_count says; else that must be all of it
     is_written: bool = False  # by `octavo convert`
     is_converted: bool = True  # to other formats; else checkpoints hold the weights in another layout than files
 

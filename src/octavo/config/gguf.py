@@ -170,7 +170,7 @@ class _Translation:
         if self._family.has_partial_rotary and isinstance(head_dim, int) and isinstance(dimensions, int):
             partial = {"partial_rotary_factor": dimensions / head_dim}
             return {**self._whole_rope(dimensions), **partial, **self._long_rope(dimensions)}
-        if dimensions != head_dim and not self._facts.rotates_part:
+        if dimensions != head_dim:
             raise self._unsupported("rope.dimension_count", f"all {head_dim} dimensions of a head must be rotated")
         return self._whole_rope(dimensions)
 

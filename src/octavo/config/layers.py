@@ -208,6 +208,12 @@ class LayerSpec:
     mixer: Mixer
     feed_forward: FeedForward
 
+    @property
+    def attention(self) -> AttentionSpec:
+        """The mixer of a layer that attends."""
+        assert isinstance(self.mixer, AttentionSpec), "the layer does not attend"
+        return self.mixer
+
     def with_attention(self, **changes: object) -> "LayerSpec":
         """Return the layer with changed fields of its attention; one that does not attend stays as it is."""
         if not isinstance(self.mixer, AttentionSpec):

@@ -199,9 +199,7 @@ class ModelConfig:
 
     def attention(self, layer: int) -> AttentionSpec:
         """Return the spec of a layer that attends."""
-        mixer = self.layers[layer].mixer
-        assert isinstance(mixer, AttentionSpec), f"layer {layer} does not attend"
-        return mixer
+        return self.layers[layer].attention
 
     @property
     def attending(self) -> tuple[AttentionSpec, ...]:

@@ -72,8 +72,7 @@ class GatedDeltaMixer(nn.Module):
         normed, residual = self._kernels.add_rms_norm(x, norm.fused(residual))
         inputs = self.recurrence.values, self.rows(normed), self.gates(normed)
         mixed = self._kernels.gated_delta_net(*inputs, states, step.batch.state_step(self._kv_group))
-        if self.is_last:
-            mixed, residual = (self._kernels.kept_rows(rows, step.batch.kept_indices) for rows in (mixed, residual))
+        mixed, residual = step.rows_after(self._kernels, mixed, residual, is_last=self.is_last)
         return self.output(mixed), residual
 
 

@@ -4,6 +4,7 @@ Legend: T = tokens, W = tokens kept after the last layer's attention (see `Forwa
 heads, G = kv heads, E = head size.
 """
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -12,8 +13,8 @@ from torch import nn
 
 from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import AttentionMetadata, LayerKVCache
-from octavo.config.layers import AttentionSpec
 from octavo.config.model import ModelConfig
+from octavo.distributed.groups import HeadShare
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import SILU, Activation
 from octavo.layers.attention import HeadNormWeights, SinkWeights
@@ -45,7 +46,13 @@ class DecoderAttention(nn.Module):
         context = context.at(f"layers.{layer}.attention")
         in_size, spec = self.num_inputs * config.hidden_size, config.attention(layer)
         projects = spec.projects
-        self.qkv = self.build_qkv(in_size, spec, context.at("qkv"))
+        heads, has_gate = (spec.num_heads, spec.num_kv_heads, spec.head_dim), spec.has_output_gate
+        self.qkv: QKVLinear | GatedQKVLinear
+        if has_gate:
+            self.qkv = GatedQKVLinear(in_size, *heads, has_bias=spec.has_bias, context=context.at("qkv"))
+        else:
+            self.qkv = QKVLinear(in_size, *heads, has_bias=spec.has_bias, context=context.at("qkv"), projects=projects)
+        self._gate_size = self.qkv.parts["gate"].size if has_gate else 0
         self.head_norms = None
         if spec.has_head_norms:
             self.head_norms = HeadNormWeights(
@@ -57,15 +64,16 @@ class DecoderAttention(nn.Module):
             )
         self.sinks = SinkWeights(self.qkv.heads.query, context=context) if spec.has_sinks else None
         self._kernels, self.is_last = context.kernels, layer == config.num_layers - 1
-        self.layer, self.backend = self.describe(config, layer), context.attention
+        self.backend = context.attention
+        self.layer = replace(
+            described_attention(config, layer, self.qkv.heads),
+            norms=self.head_norms.values if self.head_norms is not None else None,
+            sinks=self.sinks.values if self.sinks is not None else None,
+            computes_kept_only=self.is_last,
+        )
         self.backend.check(self.layer)
         has_bias, size = spec.has_out_bias, config.hidden_size
         self.out = Linear(self.qkv.parts["q"], size, has_bias=has_bias, context=context.at("out"))
-
-    def build_qkv(self, in_size: int, spec: AttentionSpec, context: BuildContext) -> QKVLinear | GatedQKVLinear:
-        """Hook for families that project to more than queries, keys and values."""
-        heads = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        return QKVLinear(in_size, *heads, has_bias=spec.has_bias, context=context, projects=spec.projects)
 
     def forward(
         self,
@@ -81,31 +89,32 @@ class DecoderAttention(nn.Module):
             qkv = self.qkv(residual, step.adapter_ids)
         else:
             qkv, residual = self.qkv.of_normed(norm, x, residual, step.adapter_ids)
-        attended = self.backend.forward(qkv, kv_cache, step, self.layer)
-        if self.is_last:
-            kept = step.batch.kept_indices
-            attended, residual = (self._kernels.kept_rows(rows, kept) for rows in (attended, residual))
+        if self._gate_size:
+            qkv, gates = qkv[:, : -self._gate_size], qkv[:, -self._gate_size :]
+            attended = self._kernels.gate(self.backend.forward(qkv, kv_cache, step, self.layer), gates)
+        else:
+            attended = self.backend.forward(qkv, kv_cache, step, self.layer)
+        attended, residual = step.rows_after(self._kernels, attended, residual, is_last=self.is_last)
         return self.out(attended, step.adapter_ids_after(is_last=self.is_last)), residual
 
-    def describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
-        """Describe this layer's attention. What no spec says yet, models override: `replace(super()...)`."""
-        spec = config.attention(layer)
-        return AttentionLayer(
-            num_heads=self.qkv.heads.query.size,
-            num_kv_heads=self.qkv.heads.kv.size,
-            head_dim=spec.head_dim,
-            sliding_window=spec.sliding_window,
-            rotary=spec.rotary,
-            scale=spec.scale,
-            soft_cap=spec.soft_cap,
-            kv_group=config.kv_group_of(layer),
-            projects=spec.projects,
-            normalizes_values=spec.has_value_norm,
-            norms=self.head_norms.values if self.head_norms is not None else None,
-            sinks=self.sinks.values if self.sinks is not None else None,
-            computes_kept_only=self.is_last,
-            index=layer,
-        )
+
+def described_attention(config: ModelConfig, layer: int, heads: HeadShare) -> AttentionLayer:
+    """Return what a layer's spec says of attention with these heads; tensors and what only models know are not set."""
+    spec = config.attention(layer)
+    return AttentionLayer(
+        num_heads=heads.query.size,
+        num_kv_heads=heads.kv.size,
+        head_dim=spec.head_dim,
+        sliding_window=spec.sliding_window,
+        rotary=spec.rotary,
+        scale=spec.scale,
+        soft_cap=spec.soft_cap,
+        kv_group=config.kv_group_of(layer),
+        projects=spec.projects,
+        normalizes_values=spec.has_value_norm,
+        gate_heads=heads.query.size if spec.has_output_gate else 0,
+        index=layer,
+    )
 
 
 class GatedMLP(nn.Module):
@@ -171,7 +180,6 @@ class DecoderLayer(nn.Module):
         x, residual = self.attention(self.attention_norm, x, residual, kv_cache, step)
         adapter_ids = step.adapter_ids_after(is_last=bool(self.attention.is_last))
         x, residual = self.mlp(self.mlp_norm, self._finished(x, self.post_attention_norm), residual, adapter_ids)
-        assert residual is not None, "the stream behind attention"
         return self._finished(x, self.post_mlp_norm), residual
 
     def _finished(self, x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:

@@ -173,7 +173,7 @@ class Eagle3Head(CausalLM):
     def build_layer(self, layer: int) -> nn.Module:
         norms, attention = [self.build_norm() for _ in range(3)], EagleAttention(self.config, layer, self.context)
         before, kernels = self._eagle.norm_before_residual, self.context.kernels
-        return EagleLayer(norms, attention, self.build_mlp(layer), kernels, norms_residual=before)
+        return EagleLayer(norms, attention, self.build_feed_forward(layer), kernels, norms_residual=before)
 
     def reduce(self, states: torch.Tensor) -> torch.Tensor:
         """Return the hidden states [T, D] of a model's states [T, F]."""

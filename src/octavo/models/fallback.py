@@ -25,13 +25,14 @@ from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCach
 from octavo.config.family import Family, NameTable
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
-from octavo.distributed.groups import Share
+from octavo.distributed.groups import HeadShare, Share
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.types import Activation
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.base import TensorSpec
 from octavo.layers.weight_owner import WeightOwner
+from octavo.models.common import described_attention
 from octavo.models.fallback_probe import build
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 
@@ -142,6 +143,7 @@ class FallbackForCausalLM(CausalLM):
         library = build(Path(config.path), _attend, context.dtype, experts="eager")
         self._names: dict[str, str] = {}
         self._twins, self._step = _twins_of(library), _Step()
+        self._library_buffers = {name for name, _ in library.named_buffers()}
         transforms = get_model_conversion_mapping(library) or []
         self._renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
         self._converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
@@ -189,16 +191,8 @@ class FallbackForCausalLM(CausalLM):
 
     def _describe(self, layer: int) -> AttentionLayer:
         spec = self.config.attention(layer)
-        described = AttentionLayer(
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            sliding_window=spec.sliding_window,
-            rotary=None,
-            scale=spec.scale,
-            kv_group=self.config.kv_group_of(layer),
-            index=layer,
-        )
+        heads = HeadShare.of(spec.num_heads, spec.num_kv_heads, 0, 1)
+        described = replace(described_attention(self.config, layer, heads), rotary=None)  # the library rotates
         self.context.attention.check(described)
         return described
 
@@ -237,8 +231,8 @@ class FallbackForCausalLM(CausalLM):
     def ignores_weight(self, name: str) -> bool:
         """Buffers that older files have, and what the library leaves out itself."""
         left_out = getattr(self.library, "_keys_to_ignore_on_load_unexpected", None) or ()
-        is_buffer = name in dict(self.library.named_buffers())
-        return super().ignores_weight(name) or is_buffer or any(re.search(pattern, name) for pattern in left_out)
+        is_left_out = name in self._library_buffers or any(re.search(pattern, name) for pattern in left_out)
+        return is_left_out or super().ignores_weight(name)
 
     def run_stage(
         self, batch: ForwardBatch, kv_caches: Sequence[LayerCache], incoming: IntermediateTensors | None

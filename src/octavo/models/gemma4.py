@@ -8,7 +8,7 @@ token's input to a layer, X = experts, C = experts per token.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -46,7 +46,7 @@ class LayerScalar(PlainWeights):
         super().load_weight(name, tensor)
         self._read()
 
-    def adopt_packed(self, tensors: dict[str, torch.Tensor]) -> None:  # type: ignore[override]
+    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
         super().adopt_packed(tensors)
         self._read()
 
@@ -80,21 +80,22 @@ class ExpertsBesideMLP(MixtureOfExperts):
         norms = (RMSNorm(config.hidden_size, config.rms_norm_eps, context=context) for _ in range(3))
         self.mlp_norm, self.norm, self.post_norm = norms
         self.scales = RouterScales(config.hidden_size, spec.num_experts, context=context)
+        self._ones = torch.ones_like(self.scales.inputs)  # the router's norm has no weights
         self._eps, self._factor = config.rms_norm_eps, config.hidden_size**-0.5
 
     def add_to(self, mlp: torch.Tensor, stream: torch.Tensor, adapter_ids: torch.Tensor | None) -> torch.Tensor:
         """Add the experts' output on the stream [T, D] to the MLP's [T, D]."""
         kernels = self._kernels
-        normed = kernels.rms_norm(stream, torch.ones_like(self.scales.inputs), self._eps)
+        normed = kernels.rms_norm(stream, self._ones, self._eps)
         routes = kernels.route(normed * self.scales.inputs * self._factor, self.router.packed, self._routing)
         self.count(routes)
         scaled = Routes(
             expert_ids=routes.expert_ids, weights=routes.weights * self.scales.experts[routes.expert_ids].float()
         )
-        out = self.norm_of_chosen(self.norm(stream), scaled, adapter_ids)
+        out = self._sum_of_chosen(self.norm(stream), scaled, adapter_ids)
         return kernels.scaled_sum(self.mlp_norm(mlp), self.post_norm(out), 1.0)
 
-    def norm_of_chosen(self, x: torch.Tensor, routes: Routes, adapter_ids: torch.Tensor | None) -> torch.Tensor:
+    def _sum_of_chosen(self, x: torch.Tensor, routes: Routes, adapter_ids: torch.Tensor | None) -> torch.Tensor:
         """Return the weighted sum [T, D] of the chosen experts' outputs on x [T, D]."""
         num_tokens, num_choices = routes.expert_ids.shape
         token_ids = torch.arange(num_tokens, device=x.device).repeat_interleave(num_choices)
@@ -160,15 +161,16 @@ class Gemma4Layer(DecoderLayer):
 
     def __init__(
         self,
-        parts: DecoderLayer,
+        attention_norm: RMSNorm,
+        attention: nn.Module,
+        mlp_norm: RMSNorm,
+        mlp: GatedMLP,
+        post_norms: tuple[RMSNorm, RMSNorm],
         experts: ExpertsBesideMLP | None,
         token_input: TokenInput | None,
         context: BuildContext,
     ) -> None:
-        assert parts.post_attention_norm is not None and parts.post_mlp_norm is not None  # noqa: PT018
-        norms = parts.post_attention_norm, parts.post_mlp_norm
-        own = parts.attention_norm, parts.attention, parts.mlp_norm, parts.mlp
-        super().__init__(*own, norms, kernels=context.kernels)
+        super().__init__(attention_norm, attention, mlp_norm, mlp, post_norms, kernels=context.kernels)
         self.experts, self.token_input, self.scalar = experts, token_input, LayerScalar(context=context)
 
     def run(
@@ -176,16 +178,15 @@ class Gemma4Layer(DecoderLayer):
     ) -> torch.Tensor:
         """Return the stream [T, D] behind this block of that before it; last block: [W, D]. `inputs`: `TokenInput`."""
         is_last = bool(self.attention.is_last)
-        assert self.post_attention_norm is not None and self.post_mlp_norm is not None  # noqa: PT018
         x, stream = self.attention(self.attention_norm, x, None, kv_cache, step)
         adapter_ids = step.adapter_ids_after(is_last=is_last)
-        x, stream = self.mlp(self.mlp_norm, self.post_attention_norm(x), stream, adapter_ids)
+        x, stream = self.mlp(self.mlp_norm, self._finished(x, self.post_attention_norm), stream, adapter_ids)
         if self.experts is not None:
             x = self.experts.add_to(x, stream, adapter_ids)
-        x = self.post_mlp_norm(x)
+        x = self._finished(x, self.post_mlp_norm)
         if self.token_input is not None:
             stream = self._kernels.scaled_sum(x, stream, 1.0)
-            kept = self._kernels.kept_rows(inputs, step.batch.kept_indices) if is_last else inputs
+            [kept] = step.rows_after(self._kernels, inputs, is_last=is_last)
             x = self.token_input(stream, kept)
         return self._kernels.scaled_sum(x, stream, self.scalar.value)
 
@@ -218,19 +219,11 @@ class Gemma4ForCausalLM(CausalLM):
         spec = config.layers[layer].feed_forward
         dense = spec.beside if isinstance(spec, ExpertsSpec) else spec
         assert isinstance(dense, DenseSpec), "each layer has an MLP"
-        mlp = GatedMLP(
-            *(config.hidden_size, dense.intermediate_size),
-            has_bias=False,
-            context=context.at(f"layers.{layer}.mlp"),
-            activation=self.activation,
-        )
-        parts = DecoderLayer(
-            *(before, self.build_attention(layer), between, mlp, (post[0], post[1])), kernels=context.kernels
-        )
         experts = ExpertsBesideMLP(layer, config, spec, context=context) if isinstance(spec, ExpertsSpec) else None
         inputs = config.token_inputs
         token_input = None if inputs is None else TokenInput(layer, config, inputs, context)
-        return Gemma4Layer(parts, experts, token_input, context)
+        own = before, self.build_attention(layer), between, self.build_mlp(layer, dense)
+        return Gemma4Layer(*own, (post[0], post[1]), experts, token_input, context)
 
     def ignores_weight(self, name: str) -> bool:
         """Published files have keys and values even of layers that read another's."""

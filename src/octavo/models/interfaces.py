@@ -15,7 +15,7 @@ from torch import nn
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache
 from octavo.config import families
 from octavo.config.family import NameTable
-from octavo.config.layers import AttentionSpec, ExpertsSpec
+from octavo.config.layers import AttentionSpec, DenseSpec
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
 from octavo.distributed.groups import HeadShare
@@ -220,7 +220,7 @@ class CausalLM(nn.Module):
         before = [self.build_norm() if where != "after" else NoNorm(context=self.context) for _ in range(2)]
         behind = None if where == "before" else (self.build_norm(), self.build_norm())
         return DecoderLayer(
-            *(before[0], self.build_attention(layer), before[1], self.build_mlp(layer), behind),
+            *(before[0], self.build_attention(layer), before[1], self.build_feed_forward(layer), behind),
             kernels=self.context.kernels,
             residual_scale=self.config.residual_scale,
         )
@@ -237,16 +237,20 @@ class CausalLM(nn.Module):
     def build_attention(self, layer: int) -> nn.Module:
         return self.attention_class(self.config, layer, self.context)
 
-    def build_mlp(self, layer: int) -> nn.Module:
-        spec, size = self.config.layers[layer].feed_forward, self.config.hidden_size
-        if isinstance(spec, ExpertsSpec):
-            mixture = ExpertParallelMoE if self.context.groups.experts.size > 1 else MixtureOfExperts
-            limit, activation = spec.swiglu_limit, self.activation
-            if limit is not None:
-                activation = Activation("clamped_swiglu", limit=limit, alpha=spec.swiglu_alpha)
-            return mixture(layer, size, spec, activation, context=self.context)
-        context, inner = self.context.at(f"layers.{layer}.mlp"), spec.intermediate_size
-        return GatedMLP(size, inner, has_bias=spec.has_bias, context=context, activation=self.activation)
+    def build_feed_forward(self, layer: int) -> nn.Module:
+        spec = self.config.layers[layer].feed_forward
+        if isinstance(spec, DenseSpec):
+            return self.build_mlp(layer, spec)
+        mixture = ExpertParallelMoE if self.context.groups.experts.size > 1 else MixtureOfExperts
+        limit, activation = spec.swiglu_limit, self.activation
+        if limit is not None:
+            activation = Activation("clamped_swiglu", limit=limit, alpha=spec.swiglu_alpha)
+        return mixture(layer, self.config.hidden_size, spec, activation, context=self.context)
+
+    def build_mlp(self, layer: int, spec: DenseSpec) -> GatedMLP:
+        context, size = self.context.at(f"layers.{layer}.mlp"), self.config.hidden_size
+        inner, has_bias = spec.intermediate_size, spec.has_bias
+        return GatedMLP(size, inner, has_bias=has_bias, context=context, activation=self.activation)
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
         """Embed the step's tokens: [T, D]. First stage only."""

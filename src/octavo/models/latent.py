@@ -81,9 +81,7 @@ class LatentAttention(nn.Module):
         normed, total = kernels.add_rms_norm(x, norm.fused(residual))
         query = kernels.head_linears(self._queries(normed), self.heads.keys)
         mixed = self.backend.forward_latent(query, self.latent(normed), kv_cache, step, self.layer)
-        if self.is_last:
-            kept = step.batch.kept_indices
-            mixed, total = (kernels.kept_rows(rows, kept) for rows in (mixed, total))
+        mixed, total = step.rows_after(kernels, mixed, total, is_last=self.is_last)
         values = kernels.head_linears(mixed, self.heads.values)
         return self.out(values, step.adapter_ids_after(is_last=self.is_last)), total
 

@@ -24,7 +24,7 @@ from octavo.config.family import (
 )
 from octavo.config.hf_layers import read_layers
 from octavo.config.json_fields import JsonFields
-from octavo.config.layers import AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, LayerSpec, RotarySpec
+from octavo.config.layers import DenseSpec, ExpertsSpec, FeedForward, LayerSpec, RotarySpec
 
 _LAYER, _EXPERT = "model.layers.{layer}", "model.layers.{layer}.experts.{expert}"
 _FULL = 1  # `AttentionSpec.entry_kind` of layers without a window, whose heads are larger
@@ -43,7 +43,7 @@ def _read_layers(fields: JsonFields, family: Family, max_position_embeddings: in
     specs: list[LayerSpec] = []
     for number, layer in enumerate(layers):
         own = layer.with_attention(has_value_norm=True, scale=1.0)
-        if layer.mixer.sliding_window is None:  # type: ignore[union-attr]  # all layers attend
+        if own.attention.sliding_window is None:
             own = own.with_attention(**wide)
         is_shared = number >= first_shared
         if is_shared:
@@ -106,9 +106,7 @@ def _of_full_layers(fields: JsonFields, key: str, default: int) -> int:
 def _donor(owners: list[LayerSpec], shared: LayerSpec, fields: JsonFields) -> int:
     """Return the last layer of the same kind that has keys and values of its own."""
     for number, layer in reversed(list(enumerate(owners))):
-        mixers = layer.mixer, shared.mixer
-        kinds = {mixer.entry_kind for mixer in mixers if isinstance(mixer, AttentionSpec)}
-        if len(kinds) == 1:
+        if layer.attention.entry_kind == shared.attention.entry_kind:
             return number
     raise fields.fail("num_kv_shared_layers", "a layer of each kind with keys and values of its own is expected")
 

@@ -20,28 +20,27 @@ from octavo.config.family import (
     expert_names,
     stacked_experts,
 )
-from octavo.config.hf_layers import read_layers
+from octavo.config.hf_layers import read_layers, without_keys
 from octavo.config.json_fields import JsonFields
 from octavo.config.layers import GatedDeltaSpec, LayerSpec
 from octavo.errors import CheckpointError, UnsupportedModelError
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _ROTARY_KEYS = ("rope_parameters", "rope_scaling")
-_HYBRID_KEYS = ("layer_types", "partial_rotary_factor")
 _AXES_KEYS = ("mrope_section", "mrope_interleaved")
 
 
 def _read_hybrid(
     fields: JsonFields, family: Family, max_position_embeddings: int, *, has_rows_by_head: bool = False
 ) -> Layers:
-    """Return the layers, and the table that those with full attention rotate by: the front of each head."""
-    layers, [table, *_] = read_layers(_as_if_all_attend(fields), family, max_position_embeddings)
+    """Return the layers, and the table that those with full attention rotate by."""
+    layers, rotary = read_layers(_plain_rotary(fields), family, max_position_embeddings)
     linear = _linear_attention(fields, has_rows_by_head)
     hybrid = tuple(
         LayerSpec(linear, layer.feed_forward) if kind == _LINEAR else layer.with_attention(has_output_gate=True)
         for kind, layer in zip(_kinds(fields, len(layers)), layers, strict=True)
     )
-    return hybrid, (replace(table, width=_rotary_width(fields, table.width)),)
+    return hybrid, rotary
 
 
 def _kinds(fields: JsonFields, num_layers: int) -> list[str]:
@@ -76,33 +75,18 @@ def _linear_attention(fields: JsonFields, has_rows_by_head: bool) -> GatedDeltaS
     )
 
 
-def _rotary_width(fields: JsonFields, head_dim: int) -> int:
-    stated = (fields.nested(key) for key in _ROTARY_KEYS)
-    source = next((each for each in (*stated, fields) if "partial_rotary_factor" in each), fields)
-    width = int(head_dim * source.number("partial_rotary_factor", 0.25))
-    if not 0 < width <= head_dim or width % 2:
-        raise source.fail("partial_rotary_factor", f"an even number of a head's {head_dim} elements is expected")
-    return width
-
-
-def _as_if_all_attend(fields: JsonFields) -> JsonFields:
-    """Return the keys that other families have, too."""
-
-    def without(values: dict[str, Any], *names: str) -> dict[str, Any]:
-        return {key: value for key, value in values.items() if key not in names}
-
-    values = without(fields.values, *_HYBRID_KEYS)
+def _plain_rotary(fields: JsonFields) -> JsonFields:
+    """Return the fields with one axis of positions; older files call the default kind with three of them mrope."""
+    values: dict[str, Any] = {**dict.fromkeys(fields.nulls), **fields.values}
     for key in _ROTARY_KEYS:
-        if key not in values:
+        if key not in fields:
             continue
-        rotary = without(fields.nested(key).values, "partial_rotary_factor", *_AXES_KEYS)
-        if "mrope" in (
-            rotary.get("type"),
-            rotary.get("rope_type"),
-        ):  # what older files call the default with three axes
-            rotary = {**without(rotary, "type"), "rope_type": "default"}
+        rotary = dict(fields.nested(key).values)
+        if "mrope" in (rotary.get("type"), rotary.get("rope_type")):
+            rotary = {**rotary, "rope_type": "default"}
+            rotary.pop("type", None)
         values[key] = rotary
-    return JsonFields(fields.origin, {**dict.fromkeys(fields.nulls), **values})
+    return without_keys(JsonFields(fields.origin, values), "layer_types", *_AXES_KEYS)
 
 
 _MLP, _PLACE = "model.layers.{layer}.mlp", "layers.{layer}.mlp"
@@ -167,9 +151,9 @@ _GGUF = GgufFacts(
         "ssm_out": "linear_attn.out_proj",
     },
     settings=_gguf_settings,
-    rotates_part=True,
 )
-_SIZES = {"vocab_size": 248320, "num_attention_heads": 16, "max_position_embeddings": 32768}
+_PARTIAL = {"partial_rotary_factor": 0.25}
+_SIZES = {"vocab_size": 248320, "num_attention_heads": 16, "max_position_embeddings": 32768, **_PARTIAL}
 _DENSE = Family(
     name="Qwen3_5ForCausalLM",
     model_type="qwen3_5_text",
@@ -179,6 +163,7 @@ _DENSE = Family(
     num_kv_heads=4,
     head_dim=256,
     qk_norm=True,
+    has_partial_rotary=True,
     norm_offset=1.0,
     left_out=("mtp.", "model.mtp."),  # a head that predicts several tokens
     defaults={**_SIZES, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32},
@@ -223,7 +208,7 @@ FAMILIES = (
         other_spellings=stacked_experts(_EXPERT),
         num_kv_heads=2,
         gguf=None,
-        defaults={"norm_topk_prob": True},
+        defaults={"norm_topk_prob": True, **_PARTIAL},
         moe=MoEFacts(num_experts=512, top_k=10, intermediate_size=512, shared_intermediate_size=512),
     ),
 )
