@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -20,9 +21,11 @@ from tests.fakes.core import HUGE, POISON
 
 from octavo.async_llm import AsyncLLM
 from octavo.contracts.engine import SchedulerStats
+from octavo.engine import process_client
 from octavo.engine.process_client import ProcessClient
 from octavo.errors import EngineDeadError
 from octavo.inputs import Prompt
+from octavo.llm import LLM
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling_params import SamplingParams
 
@@ -196,6 +199,37 @@ async def test_the_one_that_stands_by_takes_over() -> None:
             one.signal(signal.SIGKILL)
             assert await answers == expected
             assert one.client.pids == [standby]
+
+
+async def test_a_spare_process_becomes_the_next_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_client, "_SPARE_PAUSE_S", 0.0)
+    monkeypatch.setattr(process_client, "_STANDBY_PAUSE_S", 0.0)
+    prompts, params = mixed(4)
+    async with engine() as one:
+        expected = await one.answers(prompts, params)
+        for _ in range(pick(1, 2)):
+            while one.client._standby is None:
+                await asyncio.sleep(0.05)
+            spare = one.client._standby.child
+            answers = asyncio.create_task(one.answers(prompts, params))
+            await one.until((await one.llm.engine()).metrics.num_generation_tokens + 50)
+            one.signal(signal.SIGKILL)
+            assert await answers == expected
+            assert one.client.pids == [spare.pid]
+        while one.client._standby is None:
+            await asyncio.sleep(0.05)
+        one.client._standby.child.kill()  # nobody misses it
+        assert await one.answers(prompts, params) == expected
+        assert (await one.llm.engine()).metrics.num_core_deaths == pick(1, 2)
+
+
+async def test_programs_that_answer_a_batch_keep_no_spare_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_client, "_SPARE_PAUSE_S", 0.0)
+    with LLM("demo", engine_process=True, **OPTIONS) as llm:
+        llm.generate("Hi", SamplingParams(max_tokens=40), use_tqdm=False)
+        client = llm.engine.front.client
+        assert isinstance(client, ProcessClient)
+        assert client._standby_due_s == math.inf
 
 
 async def test_calls_and_new_requests_wait_for_the_next_core() -> None:

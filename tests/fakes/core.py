@@ -54,4 +54,5 @@ if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM):  # as `child_command` does; the parent decides
         signal.signal(number, signal.SIG_IGN)
     core_proc.make_executor = make_executor  # type: ignore[attr-defined]  # a name that it imports
+    core_proc.import_rank = lambda: None  # type: ignore[attr-defined]  # ranks that are no fakes need torch
     sys.exit(core_proc.main())

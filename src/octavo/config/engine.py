@@ -73,6 +73,7 @@ class SupervisionConfig:
     max_restarts: int = 16  # in a row, of cores that compute nothing; 0: the engine dies with its cores
     stall_timeout_s: float = 300.0  # without a step, though there are requests; then it is killed; 0: never
     hot_standby: bool = False  # a core is loaded that takes over
+    spare_process: bool = False  # a process has done its imports, so that the next core loads at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -120,14 +120,18 @@ class BegunRequests:
 
 
 class ChildCore:
-    """One child, its sockets, and what it has said. `deliver` gets that it is ready, its outputs, and None: it died."""
+    """One child, its sockets, and what it has said. `deliver` gets that it is ready, its outputs, and None: it died.
+
+    It loads nothing before `begin`. If that `comes_later`, it first imports what a rank needs: most of a start's time.
+    """
 
     def __init__(
         self,
         command: Sequence[str],
-        config: EngineConfig,
         sockets: "zmq.Context[zmq.Socket[bytes]]",
         deliver: "Callable[[ChildCore, EngineCoreOutputs | CoreReady | None], None]",
+        *,
+        comes_later: bool = False,
     ) -> None:
         self._addresses = CoreSockets.make()
         self._to_core, self.from_core = sockets.socket(zmq.PUSH), sockets.socket(zmq.PULL)
@@ -139,15 +143,16 @@ class ChildCore:
         self._send_lock = threading.Lock()
         self._calls: dict[int, Future[Any]] = {}
         self._call_ids = itertools.count()
-        self._is_closing = False
+        self._is_closing = self._has_begun = False
         self._heard_s = time.monotonic()  # when it last said something, or had nothing to say
         self._stall = ""  # that it was killed because it said nothing
         self.begun = BegunRequests.make()
         self.ready: CoreReady | None = None
         self.death: OctavoError | None = None  # None while it is alive
+        arguments = [self._addresses.prefix, str(self.begun.descriptor), *(["import"] if comes_later else [])]
         try:
             self.child = subprocess.Popen(
-                [*command, self._addresses.prefix, str(self.begun.descriptor)],
+                [*command, *arguments],
                 pass_fds=[self.begun.descriptor],
                 stdin=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -159,6 +164,13 @@ class ChildCore:
         assert self.child.stdin is not None
         assert self.child.stderr is not None
         self._relay = relay_lines(self.child.stderr)
+
+    def begin(self, config: EngineConfig) -> None:
+        """Let the child load. Idempotent."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        assert self.child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has exited; `notice_exit` reports why
             self.child.stdin.write(msgspec.json.encode(config, enc_hook=plain) + b"\n")
             self.child.stdin.flush()

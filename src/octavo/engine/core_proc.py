@@ -1,5 +1,5 @@
 """The child process: an engine core on two sockets. Run by `ProcessClient`, with the prefix of their addresses
-and the descriptor of a file for `BegunRequests`.
+and the descriptor of a file for `BegunRequests`; "import" behind them: its configuration may come much later.
 
 Exits with code 0 when told to or when its parent has exited, and with 1 when it fails.
 """
@@ -21,7 +21,7 @@ from octavo.device.process import freeze_loaded_objects, without_garbage_collect
 from octavo.engine.child_core import BegunRequests, CoreSockets
 from octavo.engine.core import EngineCore
 from octavo.errors import EngineDeadError, EngineError, OctavoError, UserError
-from octavo.executor.base import make_executor
+from octavo.executor.base import import_rank, make_executor
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +104,13 @@ class CoreProc:
 
 def main() -> int:
     """Read the configuration from standard input and serve."""
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     addresses = CoreSockets(sys.argv[1])
+    if sys.argv[3:]:
+        import_rank()
+    if not (line := sys.stdin.buffer.readline()):  # the parent has exited
+        addresses.delete()
+        return 0
+    config = msgspec.json.decode(line, type=EngineConfig)
     threading.Thread(target=_exit_when_parent_is_gone, args=(os.getppid(), addresses), daemon=True).start()
     return CoreProc(addresses, BegunRequests(int(sys.argv[2]))).run(config)
 

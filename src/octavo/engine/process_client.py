@@ -44,6 +44,7 @@ _POLL_S = 0.1  # how often a waiting receiver checks that the children are alive
 _FIRST_PAUSE_S = 0.5  # after a core that could not even begin; then each time twice as long, but at most
 _LONGEST_PAUSE_S = 10.0
 _STANDBY_PAUSE_S = 2.0  # before the next one loads: the requests that go on come first
+_SPARE_PAUSE_S = 10.0  # from a start to its spare process: programs that end soon need none
 _TOTALS = ("stats", "spec_decode", "expert_load")  # fields of outputs that count since the start of a core
 _TOKENS_PER_REQUEST = 64  # cost about as much as one more row in the steps of a short output
 _BLOCKS_UNTIL_KNOWN = 4096
@@ -101,7 +102,7 @@ class ProcessClient:
         self._receiver: int | None = None  # the thread that last got outputs
         self._arrived: deque[EngineCoreOutputs] = deque()
         self._replicas: list[Replica] = []
-        self._standby: ChildCore | None = None  # a core without requests
+        self._standby: ChildCore | None = None  # a core without requests; or a process without a core
         self._standby_due_s = math.inf  # when there should be one
         self._gone: list[ChildCore] = []  # dead ones, until their processes have been waited for
         # Guards what follows: one thread adds while another gets outputs.
@@ -122,15 +123,19 @@ class ProcessClient:
                 self._replicas.append(Replica(number, self._start_core()))
             if self._supervision.hot_standby:
                 self._standby = self._start_core()
+            elif self._supervision.spare_process and config.parallel.backend == "uniproc":
+                self._standby_due_s = time.monotonic() + _SPARE_PAUSE_S
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
                 raise EngineDeadError(f"the engine process could not be started: {error}") from error
             raise
 
-    def _start_core(self) -> ChildCore:
-        core = ChildCore(self.command, self._config, self._sockets, self._deliver)
+    def _start_core(self, *, comes_later: bool = False) -> ChildCore:
+        core = ChildCore(self.command, self._sockets, self._deliver, comes_later=comes_later)
         self._poller.register(core.from_core, zmq.POLLIN)
+        if not comes_later:
+            core.begin(self._config)
         return core
 
     @property
@@ -145,7 +150,8 @@ class ProcessClient:
 
     def load(self) -> CoreReady:
         """See `EngineCoreClient.load`: all replicas. Raises what the first one raised that failed."""
-        cores = [replica.core for replica in self._replicas] + ([] if self._standby is None else [self._standby])
+        hot = [self._standby] if self._standby is not None and self._supervision.hot_standby else []
+        cores = [replica.core for replica in self._replicas] + hot
         while any(core.ready is None for core in cores):
             for core in cores:
                 if core.death is not None:
@@ -265,7 +271,7 @@ class ProcessClient:
                     self._replace_core(replica)
             if self._standby is None and self._restarts and now_s >= self._standby_due_s:
                 self._standby_due_s = now_s + _LONGEST_PAUSE_S  # if it cannot be started
-                self._standby = self._try_start()
+                self._standby = self._try_start(comes_later=not self._supervision.hot_standby)
         self._gone = [core for core in self._gone if not core.has_exited]
 
     def _deliver(self, core: ChildCore, message: EngineCoreOutputs | CoreReady | None) -> None:
@@ -322,9 +328,10 @@ class ProcessClient:
         self._place()
 
     def _replace_core(self, replica: Replica) -> None:
-        """Give a replica the core that stands by, or a new one."""
-        if self._standby is not None and self._standby.ready is not None:
+        """Give a replica the core that stands by, however far it is, or a new one."""
+        if self._standby is not None:
             replica.core, self._standby = self._standby, None
+            replica.core.begin(self._config)
             self._standby_due_s = time.monotonic() + _STANDBY_PAUSE_S
         else:
             if (core := self._try_start()) is None:
@@ -334,10 +341,10 @@ class ProcessClient:
         replica.start_s = None
         self._place()
 
-    def _try_start(self) -> ChildCore | None:
+    def _try_start(self, *, comes_later: bool = False) -> ChildCore | None:
         """Start a core; None if there is no memory or no process for it now: it may be better later."""
         try:
-            return self._start_core()
+            return self._start_core(comes_later=comes_later)
         except OSError as error:
             logger.error("the engine process could not be started: %s", error)
             return None

@@ -1,11 +1,12 @@
 """The executor interface, and how an executor is chosen."""
 
 from concurrent.futures import Future
+from importlib import import_module
 from typing import Any, Protocol
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.schedule import ModelRunnerOutput, SchedulerOutput
-from octavo.device.process import limit_spinning
+from octavo.device.process import limit_spinning, without_garbage_collection
 from octavo.errors import InvalidParameterError
 
 
@@ -42,6 +43,13 @@ class Executor(Protocol):
 
     def exit(self) -> None:
         """Stop all ranks. Idempotent."""
+
+
+def import_rank() -> None:
+    """Import what a rank in this process needs, torch above all, before it is known what it computes."""
+    limit_spinning()
+    with without_garbage_collection():
+        import_module("octavo.executor.uniproc")
 
 
 def make_executor(config: EngineConfig) -> Executor:
