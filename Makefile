@@ -22,10 +22,13 @@ SMOLLM2 := .venv/installed/smollm2-0.1.2
 # Other projects' clients, in an environment of their own: what they bring along must not meet ours.
 CLIENTS := .venv/clients/installed-$(shell cat tests/clients/requirements.txt constraints.txt | cksum | tr ' ' '-')
 
+# What drives a browser, in an environment of its own. The browser is the system's: on Debian, apt install chromium.
+UI := .venv/ui/installed-$(shell cat tests/ui/requirements.txt constraints.txt | cksum | tr ' ' '-')
+
 # Ray, in an environment of its own on top of ours.
 RAY := .venv/ray/installed-$(shell cat tests/ray/requirements.txt constraints.txt | cksum | tr ' ' '-')
 
-.PHONY: help demo test test-all test-changed chaos ahead-of-time seeded-faults test-clients test-ray lint sanitized-folder sanitize valgrind bench clean
+.PHONY: help demo test test-all test-changed chaos ahead-of-time seeded-faults test-clients test-ray test-ui lint sanitized-folder sanitize valgrind bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -38,6 +41,7 @@ help:
 	@echo "make ahead-of-time    compile the kernels for GPUs, without one: machine code of one variant of each; a minute"
 	@echo "make seeded-faults    plant mistakes one by one, and see that the tests notice    (ARGS='--cpp': all of them)"
 	@echo "make test-clients    the server under official clients and hostile ones, from an environment of their own"
+	@echo "make test-ui    the page in headless Chromium, which the system must have: keyboard, contrast, policy, pictures"
 	@echo "make test-ray    ranks placed by Ray, here and on two hosts made of network namespaces (those need root)"
 	@echo "make lint    ruff, mypy --strict, import contracts"
 	@echo "make sanitize    the C++ kernels under address, undefined-behavior and thread sanitizers"
@@ -88,6 +92,11 @@ seeded-faults: $(TEST)
 
 test-clients: $(TEST) $(CLIENTS)
 	.venv/clients/bin/python -m pytest -W default tests/clients $(ARGS)
+
+test-ui: $(TEST) $(UI)
+	@command -v chromium chromium-browser google-chrome > /dev/null || { \
+	    echo "make test-ui needs Chromium; on Debian: apt install chromium" >&2; exit 1; }
+	.venv/ui/bin/python -m pytest -W default tests/ui $(ARGS)
 
 test-ray: $(TEST) $(RAY)
 	.venv/ray/bin/python -m pytest -W default tests/ray $(ARGS)
@@ -148,6 +157,12 @@ $(CLIENTS): | $(BIN)/python
 	@echo "Installing other projects' clients into .venv/clients; the first time takes a minute."
 	@$(BIN)/python -m venv .venv/clients
 	@.venv/clients/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt
+	@touch $@
+
+$(UI): | $(BIN)/python
+	@echo "Installing what drives a browser into .venv/ui."
+	@$(BIN)/python -m venv .venv/ui
+	@.venv/ui/bin/python -m pip install --quiet --requirement tests/ui/requirements.txt
 	@touch $@
 
 # The packages of .venv are seen from there too, so only Ray and what it needs are installed.

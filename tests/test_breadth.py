@@ -11,7 +11,7 @@ from tools.seeded_faults.__main__ import StaleFaultError, find
 from tools.seeded_faults.faults import FAULTS, Fault
 from tools.test_all import PARTS, ROOT, Part, files_of, in_turns, parts_for, run_within
 
-APART = ("tests/clients/", "tests/ray/")  # environments of their own: `make test-clients`, `make test-ray`
+APART = ("tests/clients/", "tests/ray/", "tests/ui/")  # environments of their own: `make test-clients`, `make test-ray`
 
 
 def paths(folder: str, pattern: str) -> list[str]:

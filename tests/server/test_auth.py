@@ -15,10 +15,12 @@ from octavo.server.args import ServerArgs
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.listen import load_api_keys
 from octavo.server.policy import Admission, key_of
+from octavo.server.ui.files import static_files
 
 OPEN = {"/health", "/ready", "/ping"}
 OPEN |= {"/", "/docs", "/docs/swagger-ui.css", "/openapi.json"}  # for browsers, which send no key; nothing of the model
 # written out once more: widening it should take two edits
+PAGE = {f"/ui/{name}" for name in static_files()}
 
 
 async def status_of(app: object, method: str, path: str, *headers: tuple[bytes, bytes]) -> int:
@@ -66,6 +68,15 @@ async def test_every_route_needs_a_key_except_those_written_down(tmp_path: Path)
         assert (without != 401) == (path in OPEN), (method, path)
         assert await status_of(app, method, path, (b"x-api-key", b"wrong")) == (without if path in OPEN else 401)
         assert await status_of(app, method, path, (b"x-api-key", b"secret")) != 401
+
+
+async def test_the_page_is_open_and_what_it_shows_is_not() -> None:
+    app, _ = real_routes(ServerArgs())
+    for path in PAGE:
+        assert path.endswith((".html", ".js", ".css", ".svg"))
+        assert await status_of(app, "GET", path) == 200
+    for path in ("/ui/about", "/ui/engine", "/ui/none.js", "/ui/"):
+        assert await status_of(app, "GET", path) == 401
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.app import DrainingServer, make_server
 from octavo.server.exchange import Exchange
-from octavo.server.listen import listening, load_api_keys, url_of
+from octavo.server.listen import listening, load_api_keys, load_tenants, url_of
 from octavo.server.settings import resolve_settings
 from octavo.server.sse import EventStreamResponse
 
@@ -102,7 +102,8 @@ async def tiny_server(**options: Any) -> AsyncGenerator[TinyServer, None]:
     """Options are those of `ServerArgs` and `EngineArgs`."""
     settings = resolve_settings({"port": 0, **options}, {})
     metrics = HttpMetrics()
-    server = make_server(tiny_app, settings, load_api_keys(settings.server), metrics)
+    tenants = load_tenants(settings, metrics)
+    server = make_server(tiny_app, settings, load_api_keys(settings.server), metrics, tenants)
     with listening(settings.server) as listener:
         running = asyncio.create_task(server.serve(sockets=[listener]))
         url = url_of(listener, settings.server)

@@ -222,8 +222,8 @@ FAULTS = [
     ),
     Fault(
         name="a client's deadline is ignored",
-        right="                exchange.limit_to(float(value))",
-        wrong="                float(value)",
+        right="                exchange.limit_to(_deadline_header(exchange))",
+        wrong="                _deadline_header(exchange)",
         tests="server/test_middleware.py server/test_numbers.py -k 'timeout or deadline or late or limit'",
     ),
     Fault(
@@ -314,5 +314,24 @@ FAULTS = [
         wrong="  for (int rank = 0; rank < size_; ++rank) parts[rank] = slot((rank_ + rank) % size_);\n",
         tests="distributed/test_groups.py",
         is_cpp=True,
+    ),
+    # -- tenants, and the page
+    Fault(
+        name="rows are not kept for tenants that have none",
+        right="return own == 0 or total < self._capacity - self._num_reserved(num_running)",
+        wrong="return total < self._capacity",
+        tests="server/test_tenants.py",
+    ),
+    Fault(
+        name="a long prompt leaves no room for a better class",
+        right="budget - self.admission.reserve(budget, self._clock())",
+        wrong="budget",
+        tests="scheduler/test_snapshot.py",
+    ),
+    Fault(
+        name="the state is made when nobody looks",
+        right="        if not self._watchers and self._task is not None:",
+        wrong="        if False and self._task is not None:",
+        tests="server/test_engine_state.py",
     ),
 ]

@@ -7,12 +7,13 @@ wait for the host: the core submits steps while there is something to compute, a
 import contextlib
 import logging
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -169,6 +170,12 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Assert that no block is lost or owned twice. For tests and when idle."""
         self.scheduler.check_integrity()
+
+    def state(self, with_blocks: bool) -> dict[str, Any]:
+        """Describe the requests, and on request the KV blocks, of this moment; `took_s` is what that has cost."""
+        start_s = time.perf_counter()
+        state = self.scheduler.snapshot(with_blocks=with_blocks)
+        return state | {"took_s": time.perf_counter() - start_s}
 
     def prepare(self) -> bool:
         """When idle, check the ranks, and do some work that makes later steps faster; False when there is none left."""

@@ -318,6 +318,10 @@ class OutputProcessor:
         """The number of requests that the core has not finished, or whose end is still on its way here."""
         return len(self._requests)
 
+    def unfinished(self) -> Iterable[tuple[RequestState, CompletionState]]:
+        """The samples that have not ended, each with its request."""
+        return self._samples.values()
+
     def check_free(self, request_id: str) -> None:
         """Raise InvalidParameterError if a request of this name has not ended for the caller."""
         if request_id in self._by_name:

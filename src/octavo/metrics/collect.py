@@ -7,7 +7,7 @@ vLLM's, which its dashboards expect under its names. Values are counted once, by
 
 import logging
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -89,6 +89,16 @@ SAMPLES: Views = ((1.0, 2.0, 5.0, 10.0, 20.0), (1.0, 2.0, 5.0, 10.0, 20.0))
 
 
 @dataclass(slots=True)
+class KeyUsage:
+    """What the requests of a named key have used."""
+
+    requests: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
 class HttpMetrics:
     """Totals since the start. Updated only in the event loop, by the middleware and the runner of batches."""
 
@@ -104,6 +114,7 @@ class HttpMetrics:
     num_resumed: int = 0  # clients that came back for the rest of a stream
     num_replayed: int = 0  # clients that came back with the key of an answer
     num_kept_bytes: int = 0  # of answers whose clients may come back
+    by_key: defaultdict[str, KeyUsage] = field(default_factory=lambda: defaultdict(KeyUsage))  # by the keys' names
 
     @contextmanager
     def counting_admitted(self) -> Generator[None, None, None]:

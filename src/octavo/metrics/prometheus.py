@@ -69,6 +69,13 @@ _HISTOGRAMS: tuple[tuple[str, str, str, Callable[[EngineMetrics], Histogram]], .
      lambda m: m.max_generation_tokens),
     ("step_tokens", "iteration_tokens_total", "Tokens computed in a step.", lambda m: m.step_tokens),
 )  # fmt: skip
+# Fields of `KeyUsage`.
+_BY_KEY = {
+    "requests": "Requests with a key, by its name.",
+    "refused": "Of these, requests that were refused or ended by an error.",
+    "prompt_tokens": "Prompt tokens of requests that have ended, by the key's name.",
+    "output_tokens": "Output tokens of requests that have ended, by the key's name.",
+}
 # vLLM's labels for settings of ours.
 _CACHE_LABELS = {
     "block_size": "block_size", "num_kv_blocks": "num_gpu_blocks_override", "kv_cache_dtype": "cache_dtype",
@@ -161,6 +168,10 @@ def _about_http(http: HttpMetrics) -> Iterator[Metric]:
     yield _family(CounterMetricFamily, "octavo_answers_replayed", replayed, {}, http.num_replayed)
     kept = "Memory of answers whose clients may come back."
     yield _family(GaugeMetricFamily, "octavo_kept_answers_bytes", kept, {}, http.num_kept_bytes)
+    if http.by_key:
+        for name, text in _BY_KEY.items():
+            counts = {key: getattr(usage, name) for key, usage in http.by_key.items()}
+            yield _counters(f"octavo_key_{name}", text, "key", counts, {})
 
 
 def _about_engine(engine: EngineMetrics, prefix: str, column: int, labels: Mapping[str, str]) -> Iterator[Metric]:

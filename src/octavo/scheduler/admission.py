@@ -79,7 +79,7 @@ class Admission:
         self._encoder, self._max_chunk = encoder, max_chunk
         # The last request that did not fit, and the spare blocks of each KV group then: a long prompt is not hashed
         # again every step.
-        self._rejected: Request | None = None
+        self.rejected: Request | None = None
         self._num_spare_then: list[int] = []
 
     def admit(self, builder: StepBuilder, budget: int, now_s: float) -> None:
@@ -89,12 +89,31 @@ class Admission:
             if request is None:
                 break
             # Not again without more room than last time. At the latest when nothing runs, all blocks are free.
-            if request is self._rejected and not any(map(gt, self._num_spare_blocks, self._num_spare_then)):
+            if request is self.rejected and not any(map(gt, self._num_spare_blocks, self._num_spare_then)):
                 break
             if not self._try(request, builder, now_s, budget):
                 break
             room = self._encoder.admit(request, budget) if request.limits_chunks else budget
             budget -= builder.add_admitted(request, room)
+
+    def reserve(self, budget: int, now_s: float) -> int:
+        """Return how many tokens of a step running prompts leave to the next waiting request.
+
+        None, unless it is of a better class than a prompt that is being computed, which could take all steps until its
+        end: then as many as it needs, and at most half of the budget.
+        """
+        running = self._running
+        request = self._waiting.peek(now_s) if running.has_room else None
+        if request is None or request is self.rejected:
+            return 0
+        rows = running.active
+        prompts = rows[running.num_known[rows] - running.num_computed[rows] > 1]
+        if not len(prompts):
+            return 0
+        worst = running.request_at(int(prompts[-1]))
+        if worst.aged_class <= self._waiting.aged_class(request, now_s):
+            return 0
+        return max(0, min(len(request.token_ids), budget // 2, budget - len(running) - 1))
 
     @property
     def _num_spare_blocks(self) -> list[int]:
@@ -127,9 +146,9 @@ class Admission:
             num_needed = list(map(add, num_new_blocks, blocks.num_unowned(prefix)))
         num_spare_blocks = self._num_spare_blocks
         if any(map(gt, num_needed, num_spare_blocks)):
-            self._rejected, self._num_spare_then = request, num_spare_blocks
+            self.rejected, self._num_spare_then = request, num_spare_blocks
             return False
-        self._rejected = None
+        self.rejected = None
         self._waiting.pop(request)
         request.aged_class = self._waiting.aged_class(request, now_s)
         if prefix.num_tokens:

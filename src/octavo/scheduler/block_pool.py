@@ -88,6 +88,10 @@ class BlockPool:
         """Return whether the block can be found by this hash."""
         return self._hash[block_id] == block_hash
 
+    def has_prefix(self, block_id: int) -> bool:
+        """Return whether the block can be found by its content."""
+        return self._hash[block_id] is not None
+
     def forget_hashes(self, block_ids: Iterable[int]) -> None:
         """Make blocks unfindable because their contents are not reliable."""
         for block_id in block_ids:

@@ -27,8 +27,8 @@ class StepPace:
     def __init__(self, max_num_batched_tokens: int, target_s: float, fewest: int = FEWEST_TOKENS) -> None:
         self._max_tokens, self._fewest = max_num_batched_tokens, fewest
         self._target_s = target_s
-        self._token_s: float | None = None  # per prompt token, including its share of the step's overhead
-        self._decode_s: float | None = None  # a step of single tokens
+        self.token_s: float | None = None  # per prompt token, including its share of the step's overhead
+        self.decode_s: float | None = None  # a step of single tokens
         self._last_output_s = 0.0  # when the latest output was recorded
 
     def budget(self, running: RunningRows) -> int:
@@ -43,10 +43,10 @@ class StepPace:
         return min(self._max_tokens, max(num_tokens, len(running) + self._fewest))
 
     def _fitting(self, target_s: float) -> int:
-        if self._token_s is None:
+        if self.token_s is None:
             return FIRST_TOKENS
-        target_s = max(target_s, 2.0 * (self._decode_s or 0.0))
-        return _chunks(int(target_s / self._token_s))
+        target_s = max(target_s, 2.0 * (self.decode_s or 0.0))
+        return _chunks(int(target_s / self.token_s))
 
     def record_step(self, output: SchedulerOutput, scheduled_s: float, now_s: float) -> float:
         """Record the arrival of a step's output, scheduled at `scheduled_s`; return how long the step took."""
@@ -58,9 +58,9 @@ class StepPace:
         if took_s <= 0.0 or output.scheduled_encoder_inputs:  # the wall clock was adjusted, or images took time too
             return 0.0
         if num_tokens == num_rows:
-            self._decode_s = _mean(self._decode_s, took_s)
+            self.decode_s = _mean(self.decode_s, took_s)
         elif num_tokens >= num_rows + FEWEST_TOKENS // 2:  # per token, short chunks cost far more than long ones
-            self._token_s = _mean(self._token_s, took_s / num_tokens)
+            self.token_s = _mean(self.token_s, took_s / num_tokens)
         return took_s
 
 

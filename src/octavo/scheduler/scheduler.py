@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from octavo.config.engine import SchedulerConfig
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, SchedulerStats
@@ -25,6 +26,7 @@ from octavo.scheduler.gate import Gate, GateHooks
 from octavo.scheduler.pace import FEWEST_TOKENS, BusyTime, StepPace
 from octavo.scheduler.request import Request, RequestStatus, StopIdTable
 from octavo.scheduler.running import RunningRows
+from octavo.scheduler.snapshot import snapshot
 from octavo.scheduler.speculation import Speculation
 from octavo.scheduler.step_builder import RunningScheduler, StepBuilder
 from octavo.scheduler.step_update import StepInFlight, StepUpdate
@@ -49,12 +51,12 @@ class Scheduler:
         self._encoder = EncoderSchedule(running, self._max_chunk, config.encoder_cache_tokens)
         self._gates: tuple[Gate, ...] = (self._encoder, *gates)
         self._hooks = GateHooks(self._gates)
-        self._admission = Admission(self.waiting, running, self._encoder, self._max_chunk)
+        self.admission = Admission(self.waiting, running, self._encoder, self._max_chunk)
         self._running_scheduler = RunningScheduler(running, num_batches, is_speculative=speculation is not None)
         self._sends_tokens = num_batches > 1  # some ranks learn the sampled tokens only from the next scheduler output
         self._speculation = speculation
         fewest = max(FEWEST_TOKENS, config.largest_whole_span)
-        self._pace = StepPace(self._max_chunk, config.step_target_s, fewest)
+        self.pace = StepPace(self._max_chunk, config.step_target_s, fewest)
         self.finished: dict[str, FinishedRequest] = {}  # ended, but not reported in an `EngineCoreOutputs` yet
         self._requests: dict[str, Request] = {}  # all waiting and running ones
         self._num_held: Counter[str] = Counter()  # of the waiting ones, those that a gate holds, by its reason
@@ -162,10 +164,10 @@ class Scheduler:
             self._poll_gates()
         self._encoder.begin_step()
         builder = StepBuilder(self.running, self._hooks, sends_tokens=self._sends_tokens)
-        budget, num_preemptions = self._pace.budget(self.running), self._num_preemptions
-        self._schedule_running(builder, budget)
+        budget, num_preemptions = self.pace.budget(self.running), self._num_preemptions
+        self._schedule_running(builder, budget - self.admission.reserve(budget, self._clock()))
         if self._num_preemptions == num_preemptions:
-            self._admission.admit(builder, budget - builder.num_tokens, self._clock())
+            self.admission.admit(builder, budget - builder.num_tokens, self._clock())
         if self._speculation is not None:
             self._speculation.speculate(builder, budget - builder.num_tokens)
         return builder
@@ -216,7 +218,7 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.output is output, "outputs arrive in the order of their steps"
         now_s = self._clock()
-        took_s = self._pace.record_step(output, step.scheduled_s, now_s)
+        took_s = self.pace.record_step(output, step.scheduled_s, now_s)
         self._busy_time.record_output(model_output.compute_s, step.scheduled_s, now_s)
         update = step.match_output(model_output, self.running).cut(self._num_until_stop)
         if self._speculation is not None:
@@ -352,6 +354,16 @@ class Scheduler:
             step_s_total=self._busy_time.step_s,
             compute_s_total=self._busy_time.compute_s,
         )
+
+    @property
+    def held(self) -> Iterable[Request]:
+        """The requests that gates hold."""
+        return (request for request in self._requests.values() if request.waits_for is not None)
+
+    def snapshot(self, *, with_blocks: bool) -> dict[str, Any]:
+        """Describe every request, and on request every block, for people who look."""
+        self._assert_owner()
+        return snapshot(self, self._clock(), with_blocks=with_blocks)
 
     def check_integrity(self) -> None:
         """Assert that reference counts match owners and every row is consistent. Slow: call it while idle."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 
@@ -34,6 +34,9 @@ from octavo.server.returning import Returning
 from octavo.server.routes import Routes, add_pages
 from octavo.server.settings import Settings
 from octavo.server.stored_routes import StoredRoutes
+from octavo.server.tenants.tenants import Tenants
+from octavo.server.ui.routes import UiRoutes
+from octavo.server.ui.watch import EngineWatch
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +47,14 @@ _STORED = ("batches", "files")
 
 
 def create_app(
-    lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpMetrics, returning: Returning | None = None
+    lifecycle: EngineLifecycle,
+    args: ServerArgs,
+    http_metrics: HttpMetrics,
+    returning: Returning | None = None,
+    origins: Mapping[str, str] | None = None,
+    tenants: Tenants | None = None,
 ) -> FastAPI:
-    """Return the ASGI application around an engine that may still be loading."""
+    """Return the ASGI application around an engine that may still be loading; `origins`: of options that were set."""
 
     returning = returning or Returning(args, http_metrics)
     batches = None if args.state_dir is None else BatchService(args.state_dir, lifecycle, args, http_metrics)
@@ -89,10 +97,12 @@ def create_app(
     routes = Routes(lifecycle, args, exposition, returning, request_log)
     routes.add_to(app)
     MessagesRoutes(lifecycle, routes.answer).add_to(app)
-    OllamaRoutes(lifecycle).add_to(app)
+    OllamaRoutes(lifecycle, routes.names).add_to(app)
     if batches is not None:
         StoredRoutes(batches, args).add_to(app)
     add_pages(app, args.root_path)
+    watch = EngineWatch(lifecycle, http_metrics, routes.names, None if tenants is None else tenants.describe)
+    UiRoutes(lifecycle, args, origins or {}, watch).add_to(app)
 
     async def answer_error(request: Request, error: Exception) -> Response:
         api_error = _as_api_error(request, error)
@@ -142,10 +152,15 @@ def _not_found(asked: str, path: str, routes: Sequence[Route]) -> str:
 
 
 def with_middleware(
-    app: ASGIApp, args: ServerArgs, keys: Iterable[str], admission: Admission, metrics: HttpMetrics
+    app: ASGIApp,
+    args: ServerArgs,
+    keys: Iterable[str],
+    admission: Admission,
+    metrics: HttpMetrics,
+    tenants: Tenants | None = None,
 ) -> ASGIApp:
     """Wrap the routes. Outermost first: route, id and log; CORS; API key, admission, deadline, body."""
-    app = RequestPolicy(app, args, keys, admission, metrics)
+    app = RequestPolicy(app, args, keys, admission, metrics, tenants)
     if args.cors_allow_origins:  # outside the policy: a browser's preflight carries no key
         app = CORSMiddleware(
             app,
@@ -157,16 +172,21 @@ def with_middleware(
     return ExchangeMiddleware(app, args, metrics)
 
 
-def make_server(app: ASGIApp, settings: Settings, keys: tuple[str, ...], metrics: HttpMetrics) -> "DrainingServer":
+def make_server(
+    app: ASGIApp, settings: Settings, keys: tuple[str, ...], metrics: HttpMetrics, tenants: Tenants | None = None
+) -> "DrainingServer":
     args = settings.server
     admission = Admission(settings.engine.max_num_seqs, args.max_waiting)
     config = uvicorn.Config(
-        with_middleware(app, args, keys, admission, metrics),
+        with_middleware(app, args, keys, admission, metrics, tenants),
         loop="uvloop", http=limited_protocol(args, metrics), ws="none", log_config=None, access_log=False,
         server_header=False, timeout_keep_alive=args.keep_alive_s,
         ssl_certfile=args.ssl_certfile, ssl_keyfile=args.ssl_keyfile,
     )  # fmt: skip
-    return DrainingServer(config, admission, args.drain_timeout_s)
+    server = DrainingServer(config, admission, args.drain_timeout_s)
+    if tenants is not None:
+        server.on_hangup = tenants.reload
+    return server
 
 
 class DrainingServer(uvicorn.Server):
@@ -183,6 +203,7 @@ class DrainingServer(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
         self.num_cut = 0  # requests that were cancelled
+        self.on_hangup: Callable[[], None] | None = None  # called in the event loop on SIGHUP; None: SIGHUP ends it
 
     def stop(self) -> None:
         """Stop at once: the engine is dead, so no request can continue."""
@@ -231,6 +252,8 @@ class DrainingServer(uvicorn.Server):
             yield
             return
         before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        if self.on_hangup is not None:
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_signal)
         try:
             yield
         finally:
@@ -238,7 +261,10 @@ class DrainingServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._loop is None:  # not serving yet
+        if number == signal.SIGHUP:
+            if self._loop is not None and self.on_hangup is not None:
+                self._loop.call_soon_threadsafe(self.on_hangup)
+        elif self._loop is None:  # not serving yet
             self.should_exit = True
         else:
             self._loop.call_soon_threadsafe(self.shut_down)

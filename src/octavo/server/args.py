@@ -49,9 +49,14 @@ class ServerArgs:
     root_path: str = option("", "path prefix under which a proxy exposes this server, such as /llm")
     cors_allow_origins: tuple[str, ...] = option((), "allowed CORS origins; * for all; default: none")
 
+    ui: bool = option(True, "serve the page at /: a chat, and a view of the engine; --no-ui does not")
+
     # authentication
     api_key: tuple[str, ...] = option((), "key that clients must send; may be repeated", is_secret=True)
     api_key_file: str | None = option(None, "file with more keys, one per line; # starts a comment")
+    keys_file: str | None = option(
+        None, "YAML file of keys with names, limits, models and priorities; read again on SIGHUP (docs/operations.md)"
+    )
     auth: bool = option(True, "require a key when listening beyond loopback; --no-auth does not")
 
     # the model, as clients see it
@@ -76,6 +81,9 @@ class ServerArgs:
 
     # limits
     max_waiting: int = option(1024, "maximum samples in the queue; above it, requests get 429", AMOUNT)
+    max_wait_s: float | None = option(
+        None, "expected seconds in the queue above which a request gets 429, as above its deadline", POSITIVE_FINITE
+    )
     max_body_bytes: int = option(32 * 2**20, "maximum size of a request body; larger ones get 413", COUNT)
     max_header_bytes: int = option(32 * 2**10, "maximum size of the request headers; larger ones get 431", COUNT)
     max_n: int = option(128, "maximum samples per prompt", COUNT)
@@ -149,13 +157,17 @@ class ServerArgs:
         if self.allow_runtime_lora and self.lora_root is None:
             raise InvalidParameterError("allow_runtime_lora", True, "requires lora_root")
         if self.is_open_to_all and self.auth:
-            limit = "listening beyond loopback requires an API key (api_key, api_key_file), or --no-auth"
+            limit = "listening beyond loopback requires an API key (api_key, api_key_file, keys_file), or --no-auth"
             raise InvalidParameterError("host", self.host, limit)
 
     @property
     def is_open_to_all(self) -> bool:
         """True when other machines can reach the server without a key."""
-        return self.uds is None and not is_loopback(self.host) and not (self.api_key or self.api_key_file)
+        return (
+            self.uds is None
+            and not is_loopback(self.host)
+            and not (self.api_key or self.api_key_file or self.keys_file)
+        )
 
     def _check_texts(self) -> None:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,6 +16,9 @@ from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.errors import MESSAGES, ApiError, as_api_error, error_body
+
+if TYPE_CHECKING:
+    from octavo.server.tenants.tenant import Tenant
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("octavo.access")
@@ -57,6 +61,8 @@ class Exchange:
     num_samples: int = 1  # in the queue
     timeout: asyncio.Timeout | None = None  # only of requests that make the engine compute
     end_error: ApiError | None = None  # why the request was ended early, other than by its deadline
+    tenant: "Tenant | None" = None  # whose key was sent, where keys have names
+    engine_priority: int | None = None  # of its samples, if its tenant's turn has set it
 
     def __post_init__(self) -> None:
         self.scope.setdefault("state", {})["exchange"] = self

@@ -112,6 +112,14 @@ class EngineLifecycle:
         return self._service
 
     @property
+    def engine(self) -> AsyncLLMEngine:
+        """The engine. Raises ApiError, 503, while there is none."""
+        if (refusal := self.refusal()) is not None:
+            raise refusal
+        assert self._engine is not None
+        return self._engine
+
+    @property
     def info(self) -> ServerInfo:
         """The settings in effect. Raises ApiError, 503, while there is no engine."""
         front = self.service.front

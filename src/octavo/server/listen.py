@@ -20,6 +20,7 @@ from octavo.server.args import LogFormat, LogLevel, ServerArgs
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.settings import Settings
 from octavo.server.state_dir import holding_state_dir
+from octavo.server.tenants.tenants import Tenants
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -41,6 +42,8 @@ def serve(settings: Settings, announce: Callable[[str], None] = logger.info) -> 
     args = settings.server
     keys = load_api_keys(args)
     check_certificate(args)
+    metrics = HttpMetrics()
+    tenants = load_tenants(settings, metrics)
     with holding_state_dir(args.state_dir), listening(args) as listener:
         lifecycle = EngineLifecycle(settings.engine, args)
         lifecycle.start_loading()
@@ -48,9 +51,9 @@ def serve(settings: Settings, announce: Callable[[str], None] = logger.info) -> 
         from octavo.server.app import create_app, make_server
         from octavo.server.returning import Returning
 
-        metrics = HttpMetrics()
         returning = Returning(args, metrics)
-        server = make_server(create_app(lifecycle, args, metrics, returning), settings, keys, metrics)
+        app = create_app(lifecycle, args, metrics, returning, settings.origins, tenants)
+        server = make_server(app, settings, keys, metrics, tenants)
         url = url_of(listener, args)
 
         def on_ready(summary: str) -> None:
@@ -78,6 +81,15 @@ def load_api_keys(args: ServerArgs) -> tuple[str, ...]:
     if not keys:
         raise InvalidParameterError("api_key_file", args.api_key_file, "contains no key")
     return (*args.api_key, *keys)
+
+
+def load_tenants(settings: Settings, metrics: HttpMetrics) -> Tenants | None:
+    """Return those of the file of named keys; None: there is no file. Raises InvalidParameterError."""
+    args = settings.server
+    if args.keys_file is None:
+        return None
+    main_name = (*args.served_model_name, settings.engine.model_name)[0]
+    return Tenants(args.keys_file, settings.engine.max_num_seqs, main_name, metrics)
 
 
 @contextmanager

@@ -36,6 +36,8 @@ from octavo.server.openai.protocol import read_request
 from octavo.server.openai.reply_stream import ReplyStream
 from octavo.server.openai.service import OpenAICompatibleService
 from octavo.server.routes import json_response, unless_client_leaves
+from octavo.server.tenants.claim import claim
+from octavo.server.ui.names import RequestNames
 
 T = TypeVar("T")
 Answer = ReplyStream[Any]
@@ -57,8 +59,8 @@ _NAMES: Mapping[str, str] = {
 class OllamaRoutes:
     """Handlers of raw requests. Every error is one of text; `server/errors.py` has its form."""
 
-    def __init__(self, lifecycle: EngineLifecycle) -> None:
-        self._lifecycle = lifecycle
+    def __init__(self, lifecycle: EngineLifecycle, names: RequestNames) -> None:
+        self._lifecycle, self._names = lifecycle, names
         self._pages: OllamaModelPages | None = None  # once there is a model
 
     def add_to(self, app: FastAPI) -> None:
@@ -92,6 +94,7 @@ class OllamaRoutes:
             chat = chat_request(wire, name, service.formats, service.front, warn)
             answer = await service.begin_answer(OllamaChat, chat, warn, _is_large(exchange), Birth())
             answer.shown_model = wire.model or name
+            claim(exchange, answer, self._names)
             return answer
 
         return await _answer(request, begin, is_stream=wire.stream is not False)
@@ -113,6 +116,7 @@ class OllamaRoutes:
                 chat = prompted_chat(wire, name, service.formats, service.front, warn)
                 answer = await service.begin_answer(OllamaPrompted, chat, warn, _is_large(exchange), Birth())
             answer.shown_model = wire.model or name
+            claim(exchange, answer, self._names)
             return answer
 
         return await _answer(request, begin, is_stream=wire.stream is not False)

@@ -12,7 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -26,12 +26,15 @@ from octavo.server.exchange import (
     STREAMED_PATHS,
     STREAMS,
     Exchange,
+    check_timeout,
     route_path,
     send_error,
     send_json,
 )
 from octavo.server.kept_responses import again
 from octavo.server.routes import PUBLIC_PATHS
+from octavo.server.tenants.tenant import Tenant
+from octavo.server.tenants.tenants import Tenants, owner_of
 
 _RATE_WINDOW = 32  # finished requests that the estimated waiting time is based on
 _MAX_RETRY_AFTER_S = 30
@@ -58,20 +61,29 @@ class Admission:
         return sum(exchange.num_samples for exchange in self._exchanges)
 
     @contextmanager
-    def admit(self, exchange: Exchange, *, has_place: bool = False) -> Generator[None, None, None]:
+    def admit(
+        self, exchange: Exchange, *, has_place: bool = False, max_wait_s: float | None = None
+    ) -> Generator[None, None, None]:
         """Admit a request. The last one admitted may exceed the limit with its samples, as a request is not split.
+
+        Tenants have a queue each: what one has sent refuses no other's requests.
 
         One that `has_place` is always admitted: it computes nothing, or the server before has admitted it.
 
-        Raises ApiError: 503 while draining, 429 when the queue is full; with Retry-After.
+        Raises ApiError: 503 while draining, 429 when the queue is full, or would take more than `max_wait_s`; with
+        Retry-After.
         """
         if has_place:
             exchange.num_samples = 0  # until it is known
         elif self.is_draining:
             raise draining()
-        elif self.num_samples >= self._max_running + self._max_waiting:
+        elif (num_samples := self._num_samples_of(exchange.tenant)) >= self._max_running + self._max_waiting:
             message = f"The queue is full: {self._max_waiting} samples are waiting. Please try again later."
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": str(self._retry_after_s())})
+        elif max_wait_s is not None and (wait_s := self._expected_wait_s(num_samples, exchange.tenant)) > max_wait_s:
+            message = f"The expected wait is {wait_s:.1f} s, more than {max_wait_s:g} s. Please try again later."
+            after = {"Retry-After": str(min(_MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s - max_wait_s))))}
+            raise ApiError(429, message, code="wait_too_long", headers=after)
         self._exchanges.add(exchange)
         self.is_idle.clear()
         try:
@@ -88,12 +100,31 @@ class Admission:
             exchange.end_now(draining())
         return sum(exchange.num_samples > 0 for exchange in self._exchanges)
 
+    def _num_samples_of(self, tenant: Tenant | None) -> int:
+        return sum(exchange.num_samples for exchange in self._exchanges if exchange.tenant is tenant)
+
+    def _expected_wait_s(self, num_own: int, tenant: Tenant | None) -> float:
+        """Estimate how long one more request waits behind `num_own` samples, from the rate of recent ends.
+
+        Active tenants take turns, so each gets an equal part of the rate.
+        """
+        active = {exchange.tenant for exchange in self._exchanges} | {tenant}
+        num_ahead = num_own - self._max_running // len(active)
+        if num_ahead < 0 or self.num_samples < self._max_running:
+            return 0.0
+        return (num_ahead + 1) * len(active) * (self._seconds_per_end() or 0.0)
+
     def _retry_after_s(self) -> int:
         """Estimate when half of the queue will be done, from the rate at which requests finished recently."""
-        if len(self._ends_s) < 2:
+        seconds_per_end = self._seconds_per_end()
+        if seconds_per_end is None:
             return 1
-        seconds_per_end = (time.monotonic() - self._ends_s[0]) / len(self._ends_s)
         return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(seconds_per_end * self._max_waiting / 2)))
+
+    def _seconds_per_end(self) -> float | None:
+        if len(self._ends_s) < 2:
+            return None
+        return (time.monotonic() - self._ends_s[0]) / len(self._ends_s)
 
 
 class RequestPolicy:
@@ -106,9 +137,16 @@ class RequestPolicy:
     """
 
     def __init__(
-        self, app: ASGIApp, args: ServerArgs, keys: Iterable[str], admission: Admission, metrics: HttpMetrics
+        self,
+        app: ASGIApp,
+        args: ServerArgs,
+        keys: Iterable[str],
+        admission: Admission,
+        metrics: HttpMetrics,
+        tenants: Tenants | None = None,
     ) -> None:
         self._app, self._args, self._admission, self._metrics = app, args, admission, metrics
+        self._tenants = tenants
         # Digests have equal lengths, so comparing them does not leak the key's length.
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
@@ -121,15 +159,14 @@ class RequestPolicy:
             known = again(scope)
             if known is not None:
                 exchange.owner = known.owner
-            elif self._digests and path not in OPEN_PATHS and path not in PUBLIC_PATHS:
-                exchange.owner = self._check_key(scope)
+            elif (self._digests or self._tenants) and path not in OPEN_PATHS and path not in PUBLIC_PATHS:
+                exchange.owner = self._check_key(exchange)
             has_place = known is not None or (self._args.resume_s > 0.0 and is_return_to_stream(scope))
             if scope["method"] == "POST" and path.startswith(_STORED):  # later, if at all
-                if self._admission.is_draining:
-                    raise draining()
+                self._check_stored(exchange, path)
                 await self._call(exchange, receive, send)
             elif has_place or (scope["method"] == "POST" and path.startswith(COMPUTED)):
-                with self._admission.admit(exchange, has_place=has_place), self._metrics.counting_admitted():
+                with self._admit(exchange, has_place=has_place), self._metrics.counting_admitted():
                     await self._call_in_time(exchange, receive, send)
             elif self._admission.is_draining and path in OPEN_PATHS:
                 error = draining()
@@ -139,13 +176,36 @@ class RequestPolicy:
         except ApiError as error:
             await self._refuse(exchange, send, error)
 
-    def _check_key(self, scope: Scope) -> str:
-        """Return the digest of the request's key. Raises ApiError, 401."""
-        key = key_of(scope["headers"])
+    def _check_stored(self, exchange: Exchange, path: str) -> None:
+        if self._admission.is_draining:
+            raise draining()
+        if exchange.tenant is not None:
+            exchange.tenant.check_batches(path)
+
+    def _admit(self, exchange: Exchange, *, has_place: bool) -> AbstractContextManager[None]:
+        """See `Admission.admit`. Raises ApiError, 429, too, where the key's limits are reached."""
+        if exchange.tenant is not None and not has_place:
+            exchange.tenant.check_rates()
+        return self._admission.admit(exchange, has_place=has_place, max_wait_s=self._max_wait_s(exchange))
+
+    def _max_wait_s(self, exchange: Exchange) -> float | None:
+        """Return the longest wait that makes sense for a request; None: it is not limited."""
+        if self._args.max_wait_s is None:
+            return None
+        asked = _deadline_header(exchange)
+        limits = (self._args.max_wait_s, self._args.request_timeout_s, asked)
+        return min(limit for limit in limits if limit is not None)
+
+    def _check_key(self, exchange: Exchange) -> str:
+        """Return whose key the request has: its digest, or its tenant's name as one. Raises ApiError, 401."""
+        key = key_of(exchange.scope["headers"])
         if key is None:
             message = "No API key was sent. Send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`."
             raise _unauthorized(message, "missing_api_key")
         digest = hashlib.sha256(key).digest()
+        if self._tenants is not None and (tenant := self._tenants.find(digest)) is not None:
+            exchange.tenant = tenant
+            return owner_of(tenant)
         # Compare with every key in constant time, so that timing does not leak them.
         if not sum(hmac.compare_digest(digest, known) for known in self._digests):
             raise _unauthorized("The API key is not valid.", "invalid_api_key")
@@ -154,7 +214,7 @@ class RequestPolicy:
     async def _call_in_time(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         try:
             async with asyncio.timeout(self._args.request_timeout_s) as exchange.timeout:
-                _apply_deadline_header(exchange)
+                exchange.limit_to(_deadline_header(exchange))
                 await self._call(exchange, receive, send)
         except TimeoutError:
             if exchange.timeout is None or not exchange.timeout.expired():
@@ -169,7 +229,14 @@ class RequestPolicy:
             if body is None:
                 return
             exchange.body = body
-        await self._app(exchange.scope, receive, send)
+        is_computed = exchange.timeout is not None and exchange.num_samples > 0
+        if self._tenants is None or exchange.tenant is None or not is_computed:
+            await self._app(exchange.scope, receive, send)
+            return
+        self._tenants.check_body(exchange)
+        async with self._tenants.turn(exchange) as is_here:
+            if is_here:
+                await self._app(exchange.scope, receive, send)
 
     async def _read(self, receive: Receive) -> bytes | None:
         """Return the whole body; None if the client left before its end. `http_protocol.py` limits its time."""
@@ -192,6 +259,8 @@ class RequestPolicy:
             return
         assert error.detail.code is not None
         self._metrics.rejections[error.detail.code] += 1
+        if exchange.tenant is not None:
+            exchange.tenant.usage.refused += 1
         if exchange.status is None:
             await send_error(send, error, route_path(exchange.scope))
         else:
@@ -228,15 +297,19 @@ def _unauthorized(message: str, code: str) -> ApiError:
     return ApiError(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})
 
 
-def _apply_deadline_header(exchange: Exchange) -> None:
-    for name, value in exchange.scope["headers"]:
-        if name == b"x-request-timeout":
-            try:
-                exchange.limit_to(float(value))
-            except (ValueError, InvalidParameterError):
-                shown = value[:50].decode("latin-1")
-                limit = "must be a finite number of seconds greater than 0"
-                raise as_api_error(InvalidParameterError("X-Request-Timeout", shown, limit)) from None
+def _deadline_header(exchange: Exchange) -> float | None:
+    """Return the seconds of the header X-Request-Timeout. Raises ApiError, 400."""
+    value = next((value for name, value in exchange.scope["headers"] if name == b"x-request-timeout"), None)
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+        check_timeout(seconds)
+    except (ValueError, InvalidParameterError):
+        shown = value[:50].decode("latin-1")
+        limit = "must be a finite number of seconds greater than 0"
+        raise as_api_error(InvalidParameterError("X-Request-Timeout", shown, limit)) from None
+    return seconds
 
 
 def check_headers(headers: dict[bytes, bytes], max_bytes: int, path: str) -> None:

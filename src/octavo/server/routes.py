@@ -1,8 +1,8 @@
-"""The routes: decode the body to a wire type, call the service, encode the reply. And pages about the server.
+"""The routes: decode the body to a wire type, call the service, encode the reply. And pages about the API.
 
-These are links at `/`, Swagger UI at `/docs`, and the OpenAPI page (version 3.1). Swagger UI comes with the package
-fastapi-swagger and is served from here, so that `/docs` works without the internet. No page contains anything of the
-model or the settings, so all are open to browsers, which send no key.
+These are Swagger UI at `/docs`, and the OpenAPI page (version 3.1). Swagger UI comes with the package fastapi-swagger
+and is served from here, so that `/docs` works without the internet. No page contains anything of the model or the
+settings, so all are open to browsers, which send no key. The page at `/` is `server/ui`.
 """
 
 import asyncio
@@ -15,7 +15,6 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import HTMLResponse
 
 from octavo._version import __version__
 from octavo.errors import InvalidParameterError
@@ -48,6 +47,9 @@ from octavo.server.openai.stored import STORED_TYPES, UPLOAD_FORM
 from octavo.server.request_log import RequestLog
 from octavo.server.returning import Returning
 from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
+from octavo.server.tenants.claim import claim
+from octavo.server.ui.files import public_paths
+from octavo.server.ui.names import RequestNames
 
 T = TypeVar("T")
 Reply = msgspec.Struct | FrameSource
@@ -120,22 +122,7 @@ _ASSETS = {
     "swagger-ui.css": "text/css",
     "favicon-32x32.png": "image/png",
 }
-PUBLIC_PATHS = frozenset({"/", "/docs", "/openapi.json", *(f"/docs/{name}" for name in _ASSETS)})
-_LINKS = (
-    ("docs", "every route, to try out"),
-    ("v1/models", "the model; OpenAI clients take the address up to <code>/v1</code>"),
-    ("health", "whether the model is loaded"),
-    ("metrics", "metrics for Prometheus"),
-    ("openapi.json", "the API's description for programs"),
-)
-_HOME = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Octavo</title><link rel="icon" href="data:,">
-<style>body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 40rem; margin: 3rem auto; padding: 0 1rem }}
-:root {{ color-scheme: light dark }}</style></head>
-<body><h1>Octavo</h1><p>An OpenAI-compatible server. Its API is at <code>{base}/v1</code>:</p>
-<ul>{links}</ul></body></html>
-"""
+PUBLIC_PATHS = frozenset({"/", "/docs", "/openapi.json", *(f"/docs/{name}" for name in _ASSETS)}) | public_paths()
 
 
 class Routes:
@@ -151,6 +138,7 @@ class Routes:
     ) -> None:
         self._lifecycle, self._args, self._exposition = lifecycle, args, exposition
         self._returning, self._request_log = returning, request_log
+        self.names = RequestNames()
 
     def add_to(self, app: FastAPI) -> None:
         get, post = ["GET"], ["POST"]
@@ -300,7 +288,7 @@ class Routes:
             work = self._request_log.watched_vectors(exchange, work)
         if begin is not None:
             is_stream = bool(getattr(wire, "stream", None))
-            prepare: Begin = partial(begin, wire, exchange.warnings.append, is_large)
+            prepare: Begin = self._named(exchange, partial(begin, wire, exchange.warnings.append, is_large))
             work = partial(_complete, prepare, is_stream, is_timed=True)
             if self._request_log is not None:
                 prepare = self._request_log.watched(exchange, is_stream, prepare)
@@ -320,6 +308,17 @@ class Routes:
         if isinstance(reply, Message):
             exchange.count_tokens = reply.usage.count_tokens
         return json_response(reply)
+
+    def _named(self, exchange: Exchange, prepare: Begin) -> Begin:
+        """Return what prepares an answer, and remembers for the page whose it is."""
+
+        async def begin(birth: Birth) -> Preparation:
+            reply = await prepare(birth)
+            if isinstance(reply, ReplyStream):
+                claim(exchange, reply, self.names)
+            return reply
+
+        return begin
 
 
 def _limit(exchange: Exchange, timeout_s: float | None) -> None:
@@ -357,10 +356,6 @@ def json_response(body: Any, status: int = 200, headers: dict[str, str] | None =
 def add_pages(app: FastAPI, root_path: str) -> None:
     """Register the pages below `root_path`, a proxy's prefix, and let `app` serve its own description."""
 
-    async def home() -> Response:
-        links = "".join(f'<li><a href="{root_path}/{to}">/{to}</a> {text}</li>' for to, text in _LINKS)
-        return HTMLResponse(_HOME.format(base=root_path, links=links))
-
     async def docs() -> Response:
         return get_swagger_ui_html(
             openapi_url=f"{root_path}/openapi.json",
@@ -381,7 +376,7 @@ def add_pages(app: FastAPI, root_path: str) -> None:
             app.openapi_schema = make_page(app)
         return app.openapi_schema
 
-    pages: dict[str, Callable[..., Awaitable[Response]]] = {"/": home, "/docs": docs, "/docs/{name}": asset}
+    pages: dict[str, Callable[..., Awaitable[Response]]] = {"/docs": docs, "/docs/{name}": asset}
     for path, page in pages.items():
         app.add_api_route(path, page, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to replace it

@@ -6,6 +6,7 @@ Most of a chunk is constant, so it is encoded once per stream: a token costs a j
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -125,6 +126,30 @@ class ReplyStream(ABC, Generic[WholeReply]):
     def seeds(self) -> list[int]:
         """The seed of each prompt, given or drawn."""
         return [seed for prompt in self._prompts if (seed := prompt.params.seed) is not None]
+
+    @property
+    def core_ids(self) -> list[str]:
+        """The ids of its samples in the core."""
+        return [sample.request_id for prompt in self._prompts for sample in prompt.samples]
+
+    def change_samples(self, priority: int | None, cache_salt: str | None) -> None:
+        """Give all samples another priority, or another salt; before the start."""
+        assert not self._lives
+        changes = {"priority": priority, "cache_salt": cache_salt}
+        given = {name: value for name, value in changes.items() if value is not None}
+        self._prompts = [
+            replace(prompt, samples=[msgspec.structs.replace(sample, **given) for sample in prompt.samples])
+            for prompt in self._prompts
+        ]
+
+    @property
+    def priority(self) -> int:
+        """The priority that the client asked for, or the normal one."""
+        return self._prompts[0].samples[0].priority
+
+    @property
+    def cache_salt(self) -> str | None:
+        return self._prompts[0].samples[0].cache_salt
 
     @property
     def num_choices(self) -> int:
