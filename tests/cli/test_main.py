@@ -1,5 +1,6 @@
 """The program as such: help, version, exit codes, and what it must not import."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,6 +41,16 @@ def test_help_imports_neither_torch_nor_what_an_engine_needs() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert "\x1b" not in done.stdout
+
+
+def test_shells_complete_commands_and_flags() -> None:
+    for typed, number, wanted in (("octavo ser", 1, "serve"), ("octavo serve --max-num-s", 2, "--max-num-seqs")):
+        asked = {"_OCTAVO_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(number)}
+        program = "from octavo.cli.main import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False, env={**os.environ, **asked}
+        )
+        assert wanted in done.stdout.split()
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("genrate", "generate"), ("chatt", "chat")])

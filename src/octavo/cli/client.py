@@ -10,6 +10,7 @@ Sources: OpenAI's API description (`reasoning_content` and `reasoning` are exten
 import asyncio
 import contextlib
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -228,6 +229,8 @@ class HttpClient:
         lines = [f"Host: {parts.netloc.rpartition('@')[2]}", "Accept: application/json, text/event-stream"]
         if api_key is not None:
             lines.append(f"Authorization: Bearer {api_key}")
+        if (parent := os.environ.get("TRACEPARENT", "")) and parent.isascii() and parent.isprintable():
+            lines.append(f"traceparent: {parent}")  # the span that a program which starts this one is in
         self._head: Final = "".join(f"{line}\r\n" for line in lines)
         self._idle: list[_Connection] = []
 

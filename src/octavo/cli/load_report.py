@@ -8,7 +8,7 @@ from itertools import pairwise
 import msgspec
 
 from octavo.cli.client import EventReader, Usage
-from octavo.cli.terminal import Report, percentile, spread
+from octavo.cli.terminal import PERCENTILES, Report, percentile, spread
 from octavo.errors import InvalidParameterError, RequestError
 
 Targets = Mapping[str, float]  # in milliseconds, by latency
@@ -100,7 +100,28 @@ def parse_targets(texts: Sequence[str]) -> Targets:
     return targets_ms
 
 
-def summarize(records: Sequence[RequestRecord], targets_ms: Targets, client_cpu_s: float) -> Report:
+def parse_ranks(text: str) -> tuple[float, ...]:
+    """Parse `50,90,99.9`. Raises InvalidParameterError: a percentile that is not above 0 and at most 100."""
+    ranks = []
+    for word in text.replace(",", " ").split():
+        try:
+            rank = float(word)
+        except ValueError:
+            rank = 0.0
+        if not 0.0 < rank <= 100.0:
+            raise InvalidParameterError("percentiles", word, "must be above 0 and at most 100, such as 50,90,99")
+        ranks.append(rank)
+    if not ranks:
+        raise InvalidParameterError("percentiles", text, "must name one, such as 50,90,99")
+    return tuple(ranks)
+
+
+def summarize(
+    records: Sequence[RequestRecord],
+    targets_ms: Targets,
+    client_cpu_s: float,
+    ranks: Sequence[float] = PERCENTILES,
+) -> Report:
     """Return the statistics of a run: throughput, percentiles and goodput, the requests within their targets.
 
     Latencies and throughput are of successful requests.
@@ -120,11 +141,11 @@ def summarize(records: Sequence[RequestRecord], targets_ms: Targets, client_cpu_
         "requests_per_s": len(good) / elapsed_s,
         "output_tokens_per_s": num_tokens / elapsed_s,
         "total_tokens_per_s": (num_tokens + num_prompt_tokens) / elapsed_s,
-        **spread("time_to_first_token_ms", [record.first_token_ms for record in good]),
-        **spread("inter_token_latency_ms", [gap for record in good for gap in record.gaps_ms]),
-        **spread("time_per_output_token_ms", [ms for ms in per_token_ms if ms is not None]),
-        **spread("end_to_end_ms", [record.end_to_end_ms for record in good]),
-        **spread("send_delay_ms", [(record.sent_s - record.planned_s) * 1e3 for record in records]),
+        **spread("time_to_first_token_ms", [record.first_token_ms for record in good], ranks),
+        **spread("inter_token_latency_ms", [gap for record in good for gap in record.gaps_ms], ranks),
+        **spread("time_per_output_token_ms", [ms for ms in per_token_ms if ms is not None], ranks),
+        **spread("end_to_end_ms", [record.end_to_end_ms for record in good], ranks),
+        **spread("send_delay_ms", [(record.sent_s - record.planned_s) * 1e3 for record in records], ranks),
     }
     if targets_ms:
         num_kept = sum(record.meets(targets_ms) for record in good)

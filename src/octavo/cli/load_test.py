@@ -2,14 +2,14 @@
 
 An open loop (`--rate`, or all at once) simulates users who do not wait for each other; a closed loop (`--concurrency`)
 a fixed number of users who do. The seed determines prompts, lengths and times before the run. Lengths are exact but for
-prompts of `chat`, which are random words in place of token ids.
+prompts of `chat`, which are random words in place of token ids, and for prompts of a dataset.
 """
 
 import asyncio
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,13 +18,16 @@ import msgspec
 import typer
 
 from octavo.cli.client import HttpClient
-from octavo.cli.load_report import RequestRecord, draw_run, encode_run, parse_targets, summarize
+from octavo.cli.datasets import Prompt, Sample, read_lines, read_sharegpt
+from octavo.cli.load_report import RequestRecord, draw_run, encode_run, parse_ranks, parse_targets, summarize
 from octavo.cli.options import with_derived_flags
 from octavo.cli.terminal import print_reports
-from octavo.config.option_types import AMOUNT, COUNT, POSITIVE, check_options, option
+from octavo.config.option_types import AMOUNT, COUNT, POSITIVE, POSITIVE_FINITE, check_options, option
 from octavo.errors import InvalidParameterError, RequestError
 
 Endpoint = Literal["completions", "chat"]
+Dataset = Literal["random", "sharegpt", "file"]
+_USUAL_OUTPUT_LEN = "64"
 _PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
@@ -46,53 +49,93 @@ class Workload:
 
     model: str | None = option(None, "model name; default: the server's first")
     endpoint: Endpoint = option("completions", "completions (random token ids) or chat (random words)")
+    dataset: Dataset = option(
+        "random", "random, sharegpt (a file of its JSON), or file (JSON lines with prompt or messages)",
+        also="dataset-name",
+    )  # fmt: skip
+    dataset_path: str | None = option(None, "file of the dataset")
     num_prompts: int = option(100, "requests to send", COUNT)
-    input_len: str = option("128", "tokens per prompt after its prefix; 64:256 is a range")
-    output_len: str = option("64", "tokens to generate per prompt, or a range")
+    input_len: str = option(
+        "128", "tokens per random prompt after its prefix; 64:256 is a range", also="random-input-len"
+    )
+    output_len: str | None = option(
+        None,
+        "tokens to generate per prompt, or a range; default: what the dataset says, else 64",
+        also="random-output-len",
+    )
     prefix_len: int = option(0, "tokens of a shared prefix", AMOUNT)
     num_prefixes: int = option(1, "number of shared prefixes", COUNT)
     token_ids: str = option("300:2000", "range of random token ids; the default fits any vocabulary")
-    rate: float | None = option(None, "requests per second (Poisson process); default: all at once", POSITIVE)
+    rate: float | None = option(None, "requests per second; default: all at once", POSITIVE, also="request-rate")
+    burstiness: float = option(
+        1.0, "how requests arrive: 1 is a Poisson process, less comes in bursts, more is more even", POSITIVE_FINITE
+    )
     temperature: float = option(0.0, "sampling temperature", AMOUNT)
     seed: int = option(0, "seed of prompts, lengths and arrival times")
 
     def __post_init__(self) -> None:
         check_options(self)
         self._spans()
+        if (self.dataset_path is None) != (self.dataset == "random"):
+            limit = "none for random prompts" if self.dataset == "random" else f"a file is needed for {self.dataset}"
+            raise InvalidParameterError("dataset_path", self.dataset_path, limit)
+        if self.burstiness != 1.0 and self.rate is None:
+            raise InvalidParameterError("burstiness", self.burstiness, "has no effect without --rate")
 
     def plan(self) -> list[RequestRecord]:
-        """Return the requests of a run in the order of sending.
-
-        Each prompt starts with one of `num_prefixes` shared prefixes in turn, followed by tokens of its own.
-        """
-        source, (input_len, output_len, (first_id, last_id)) = random.Random(self.seed), self._spans()
-        ids = range(first_id, last_id + 1)
-        prefixes = [source.choices(ids, k=self.prefix_len) for _ in range(self.num_prefixes)]
+        """Return the requests of a run in the order of sending. Raises InvalidParameterError: about the dataset."""
+        source = random.Random(self.seed)
         planned = []
         send_at_s = 0.0
+        for prompt, num_tokens in self._random(source) if self.dataset == "random" else self._of_dataset(source):
+            planned.append(RequestRecord(send_at_s, self._body(prompt, num_tokens), num_tokens))
+            send_at_s += self._gap_s(source)
+        return planned
+
+    def _gap_s(self, source: random.Random) -> float:
+        if self.rate is None:
+            return 0.0
+        if self.burstiness == 1.0:
+            return source.expovariate(self.rate)
+        return source.gammavariate(self.burstiness, 1.0 / (self.rate * self.burstiness))  # the same mean
+
+    def _random(self, source: random.Random) -> Iterator[tuple[Prompt, int]]:
+        """Yield prompts: one of `num_prefixes` shared prefixes in turn, followed by tokens of its own."""
+        input_len, output_len, (first_id, last_id) = self._spans()
+        ids = range(first_id, last_id + 1)
+        prefixes = [source.choices(ids, k=self.prefix_len) for _ in range(self.num_prefixes)]
         for number in range(self.num_prompts):
             own = source.choices(ids, k=source.randint(*input_len))
             num_tokens = source.randint(*output_len)
-            body = self._body(prefixes[number % len(prefixes)] + own, num_tokens)
-            planned.append(RequestRecord(send_at_s, body, num_tokens))
-            send_at_s += source.expovariate(self.rate) if self.rate else 0.0
-        return planned
+            yield prefixes[number % len(prefixes)] + own, num_tokens
+
+    def _of_dataset(self, source: random.Random) -> Iterator[tuple[Prompt, int]]:
+        """Yield prompts of the dataset, none twice: a file's in their order, others drawn."""
+        assert self.dataset_path is not None
+        samples = read_lines(self.dataset_path) if self.dataset == "file" else read_sharegpt(self.dataset_path)
+        if len(samples) < self.num_prompts:
+            limit = f"at most {len(samples)}: the dataset has no more, and a prompt sent twice would meet a cache"
+            raise InvalidParameterError("num_prompts", self.num_prompts, limit)
+        chosen = samples[: self.num_prompts] if self.dataset == "file" else source.sample(samples, self.num_prompts)
+        for sample in chosen:
+            yield sample.prompt, self._output_len(sample, source)
+
+    def _output_len(self, sample: Sample, source: random.Random) -> int:
+        if self.output_len is None and sample.output_len is not None:
+            return sample.output_len
+        return source.randint(*self._spans()[1])
 
     def _spans(self) -> tuple[tuple[int, int], ...]:
         return (
             parse_span("input_len", self.input_len, 0 if self.prefix_len else 1),
-            parse_span("output_len", self.output_len, 1),
+            parse_span("output_len", self.output_len or _USUAL_OUTPUT_LEN, 1),
             parse_span("token_ids", self.token_ids, 0),
         )
 
-    def _body(self, prompt: list[int], output_len: int) -> bytes:
-        fields: dict[str, object] = {"prompt": prompt}
-        if self.endpoint == "chat":  # short words: one or two tokens with most tokenizers
-            words = " ".join(f"{chr(97 + number % 26)}{chr(97 + number // 26 % 26)}" for number in prompt)
-            fields = {"messages": [{"role": "user", "content": words}]}
+    def _body(self, prompt: Prompt, output_len: int) -> bytes:
         return msgspec.json.encode(
             {
-                **fields,
+                **self._prompt_fields(prompt),
                 "model": self.model,
                 "max_tokens": output_len,
                 "min_tokens": output_len,
@@ -102,6 +145,19 @@ class Workload:
                 "stream_options": {"include_usage": True},
             }
         )
+
+    def _prompt_fields(self, prompt: Prompt) -> dict[str, object]:
+        is_conversation = isinstance(prompt, list) and isinstance(prompt[0], dict)
+        if self.endpoint == "completions":
+            if is_conversation:
+                raise InvalidParameterError("endpoint", self.endpoint, "chat: the dataset has conversations")
+            return {"prompt": prompt}
+        if is_conversation:
+            return {"messages": prompt}
+        if not isinstance(prompt, str):  # short words: one or two tokens with most tokenizers
+            numbers = [number for number in prompt if isinstance(number, int)]
+            prompt = " ".join(f"{chr(97 + number % 26)}{chr(97 + number // 26 % 26)}" for number in numbers)
+        return {"messages": [{"role": "user", "content": prompt}]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +169,8 @@ class LoadOptions:
 
     url: str = option("http://127.0.0.1:8000", "server URL")
     api_key: str | None = option(None, "API key for the server")
-    concurrency: int | None = option(None, "maximum number of requests in flight", COUNT)
+    concurrency: int | None = option(None, "maximum number of requests in flight", COUNT, also="max-concurrency")
+    percentiles: str = option("50,90,99", "percentiles of latencies to report", also="metric-percentiles")
     goodput: tuple[str, ...] = option((), "latency targets in ms, e.g. ttft:500,itl:50; also tpot, e2e")
     warmup: int = option(2, "warm-up requests", AMOUNT)
     timeout: float = option(600.0, "seconds until a request fails", POSITIVE)
@@ -135,12 +192,12 @@ def serve(
     options: LoadOptions,
 ) -> None:
     """Benchmark a server under load: latency, throughput and goodput."""
-    targets_ms = parse_targets(options.goodput)
+    targets_ms, ranks = parse_targets(options.goodput), parse_ranks(options.percentiles)
     if workload.rate is not None and options.concurrency is not None:
         raise InvalidParameterError("concurrency", options.concurrency, "cannot be combined with --rate")
     with _runner() as runner:
         model, records, cpu_s = runner.run(_measure(workload, options))
-    report = summarize(records, targets_ms, cpu_s)
+    report = summarize(records, targets_ms, cpu_s, ranks)
     if options.output is not None:
         Path(options.output).write_bytes(encode_run(model, records, report))
         print(f"octavo: the run is in {options.output}", file=sys.stderr)
@@ -206,8 +263,8 @@ class LoadGenerator:
 async def _measure(workload: Workload, options: LoadOptions) -> tuple[str, list[RequestRecord], float]:
     """Send all requests; return the model's name, the records, and the CPU seconds that this process used.
 
-    The warm-up uses another seed, so that nothing of what is measured is in the server's cache. A warm-up request that
-    fails ends the run.
+    The warm-up is random, of another seed, so that nothing of what is measured is in the server's cache. A warm-up
+    request that fails ends the run.
     """
     async with HttpClient(options.url, api_key=options.api_key) as client:
         model = await client.find_model(workload.model)
@@ -215,7 +272,8 @@ async def _measure(workload: Workload, options: LoadOptions) -> tuple[str, list[
         planned = workload.plan()
         load = LoadGenerator(client, _PATHS[workload.endpoint], options.timeout)
         if options.warmup:
-            warmup = replace(workload, seed=workload.seed + 1, num_prompts=options.warmup).plan()
+            other = replace(workload, seed=workload.seed + 1, num_prompts=options.warmup)
+            warmup = replace(other, dataset="random", dataset_path=None).plan()
             await load.run_closed(warmup, 1)
             _raise_failures(warmup)
         start_cpu_s = time.process_time()

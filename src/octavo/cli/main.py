@@ -23,7 +23,7 @@ from octavo.errors import UserError
 # By command: the module with a function, or a group of commands, of that name.
 COMMANDS = MappingProxyType(
     {
-        **{name: name for name in ("serve", "generate", "chat", "batch", "replay", "bench")},
+        **{name: name for name in ("serve", "generate", "chat", "batch", "replay", "bench", "top")},
         **dict.fromkeys(("inspect", "convert", "lora"), "checkpoints"),
         "env": "main",
     }
@@ -68,7 +68,7 @@ class LazyCommands(TyperGroup):
             raise typer.Exit(EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_ENGINE_ERROR) from error
 
 
-app = typer.Typer(cls=LazyCommands, **{**TYPER_SETTINGS, "no_args_is_help": True})
+app = typer.Typer(cls=LazyCommands, **{**TYPER_SETTINGS, "no_args_is_help": True, "add_completion": True})
 
 
 def _show_version(wanted: bool) -> None:
@@ -92,8 +92,11 @@ def octavo(
 def env(
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, mps or xpu", metavar="<str>")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="and test the machine for two seconds: exactness, memory, limits, disk")
+    ] = False,
 ) -> None:
-    """Versions, the device and its memory, and the kernels for each dtype."""
+    """Versions, the device and its memory, and the kernels for each dtype: what to paste into a bug report."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
@@ -104,7 +107,15 @@ def env(
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             others[name] = version(name)
-    print_facts(own | others | DeviceManager(device).describe(), as_json=json)
+    manager = DeviceManager(device)
+    facts = own | others | manager.describe()
+    if check:
+        from octavo.cli.installed import extras
+        from octavo.device.self_check import self_check
+        from octavo.loader.packed_cache import cache_folder
+
+        facts |= {"extras": extras()} | self_check(manager, cache_folder().parent)
+    print_facts(facts, as_json=json)
 
 
 def _report(error: Exception) -> None:

@@ -117,7 +117,7 @@ def _defined_flags(
         help_text = f"{spec.metadata['help']} (repeatable)" if is_list else spec.metadata["help"]
         default = None if spec.default in ((), "") else spec.default
         kind = list[str] if is_list else str if str in get_args(spec.type) else spec.type  # a mapping is given as JSON
-        flags[spec.name] = _flag(group, name, kind, help_text, default)
+        flags[spec.name] = _flag(group, name, kind, help_text, default, spec.metadata["also"])
     return flags
 
 
@@ -129,7 +129,9 @@ def _sampling_flags(names: Collection[str]) -> dict[str, inspect.Parameter]:
     }
 
 
-def _flag(group: str, name: str, kind: Any, help_text: str, default: object) -> inspect.Parameter:
+def _flag(
+    group: str, name: str, kind: Any, help_text: str, default: object, also: str | None = None
+) -> inspect.Parameter:
     spelling = f"--{name.replace('_', '-')}"
     is_switch = bool in (kind, *get_args(kind))
     if is_switch:
@@ -137,6 +139,7 @@ def _flag(group: str, name: str, kind: Any, help_text: str, default: object) -> 
     if default is not None:
         help_text += f" [default: {str(default).lower() if is_switch else default}]"
     metavar = "<str>" if kind == list[str] else None
-    option = typer.Option(spelling, help=help_text, show_default=False, metavar=metavar)
+    spellings = [spelling] if also is None else [spelling, f"--{also}"]
+    option = typer.Option(*spellings, help=help_text, show_default=False, metavar=metavar)
     annotation = Annotated[kind | None, option]
     return inspect.Parameter(f"{group}_{name}", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

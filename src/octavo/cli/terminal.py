@@ -12,6 +12,7 @@ from io import TextIOWrapper
 from octavo.errors import InvalidParameterError
 
 Report = dict[str, float]
+PERCENTILES = (50.0, 90.0, 99.0)  # unless others are asked for
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))  # by file descriptor
 
@@ -66,12 +67,12 @@ def percentile(values: Sequence[float], rank: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def spread(name: str, values: Sequence[float]) -> Report:
+def spread(name: str, values: Sequence[float], ranks: Sequence[float] = PERCENTILES) -> Report:
     """Return mean and percentiles of `values` under keys that start with `name`; empty if there are no values."""
     if not values:
         return {}
     mean = sum(values) / len(values)
-    return {f"{name}_mean": mean} | {f"{name}_p{rank}": percentile(values, rank) for rank in (50, 90, 99)}
+    return {f"{name}_mean": mean} | {f"{name}_p{rank:g}": percentile(values, rank) for rank in ranks}
 
 
 def print_reports(reports: Sequence[Report], *, as_json: bool) -> None:

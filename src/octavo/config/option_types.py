@@ -19,9 +19,14 @@ AMOUNT: Limit = ("a finite number of at least 0", lambda value: 0.0 <= value < m
 _KINDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false", dict: "a mapping"}
 
 
-def option(default: Any, help_text: str, limit: Limit | None = None, *, is_secret: bool = False) -> Any:
-    """A dataclass field with the help text of its command-line flag; secret ones are never printed."""
-    return field(default=default, metadata={"help": help_text, "limit": limit, "is_secret": is_secret})
+def option(
+    default: Any, help_text: str, limit: Limit | None = None, *, is_secret: bool = False, also: str | None = None
+) -> Any:
+    """A dataclass field with the help text of its command-line flag; secret ones are never printed.
+
+    `also` is another spelling of the flag, that of other programs.
+    """
+    return field(default=default, metadata={"help": help_text, "limit": limit, "is_secret": is_secret, "also": also})
 
 
 def check_options(options: Any) -> None:

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -195,6 +196,7 @@ class RequestState:
     finished_time_s: float | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     embedding: list[float] | None = None
+    origin: object = None  # what an observer knows of where it comes from
     counts: Counter[str] = field(default_factory=Counter)  # of the core, by fields of `RequestMetrics`
 
     def __post_init__(self) -> None:
@@ -300,11 +302,22 @@ class StepResult:
     num_tokens: int  # work done in the step, prompt tokens included
 
 
+class RequestObserver(Protocol):
+    """Is told of every request; neither method raises or blocks."""
+
+    def began(self) -> object:
+        """Return where the request that begins comes from: `RequestState.origin`."""
+
+    def ended(self, state: RequestState) -> None:
+        """All samples of the request have finished."""
+
+
 class OutputProcessor:
     """Keeps the state of every unfinished request. Not thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, metrics: EngineMetrics) -> None:
         self.metrics = metrics
+        self.observer: RequestObserver | None = None
         self._tokenizer = tokenizer
         self._requests: set[RequestState] = set()
         self._by_name: dict[str, RequestState] = {}  # requests that have not ended for the caller
@@ -331,6 +344,8 @@ class OutputProcessor:
         """Register a request. Raises InvalidParameterError if its name was taken after it had been processed."""
         self.check_free(processed.request_id)
         state = RequestState(processed, self._tokenizer)
+        if self.observer is not None:
+            state.origin = self.observer.began()
         self._requests.add(state)
         self._by_name[state.request_id] = state
         self.metrics.record_arrival(state.request)
@@ -432,3 +447,5 @@ class OutputProcessor:
                 self.metrics.record_end(
                     state.times(), state.num_prompt_tokens, samples, state.processed.params.max_tokens
                 )
+                if self.observer is not None:
+                    self.observer.ended(state)

@@ -96,6 +96,20 @@ def available_levels() -> list[str]:
     return _cpu.levels()
 
 
+def describe_level() -> str:
+    """Return which C++ kernels run on this processor, and why these."""
+    wanted = os.environ.get(_LEVEL_VARIABLE)
+    if wanted == "torch":
+        return f"torch's ops: {_LEVEL_VARIABLE} says so"
+    if not is_built():
+        return "torch's ops: the C++ kernels were not built (no compiler at install)"
+    levels = available_levels()
+    has = f"this processor has {', '.join(levels)}"
+    if wanted is None:
+        return f"{levels[0]}, the best that there is: {has}"
+    return f"{wanted}: {_LEVEL_VARIABLE} says so; {has}" if wanted in levels else f"none: {wanted} is not here, {has}"
+
+
 def uses_triton(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether the Triton kernels run here: on a GPU unless disabled, on a CPU if requested and interpreted."""
     wanted = os.environ.get(_GPU_VARIABLE)

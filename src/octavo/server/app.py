@@ -34,7 +34,9 @@ from octavo.server.returning import Returning
 from octavo.server.routes import Routes, add_pages
 from octavo.server.settings import Settings
 from octavo.server.stored_routes import StoredRoutes
+from octavo.server.systemd import STOPPING, notify
 from octavo.server.tenants.tenants import Tenants
+from octavo.server.tracing import Tracing, TracingMiddleware
 from octavo.server.ui.routes import UiRoutes
 from octavo.server.ui.watch import EngineWatch
 
@@ -173,12 +175,18 @@ def with_middleware(
 
 
 def make_server(
-    app: ASGIApp, settings: Settings, keys: tuple[str, ...], metrics: HttpMetrics, tenants: Tenants | None = None
+    app: ASGIApp,
+    settings: Settings,
+    keys: tuple[str, ...],
+    metrics: HttpMetrics,
+    tenants: Tenants | None = None,
+    tracing: Tracing | None = None,
 ) -> "DrainingServer":
     args = settings.server
     admission = Admission(settings.engine.max_num_seqs, args.max_waiting)
+    app = with_middleware(app, args, keys, admission, metrics, tenants)
     config = uvicorn.Config(
-        with_middleware(app, args, keys, admission, metrics, tenants),
+        app if tracing is None else TracingMiddleware(app, tracing),
         loop="uvloop", http=limited_protocol(args, metrics), ws="none", log_config=None, access_log=False,
         server_header=False, timeout_keep_alive=args.keep_alive_s,
         ssl_certfile=args.ssl_certfile, ssl_keyfile=args.ssl_keyfile,
@@ -223,6 +231,7 @@ class DrainingServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         self._admission.is_draining = True
+        notify(STOPPING)
         logger.info("shutting down: %d requests may finish within %g s; a second signal ends them",
                     len(self._admission), self._drain_timeout_s)  # fmt: skip
         if await self._is_idle_within(self._drain_timeout_s):

@@ -204,6 +204,7 @@ def log_access(exchange: Exchange, status: int) -> None:
         "completion_tokens": tokens and tokens[1],
         "request_id": exchange.request_id,
         "client_left": exchange.was_abandoned or None,
+        "trace_id": scope["state"].get("trace_id"),
     }
     known = {name: fact for name, fact in facts.items() if fact is not None}
     rest = " ".join(f"{name}={known[name]}" for name in list(known)[4:])

@@ -21,6 +21,7 @@ from octavo.async_llm import load_in_thread
 from octavo.config.args import EngineArgs
 from octavo.device.process import freeze_loaded_objects
 from octavo.engine.async_llm_engine import AsyncLLMEngine
+from octavo.engine.output_processor import RequestObserver
 from octavo.metrics.collect import EngineMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, unavailable
@@ -63,6 +64,7 @@ class EngineLifecycle:
         self._service: OpenAICompatibleService | None = None
         self.on_ready: Callable[[str], None] = logger.info  # called with a message when ready
         self.on_end: Callable[[], None] = lambda: None  # called when the server should stop
+        self.observer: RequestObserver | None = None  # of the engine's requests
         self._stage = "starting"  # of loading
         self._started_s = time.monotonic()
         self._loading: Future[AsyncLLMEngine] = Future()
@@ -77,6 +79,7 @@ class EngineLifecycle:
         """Wait for the engine, serve with it until it dies, then call `on_end`."""
         try:
             self._engine = await asyncio.wrap_future(self._loading)
+            self._engine.front.outputs.observer = self.observer
             service = OpenAICompatibleService(self._engine, self._args.model_name, self._server_args)
             await service.models.add_modules(self._server_args.lora_modules)
             if not self._server_args.allow_runtime_lora:  # else what an alias means may come later

@@ -20,7 +20,9 @@ from octavo.server.args import LogFormat, LogLevel, ServerArgs
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.settings import Settings
 from octavo.server.state_dir import holding_state_dir
+from octavo.server.systemd import READY, notify
 from octavo.server.tenants.tenants import Tenants
+from octavo.server.tracing import tracing
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -44,8 +46,9 @@ def serve(settings: Settings, announce: Callable[[str], None] = logger.info) -> 
     check_certificate(args)
     metrics = HttpMetrics()
     tenants = load_tenants(settings, metrics)
-    with holding_state_dir(args.state_dir), listening(args) as listener:
-        lifecycle = EngineLifecycle(settings.engine, args)
+    lifecycle = EngineLifecycle(settings.engine, args)
+    with holding_state_dir(args.state_dir), listening(args) as listener, tracing(lifecycle.served_name) as tracer:
+        lifecycle.observer = tracer
         lifecycle.start_loading()
         # Importing FastAPI takes half a second: do it while the engine process imports torch.
         from octavo.server.app import create_app, make_server
@@ -53,11 +56,12 @@ def serve(settings: Settings, announce: Callable[[str], None] = logger.info) -> 
 
         returning = Returning(args, metrics)
         app = create_app(lifecycle, args, metrics, returning, settings.origins, tenants)
-        server = make_server(app, settings, keys, metrics, tenants)
+        server = make_server(app, settings, keys, metrics, tenants, tracer)
         url = url_of(listener, args)
 
         def on_ready(summary: str) -> None:
             announce(f"{summary}; {url}")
+            notify(READY, f"STATUS={summary}")
             returning.recover(cast("ASGIApp", server.config.app))
 
         lifecycle.on_ready, lifecycle.on_end = on_ready, server.stop
