@@ -1,6 +1,6 @@
 """The documents are true: every file and name that they point to exists. `tests/test_readme.py` runs the README.
 
-In docs/structure.md, docs/source-map.md and CONTRIBUTING.md a pointer is a path below src/octavo/ in backticks, and
+In docs/structure.md, docs/source-map.md, docs/request.md and CONTRIBUTING.md a pointer is a path below src/octavo/ in backticks, and
 after it, where there is one, a name that the file defines: `engine/core.py` `EngineCore.step`.
 """
 
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 POINTER = re.compile(r"`((?:[\w]+/)*\w+\.py)`(?: `([A-Za-z_][\w.]*)(?:\(\))?`)?")
-DOCUMENTS = ["docs/structure.md", "docs/source-map.md", "CONTRIBUTING.md"]
+DOCUMENTS = ["docs/structure.md", "docs/source-map.md", "docs/request.md", "CONTRIBUTING.md"]
 
 
 def names_defined_in(path: Path) -> set[str]:

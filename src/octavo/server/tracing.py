@@ -77,7 +77,7 @@ def tracing(model_name: str, environ: Mapping[str, str] = os.environ) -> "Genera
 
 
 def _provider(wanted: tuple[str, ...]) -> "TracerProvider":
-    """Return OpenTelemetry's SDK with these exporters. It reads its other variables itself: sampler, headers, limits."""
+    """Return OpenTelemetry's SDK with these exporters. Other variables it reads itself: sampler, headers, limits."""
     try:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
