@@ -107,7 +107,7 @@ test-ray: $(TEST) $(RAY)
 	.venv/ray/bin/python -m pytest -W default tests/ray $(ARGS)
 
 docs: $(DOCS)
-	.venv/docs/bin/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/python -m mkdocs build --strict --quiet
 	@echo "The site is in build/site: python3 -m http.server --bind 127.0.0.1 --directory build/site"
 
 wheel: $(WHEELS)

@@ -1,11 +1,12 @@
 """The documents are true: every file and name that they point to exists. `tests/test_readme.py` runs the README.
 
-In docs/structure.md, docs/source-map.md, docs/request.md and CONTRIBUTING.md a pointer is a path below src/octavo/ in backticks, and
-after it, where there is one, a name that the file defines: `engine/core.py` `EngineCore.step`.
+In `DOCUMENTS` a pointer is a path below src/octavo/ in backticks, and after it, where there is one, a name that the
+file defines: `engine/core.py` `EngineCore.step`.
 """
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ POINTER = re.compile(r"`((?:[\w]+/)*\w+\.py)`(?: `([A-Za-z_][\w.]*)(?:\(\))?`)?"
 DOCUMENTS = ["docs/structure.md", "docs/source-map.md", "docs/request.md", "CONTRIBUTING.md"]
 
 
+@cache
 def names_defined_in(path: Path) -> set[str]:
     """Return functions, classes, constants and, as `Class.member`, what classes define or set on themselves."""
     names: set[str] = set()

@@ -39,9 +39,8 @@ def nginx(server: HttpServer, folder: Path, location: str = "location / {") -> I
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    conf = CONF.replace("127.0.0.1:8000", server.url.removeprefix("http://")).replace(
-        "listen 80;", f"listen 127.0.0.1:{port};"
-    )
+    address = server.url.removeprefix("http://").partition("/")[0]
+    conf = CONF.replace("127.0.0.1:8000", address).replace("listen 80;", f"listen 127.0.0.1:{port};")
     conf = conf.replace("location / {", location)
     if location.endswith("# stripped"):
         conf = conf.replace("proxy_pass http://octavo;", "proxy_pass http://octavo/;")

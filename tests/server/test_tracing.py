@@ -128,11 +128,12 @@ def test_an_error_is_a_span_that_says_so() -> None:
 
 
 def test_nothing_is_imported_where_traces_are_off() -> None:
+    """But for the API alone, by FastAPI, if it is installed."""
     program = (
         "import sys, octavo.server.app\n"
         "from octavo.server.tracing import tracing\n"
         "with tracing('m', {'OTEL_SDK_DISABLED': 'true', 'OTEL_EXPORTER_OTLP_ENDPOINT': 'http://x'}) as none: pass\n"
-        "print(none, [name for name in sys.modules if name.startswith('opentelemetry')])"
+        "print(none, [name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "None []\n"

@@ -30,26 +30,12 @@ def walk(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 def _section(words: tuple[str, ...], command: Any) -> str:
     lines = [f"\n## {' '.join(words)}\n", f"\n{(command.help or '').strip()}\n"]
-    rows = [row for parameter in command.params if (row := _row(parameter)) is not None]
+    context = command.make_context(" ".join(words), [], resilient_parsing=True)
+    records = [parameter.get_help_record(context) for parameter in command.params]  # None: hidden
+    rows = [f"| `{flag}` | {_cell(text)} |\n" for flag, text in filter(None, records)]
     if rows:
-        lines += ["\n| flag | value | what it does |\n| --- | --- | --- |\n", *rows]
+        lines += ["\n| flag | what it does |\n| --- | --- |\n", *rows]
     return "".join(lines)
-
-
-def _row(parameter: Any) -> str | None:
-    if getattr(parameter, "hidden", False):
-        return None
-    is_argument = parameter.param_type_name == "argument"
-    names = [parameter.name.upper()] if is_argument else [*parameter.opts, *parameter.secondary_opts]
-    spelled = ", ".join(f"`{name}`" for name in names)
-    choices = getattr(parameter.type, "choices", None)
-    is_switch = getattr(parameter, "is_flag", False)
-    kind = "" if is_switch else " ".join(map(str, choices)) if choices else parameter.metavar or parameter.type.name
-    text = parameter.help or ""
-    shown = parameter.default
-    if not is_argument and shown not in (None, False, True, (), []) and "[default" not in text and not callable(shown):
-        text += f" [default: {shown}]"
-    return f"| {spelled} | {_cell(kind.lower())} | {_cell(text)} |\n"
 
 
 def _cell(text: str) -> str:
