@@ -1,14 +1,18 @@
 """A snapshot says of each request what it does, or why it does not run, and who has which block."""
 
+import threading
 from typing import Any
 
 import msgspec
 
+from octavo.errors import InvalidParameterError
 from octavo.sampling_params import RequestPriority
 from octavo.scheduler.gate import Gate
 from octavo.scheduler.request import Request
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.snapshot import CACHED, FREE, SHARED
+from octavo.structured.manager import GrammarManager
+from octavo.structured_output import StructuredOutput
 from octavo.testing import FakeWorker, make_request, make_scheduler, run_step
 
 
@@ -72,6 +76,24 @@ def test_a_long_prompt_is_named_to_those_behind_it() -> None:
     state = state_of(scheduler)
     assert (state["by_id"]["long"]["status"], state["by_id"]["long"]["num_computed"]) == ("prefill", 16)
     assert (state["by_id"]["short"]["status"], state["by_id"]["short"]["reason"]) == ("waiting", "long prompt")
+
+
+def test_a_grammar_that_compiles_is_why() -> None:
+    compiling, done = threading.Event(), threading.Event()
+
+    def backend() -> Any:
+        compiling.set()
+        done.wait(10.0)
+        raise InvalidParameterError("structured_output", "x", "no backend here")
+
+    grammars = GrammarManager(backend)
+    scheduler = make_scheduler(grammars=grammars)
+    scheduler.add_request(make_request("a", [1], structured_output=StructuredOutput(regex="a+")))
+    assert compiling.wait(10.0)
+    assert state_of(scheduler)["by_id"]["a"]["reason"] == "grammar"
+    scheduler.abort(["a"])
+    done.set()
+    grammars.close()
 
 
 def test_blocks_have_an_owner_or_a_prefix_or_nothing() -> None:

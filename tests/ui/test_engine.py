@@ -54,7 +54,7 @@ def test_rows_and_blocks_that_are_taken(make_tab: MakeTab) -> None:
         expect(page.locator("#why")).to_contain_text("2 requests wait: All rows are taken.")
         expect(page.locator("tr.waits").first).to_contain_text("at most")
     flags = ("--num-kv-blocks", "64", "--max-model-len", "1024")
-    texts = [("", chat("word " * 300 + str(number), max_tokens=600)) for number in range(5)]
+    texts = [("", chat(f"{number} " * 300, max_tokens=200)) for number in range(5)]
     with HttpServer(*flags, python=SERVER_PYTHON) as server, asking(server, *texts):
         page = engine_view(make_tab, server).page
         expect(page.locator("#why")).to_contain_text("No free KV blocks")

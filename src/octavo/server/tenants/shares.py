@@ -7,6 +7,8 @@ Some rows stay free for tenants that have none, so that one that comes does not 
 """
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +18,7 @@ from octavo.server.exchange import Exchange
 from octavo.server.sse import wait_for_disconnect
 from octavo.server.tenants.tenant import Place, Tenant
 
+_RATE_WINDOW = 32  # requests that have ended, of which the expected wait is made
 _RESERVED = 4  # at most one row in so many is kept free for those who have none
 
 
@@ -25,6 +28,7 @@ class FairShares:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._tenants: list[Tenant] = []
+        self._ends_s: deque[float] = deque(maxlen=_RATE_WINDOW)
         self._turns: dict[Place, asyncio.Future[None]] = {}  # of the waiting ones
 
     def set_tenants(self, tenants: Iterable[Tenant]) -> None:
@@ -52,6 +56,7 @@ class FairShares:
         finally:
             if place in tenant.running:
                 tenant.settle(place)
+                self._ends_s.append(time.monotonic())
             else:
                 tenant.waiting.remove(place)
                 del self._turns[place]
@@ -96,6 +101,9 @@ class FairShares:
     def describe_waiting(self) -> list[dict[str, Any]]:
         """Describe the requests that wait here, for the page."""
         total = sum(each.num_running for each in self._tenants)
+        wait_s = None  # of one place in a queue
+        if len(self._ends_s) > 1:
+            wait_s = (time.monotonic() - self._ends_s[0]) / len(self._ends_s)
         found: list[dict[str, Any]] = []
         for tenant in self._tenants:
             limit, num_active = tenant.spec.max_running, self.expected_share(tenant)
@@ -112,6 +120,7 @@ class FairShares:
                     "status": "waiting",
                     "reason": reason,
                     "num_ahead": ahead,
+                    "wait_s": None if wait_s is None else (ahead + 1) * num_active * wait_s,
                     "arrival_s": place.arrived_s,
                     "priority": tenant.spec.request_priority,
                     "num_prompt": None,

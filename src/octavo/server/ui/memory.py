@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ def process_memory() -> list[dict[str, Any]]:
 
 
 def _program(words: list[bytes]) -> str:
-    """Return what a process runs: its module, without the path."""
-    module = next((word for before, word in pairwise(words) if before == b"-m"), words[0])
+    """Return what a process runs: a module of ours, or the program without its path."""
+    module = next((word for word in words if word.startswith(b"octavo.")), words[0])
     return Path(module.decode(errors="replace")).name
 
 
