@@ -10,7 +10,7 @@ import jsonschema
 # What clients of open models read beside OpenAI's fields.
 EXTRAS = {
     "reasoning", "reasoning_content", "stop_reason", "token_ids", "prompt_token_ids", "prompt_logprobs", "metrics",
-    "max_model_len", "root", "parent", "permission", "prompt_text", "timings",
+    "max_model_len", "root", "parent", "permission", "prompt_text", "timings", "models", "state",
 }  # fmt: skip
 
 # Where OpenAI's own server departs from its description: the usage of all chunks but the last, the reason of all

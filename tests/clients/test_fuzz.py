@@ -25,6 +25,7 @@ ROUTES = [
     ("POST", "/api/chat"), ("POST", "/api/generate"), ("POST", "/api/embed"), ("POST", "/api/embeddings"),
     ("POST", "/api/show"), ("POST", "/api/pull"),
     ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/v1/responses"), ("POST", "/v1/responses/input_tokens"), ("GET", "/v1/responses/{response_id}"),
 ]  # fmt: skip
 
 
@@ -46,6 +47,36 @@ def mended_blocks(body: dict[str, Any]) -> dict[str, Any]:
                 block["input"] = block.get("input") if isinstance(block.get("input"), dict) else {}
     if mended.get("messages"):
         mended["messages"].append({"role": "user", "content": "x"})
+    return mended
+
+
+ITEMS: list[dict[str, Any]] = [
+    {"type": "message", "role": "user", "content": "x"}, {"type": "reasoning", "summary": []},
+    {"type": "function_call", "name": "f", "call_id": "c", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}]},
+    {"type": "custom_tool_call", "name": "f", "call_id": "d", "input": "x"},
+    {"type": "custom_tool_call_output", "call_id": "d", "output": "x"}, {"type": "web_search_call", "id": "w"},
+    {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "x"}]},
+]  # fmt: skip
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "name": "f"}, {"type": "custom", "name": "g"}, {"type": "web_search"},
+    {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
+]  # fmt: skip
+
+
+def mended_items(body: dict[str, Any]) -> dict[str, Any]:
+    """The same for the Responses API, whose items and tools have no types on the page."""
+    calm: dict[str, Any] = {
+        **KNOWN, "max_output_tokens": 2, "min_tokens": 0, "previous_response_id": None, "conversation": None,
+        "prompt": None, "tool_choice": "auto", "reasoning": {"effort": "low"}, "text": None, "top_logprobs": None,
+        "instructions": "x", "background": None, "thinking_token_budget": None, "priority": 0,
+    }  # fmt: skip
+    mended = {**body, **{name: value for name, value in calm.items() if name in body}, "max_output_tokens": 2}
+    for field, sound in (("input", ITEMS), ("tools", TOOLS)):
+        if isinstance(mended.get(field), list):
+            mended[field] = [{**each, **sound[number % len(sound)]} for number, each in enumerate(mended[field])]
+    if isinstance(mended.get("tools"), list):
+        mended["tools"] = mended["tools"][: len(TOOLS)]
     return mended
 
 
@@ -92,7 +123,13 @@ def test_no_request_is_our_fault(api: Any, method: str, path: str, mode: Any) ->
     @given(case=operation.as_strategy(generation_mode=mode))
     def send(case: Any) -> None:
         if mode.is_positive and isinstance(case.body, dict):
-            case.body = mended_blocks(case.body) if path.startswith("/v1/messages") else mended(case.body, path)
+            is_of_items = path.startswith("/v1/responses")
+            is_of_blocks = path.startswith("/v1/messages")
+            case.body = (
+                mended_items(case.body) if is_of_items
+                else mended_blocks(case.body) if is_of_blocks
+                else mended(case.body, path)
+            )  # fmt: skip
         response = case.call(timeout=60)
         assert response.status_code < 500, response.text
         if response.status_code >= 400:

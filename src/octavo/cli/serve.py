@@ -1,4 +1,4 @@
-"""`octavo serve`: an OpenAI-compatible HTTP server for one model."""
+"""`octavo serve`: an OpenAI-compatible HTTP server for one model, or several."""
 
 import os
 import sys
@@ -13,7 +13,10 @@ from octavo.errors import InvalidParameterError
 
 @with_derived_flags
 def serve(
-    model: Annotated[str | None, typer.Argument(help="the model; same as --model", show_default=False)] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="the model, same as --model; others are as --also-serve", show_default=False),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="YAML file with options: `max-num-seqs: 64`", metavar="<path>")
     ] = None,
@@ -24,15 +27,19 @@ def serve(
     server: ServerOptions,
     engine: EngineOptions,
 ) -> None:
-    """Serve a model over HTTP with an OpenAI-compatible API.
+    """Serve a model, or several that are loaded when they are asked for, over HTTP with an OpenAI-compatible API.
 
     Every option is also an environment variable (OCTAVO_MAX_NUM_SEQS=64) and a key of the YAML file. Flags override the
     environment, the environment overrides the file.
     """
     from octavo.server.settings import resolve_settings
 
-    if model is not None and engine.setdefault("model_name", model) != model:
-        raise InvalidParameterError("model", model, f"conflicts with --model {engine['model_name']!r}")
+    if models:
+        model, *others = models
+        if engine.setdefault("model_name", model) != model:
+            raise InvalidParameterError("model", model, f"conflicts with --model {engine['model_name']!r}")
+        if others:
+            server["also_serve"] = [*others, *server.get("also_serve", ())]
     settings = resolve_settings({**engine, **server}, os.environ, config)
     if show_settings:
         print("\n".join(settings.lines(with_defaults=True)))

@@ -243,6 +243,7 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     new_token_ids: list[int] = []  # [sum(num_new_tokens)]
     num_scheduled_tokens: int = 0  # computed in this step, including prompt tokens
     admitted: dict[str, AdmittedRequest] = {}
+    prefilled: dict[str, int] = {}  # tokens of its context so far, of a request whose context needs more steps
     finished: dict[str, FinishedRequest] = {}
     logprobs: dict[str, list[TokenLogprobs]] = {}  # one entry for each new token of the request
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}  # whole prompt at once; [0] is None

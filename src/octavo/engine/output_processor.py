@@ -192,6 +192,8 @@ class RequestState:
     request_id: str = field(init=False)  # the user's name for it
     samples: list[CompletionState] = field(init=False)  # in seed order
     admitted: AdmittedRequest | None = None  # the first sample that ran
+    num_prefilled_tokens: int = 0  # of the prompt, while it takes several steps
+    shows_progress: bool = False  # its reader is told of these
     first_token_time_s: float | None = None
     finished_time_s: float | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
@@ -379,6 +381,7 @@ class OutputProcessor:
         to_abort: list[str] = []
         num_by_last_time: dict[float, int] = {}
         self._record_events(outputs)
+        changed.update(dict.fromkeys(self._record_progress(outputs)))
         start = 0
         for core_id, count, first in zip(outputs.req_ids, outputs.num_new_tokens, outputs.first_indices, strict=True):
             token_ids = outputs.new_token_ids[start : start + count]
@@ -431,6 +434,15 @@ class OutputProcessor:
                 self._samples[core_id][0].prompt_logprobs = [
                     None if entry is None else readable_logprobs(entry, self._tokenizer) for entry in entries
                 ]
+
+    def _record_progress(self, outputs: EngineCoreOutputs) -> list[RequestState]:
+        """Note how much of their prompts is computed, and return those whose readers are told."""
+        told = []
+        for core_id, num_tokens in outputs.prefilled.items():
+            if core_id in self._samples and (state := self._samples[core_id][0]).shows_progress:
+                state.num_prefilled_tokens = max(state.num_prefilled_tokens, num_tokens)
+                told.append(state)
+        return told
 
     def _retire(self, ended: Iterable[RequestState], now_s: float) -> None:
         """Drop finished samples and requests."""

@@ -324,6 +324,7 @@ class Scheduler:
             new_token_ids=update.new_token_ids.tolist(),
             num_scheduled_tokens=step.output.total_num_scheduled_tokens,
             admitted=step.admitted,
+            prefilled=step.prefilled(self.running),
             finished=reports,
             logprobs=update.logprobs,
             prompt_logprobs=update.prompt_logprobs,

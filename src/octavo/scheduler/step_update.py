@@ -83,6 +83,15 @@ class StepInFlight:
     hashed_blocks: list[tuple[int, int]]  # (group, block): findable because this step, or an earlier one, fills them
     admitted: dict[str, AdmittedRequest]
 
+    def prefilled(self, running: RunningRows) -> dict[str, int]:
+        """Return how many tokens of its context are computed, of each request that needs more steps to compute it."""
+        output = self.output
+        if output.samples.all():
+            return {}
+        is_part = ~output.samples & (running.generation[self.rows] == self.generations)
+        ends = output.num_computed_tokens + output.num_scheduled_tokens
+        return {output.req_ids[index]: int(ends[index]) for index in is_part.nonzero()[0].tolist()}
+
     def match_output(self, model_output: ModelRunnerOutput, running: RunningRows) -> StepUpdate:
         """Match what the ranks computed with the requests that are still in the same rows."""
         output, rows = self.output, self.rows

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -30,6 +31,8 @@ from octavo.server.logged_requests import Identity
 from octavo.server.ollama_routes import OllamaRoutes
 from octavo.server.policy import Admission, RequestPolicy
 from octavo.server.request_log import RequestLog
+from octavo.server.responses.routes import ResponsesRoutes
+from octavo.server.responses.store import ResponseStore
 from octavo.server.returning import Returning
 from octavo.server.routes import Routes, add_pages
 from octavo.server.settings import Settings
@@ -44,8 +47,18 @@ logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 2  # for connections to flush pending data, once all requests have ended
 # Routes of known APIs that clients may try.
-_NOT_OFFERED_YET = ("responses", "rerank", "score", "audio", "images")
+_NOT_OFFERED_YET = ("rerank", "score", "audio", "images")
 _STORED = ("batches", "files")
+
+
+class Engines(Protocol):
+    """The engine of a server, or several."""
+
+    async def run(self) -> None:
+        """See to them, until cancelled or none is left."""
+
+    async def close(self) -> None:
+        """Shut them down."""
 
 
 def create_app(
@@ -55,17 +68,24 @@ def create_app(
     returning: Returning | None = None,
     origins: Mapping[str, str] | None = None,
     tenants: Tenants | None = None,
+    responses: ResponseStore | None = None,
+    engines: Engines | None = None,
 ) -> FastAPI:
-    """Return the ASGI application around an engine that may still be loading; `origins`: of options that were set."""
+    """Return the ASGI application around an engine that may still be loading.
+
+    `origins`: of options that were set; `engines`: all of them, if this is one of several.
+    """
 
     returning = returning or Returning(args, http_metrics)
+    responses = responses or ResponseStore(args)
+    engines = engines or lifecycle
     batches = None if args.state_dir is None else BatchService(args.state_dir, lifecycle, args, http_metrics)
     request_log = None if args.request_log is None else RequestLog(args, lambda: _identity(lifecycle))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         returning.restore()
-        tasks = [asyncio.create_task(lifecycle.run())]
+        tasks = [asyncio.create_task(engines.run())]
         if batches is not None:
             tasks.append(asyncio.create_task(batches.run()))
         if request_log is not None:
@@ -77,9 +97,10 @@ def create_app(
         if batches is not None:
             batches.close()
         await returning.close()
+        responses.close()
         if request_log is not None:
             await request_log.close()
-        await lifecycle.close()
+        await engines.close()
 
     app = FastAPI(
         title="Octavo",
@@ -100,6 +121,7 @@ def create_app(
     routes.add_to(app)
     MessagesRoutes(lifecycle, routes.answer).add_to(app)
     OllamaRoutes(lifecycle, routes.names).add_to(app)
+    ResponsesRoutes(lifecycle, args, routes, responses, returning).add_to(app)
     if batches is not None:
         StoredRoutes(batches, args).add_to(app)
     add_pages(app, args.root_path)

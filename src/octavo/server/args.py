@@ -64,6 +64,13 @@ class ServerArgs:
     model_alias: tuple[str, ...] = option(
         (), "NAME=MODEL: another name for a model or adapter, such as claude-*=demo; may be repeated"
     )
+    also_serve: tuple[str, ...] = option(
+        (), "another model, loaded when a request asks for it; the same as a further argument of `octavo serve`"
+    )
+    max_loaded: int = option(1, "maximum models loaded at once, where there are several", COUNT)
+    idle_unload_s: float | None = option(
+        None, "seconds after which a model that nobody uses is unloaded, until the next request", POSITIVE_FINITE
+    )
     keep_billing_header: bool = option(
         False, "keep the line of Claude Code's system prompt that changes with every request, so no prefix is reused"
     )
@@ -121,6 +128,14 @@ class ServerArgs:
     max_files: int = option(10_000, "maximum number of files, those that batches write included", COUNT)
     max_stored_bytes: int = option(16 * 2**30, "total size of files above which no other is taken", COUNT)
     max_file_days: float = option(30.0, "days after which files and batches that have ended go", POSITIVE_FINITE)
+
+    # the Responses API
+    response_store_mib: int = option(
+        64,
+        "maximum MiB of responses kept for previous_response_id; above it, those not used longest go; 0: none",
+        AMOUNT,
+    )
+    response_store_days: float = option(30.0, "days after which kept responses go", POSITIVE_FINITE)
 
     # clients that come back
     resume_s: float = option(
@@ -181,6 +196,8 @@ class ServerArgs:
         for alias in self.model_alias:
             if not all(alias.partition("=")):
                 raise InvalidParameterError("model_alias", alias, "NAME=MODEL, such as claude-*=demo")
+        if any(not name for name in self.also_serve):
+            raise InvalidParameterError("also_serve", self.also_serve, "names must not be empty")
         if any(not name for name in self.served_model_name):
             raise InvalidParameterError("served_model_name", self.served_model_name, "names must not be empty")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):

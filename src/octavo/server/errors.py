@@ -17,6 +17,7 @@ from octavo.server.anthropic.errors import messages_error
 logger = logging.getLogger(__name__)
 
 MESSAGES = "/v1/messages"  # Anthropic's route, and the beginning of its others
+RESPONSES = "/v1/responses"
 DONE = b"data: [DONE]\n\n"  # the last frame of OpenAI's streams
 
 # The `type` that OpenAI gives errors of a status.
@@ -86,6 +87,9 @@ def error_body(error: ApiError, path: str) -> bytes:
 def error_frames(error: ApiError, path: str) -> bytes:
     """Return the end of an event stream that fails after it has begun."""
     frame = b"data: " + error_body(error, path) + b"\n\n"
+    if path.startswith(RESPONSES):
+        event = {"type": "error", "code": error.detail.code, "message": error.detail.message, "param": None}
+        return b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
     return b"event: error\n" + frame if path.startswith(MESSAGES) else frame + DONE
 
 

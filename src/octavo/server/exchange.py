@@ -37,7 +37,15 @@ STREAMED_PATHS = frozenset({"/v1/files"})  # whose routes read the body themselv
 # Beginnings of the routes whose POST requests make the engine compute, and so need a place in the queue.
 COMPUTED = ("/v1/", "/api/chat", "/api/generate", "/api/embed")
 # Routes that are served without /v1 as well, as llama.cpp's server does. A model's name follows `/models`.
-_UNVERSIONED = ("/chat/completions", "/completions", "/models", "/messages", "/messages/count_tokens")
+_UNVERSIONED = (
+    "/chat/completions",
+    "/chat/completions/batch",
+    "/completions",
+    "/models",
+    "/messages",
+    "/messages/count_tokens",
+    "/responses",
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -224,7 +232,7 @@ def route_of(path: str, root_path: str) -> str:
     head, models, name = path.partition(_MODELS)
     head = _SLASHES.sub("/", "/" + head + models)
     route = head + name if name.strip("/") else "/" + head.strip("/")
-    is_unversioned = route in _UNVERSIONED or route.startswith(_MODELS)
+    is_unversioned = route in _UNVERSIONED or route.startswith((_MODELS, "/responses/"))
     return "/v1" + route if is_unversioned else route
 
 

@@ -30,6 +30,7 @@ class Kept:
     num_bytes: int = 0
     is_left: bool = False  # to the server that comes after this one
     stop: Callable[[ApiError], None] | None = None  # ends its computing
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # what computes it in the background has concluded
     timer: asyncio.TimerHandle | None = None  # until it is dropped, when it is over
 
 
@@ -76,6 +77,10 @@ class KeptAnswers:
         """Let clients find it by the ids of its events. A later reply of the same name takes it over."""
         kept.recording.name = name
         self._by_name[kept.owner, name] = kept
+
+    def find(self, key: bytes) -> Kept | None:
+        """Return the answer to a key, running or over, if it is kept."""
+        return self._by_key.get(key)
 
     def has_key(self, key: bytes) -> bool:
         """Whether a key has an answer, running or over."""

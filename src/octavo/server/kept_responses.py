@@ -61,6 +61,10 @@ class Keeper(Protocol):
     def conclude(self, kept: Kept, *, is_wanted: bool) -> None:
         """An answer is over, or nobody waits for it."""
 
+    @property
+    def has_journal(self) -> bool:
+        """Whether the next server computes again what this one has not finished."""
+
 
 class ReturnResponse(Response):
     """A kept answer, for one client: its stream, or its body when it is complete."""
@@ -112,8 +116,8 @@ class OwnerResponse(Response):
                 await written
             recording.show()
             if not self._is_again:
-                await send_kept(kept, self._is_stream, None, scope, receive, send)
-            is_wanted = await outlive(kept)
+                await self._serve(scope, receive, send)
+            is_wanted = await self._outlive()
         except BaseException as error:
             recording.fail(error if isinstance(error, Exception) else self._exchange.why_ended())
             raise
@@ -124,6 +128,14 @@ class OwnerResponse(Response):
             recording.close()
             recording.fail(self._exchange.why_ended())
             self._keeper.conclude(kept, is_wanted=is_wanted)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the client that began it."""
+        await send_kept(self._kept, self._is_stream, None, scope, receive, send)
+
+    async def _outlive(self) -> bool:
+        """Wait for the end; return False if nobody does."""
+        return await outlive(self._kept)
 
     def _write(self, reply: Reply) -> "asyncio.Future[None] | None":
         path, body = route_path(self._exchange.scope), self._exchange.body
@@ -174,6 +186,15 @@ async def outlive(kept: Kept) -> bool:
             if not recording.has_readers:
                 return False
     return True
+
+
+async def until_over(kept: Kept) -> None:
+    """Wait until the answer is over, whoever reads it."""
+    recording, change = kept.recording, asyncio.Event()
+    recording.on_change = change.set
+    while not recording.is_over:
+        change.clear()
+        await change.wait()
 
 
 def again(scope: Scope) -> Kept | None:

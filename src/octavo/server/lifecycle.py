@@ -2,6 +2,7 @@
 
 loading -> ready -> dead
 loading -> failed
+any of these -> unloaded -> loading, where a server has several models (`server/engine_pool.py`)
 """
 
 import asyncio
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 DEATH_NOTICE_S = 3.0  # how long /health still reports a dead engine
 _OBJECTS_BETWEEN_LOOKS = 50_000
-Status = Literal["loading", "ready", "failed", "dead"]
+Status = Literal["unloaded", "loading", "ready", "failed", "dead"]
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +74,7 @@ class EngineLifecycle:
 
     def start_loading(self) -> None:
         """Start loading on a thread; no event loop is needed yet."""
+        self.status, self._started_s, self._stage = "loading", time.monotonic(), "starting"
         self._loading = load_in_thread(self._args, partial(setattr, self, "_stage"), is_daemon=True)
 
     async def run(self) -> None:
@@ -105,6 +107,18 @@ class EngineLifecycle:
         """Shut down the engine. Running requests end with an error."""
         if self._engine is not None:
             await asyncio.to_thread(self._engine.exit)
+
+    async def unload(self) -> None:
+        """Shut down the engine; it may be loaded again."""
+        self.status = "unloaded"
+        await self.close()
+        self._engine = self._service = self.failure = None
+        gc.unfreeze()  # what is garbage now was frozen when it was ready
+        gc.collect()
+
+    def knows(self, name: str) -> bool:
+        """Whether a name stands for the model or an adapter, as far as is known while there is an engine."""
+        return self._service is not None and self._service.models.has(name)
 
     @property
     def service(self) -> OpenAICompatibleService:
@@ -171,5 +185,7 @@ class EngineLifecycle:
             case "loading":
                 waited_s = time.monotonic() - self._started_s
                 return unavailable(f"The model is being loaded: {self._stage}, {waited_s:.0f} s so far.", "loading")
+            case "unloaded":
+                return unavailable("The model is not loaded.", "unloaded")
             case _:
                 return unavailable("The engine has ended.", "engine_dead")

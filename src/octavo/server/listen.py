@@ -17,6 +17,7 @@ import msgspec
 from octavo.errors import EngineError, InvalidParameterError
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import LogFormat, LogLevel, ServerArgs
+from octavo.server.engine_pool import args_of
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.settings import Settings
 from octavo.server.state_dir import holding_state_dir
@@ -46,16 +47,20 @@ def serve(settings: Settings, announce: Callable[[str], None] = logger.info) -> 
     check_certificate(args)
     metrics = HttpMetrics()
     tenants = load_tenants(settings, metrics)
-    lifecycle = EngineLifecycle(settings.engine, args)
+    lifecycle = EngineLifecycle(settings.engine, args_of(args))
     with holding_state_dir(args.state_dir), listening(args) as listener, tracing(lifecycle.served_name) as tracer:
         lifecycle.observer = tracer
         lifecycle.start_loading()
         # Importing FastAPI takes half a second: do it while the engine process imports torch.
         from octavo.server.app import create_app, make_server
+        from octavo.server.model_switch import with_several_models
         from octavo.server.returning import Returning
 
         returning = Returning(args, metrics)
-        app = create_app(lifecycle, args, metrics, returning, settings.origins, tenants)
+        if args.also_serve or args.idle_unload_s is not None:
+            app: ASGIApp = with_several_models(lifecycle, settings, metrics, returning, tenants)
+        else:
+            app = create_app(lifecycle, args, metrics, returning, settings.origins, tenants)
         server = make_server(app, settings, keys, metrics, tenants, tracer)
         url = url_of(listener, args)
 

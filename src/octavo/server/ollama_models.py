@@ -61,7 +61,7 @@ class OllamaModelPages:
     """What the routes that describe the model answer."""
 
     def __init__(self, service: OpenAICompatibleService) -> None:
-        self._service, self._config = service, service.front.config
+        self.service, self._config = service, service.front.config
         self._files = WeightFiles.at(Path(self._config.model.path))
         family = FAMILIES.get(self._config.model.architecture)
         self._family = self._config.model.architecture if family is None else family.model_type
@@ -82,13 +82,13 @@ class OllamaModelPages:
                 details=self._details(card.parent),
                 **running,
             )
-            for card in self._service.models.cards
+            for card in self.service.models.cards
         ]
         return OllamaModels(models=models)
 
     def info(self, model: ServedModel) -> OllamaModelInfo:
         """Return what one name stands for."""
-        config, front = self._config.model, self._service.front
+        config, front = self._config.model, self.service.front
         template = front.tokenizer.chat_template
         params = front.inputs.default_params
         given = {name: getattr(params, field) for field, name in _PARAMETERS.items()}
@@ -111,7 +111,7 @@ class OllamaModelPages:
 
     @property
     def _capabilities(self) -> list[str]:
-        front, formats = self._service.front, self._service.formats
+        front, formats = self.service.front, self.service.formats
         template = front.tokenizer.chat_template
         shows_tools = template is not None and template.reads("tools", with_tools=True)
         has = {

@@ -61,7 +61,7 @@ class OllamaRoutes:
 
     def __init__(self, lifecycle: EngineLifecycle, names: RequestNames) -> None:
         self._lifecycle, self._names = lifecycle, names
-        self._pages: OllamaModelPages | None = None  # once there is a model
+        self._pages: OllamaModelPages | None = None  # of the service that is there, once there is a model
 
     def add_to(self, app: FastAPI) -> None:
         get, post = ["GET"], ["POST"]
@@ -189,7 +189,7 @@ class OllamaRoutes:
         return json_response(OllamaVersion(version=API_VERSION, octavo=__version__))
 
     def _described(self, service: OpenAICompatibleService) -> OllamaModelPages:
-        if self._pages is None:
+        if self._pages is None or self._pages.service is not service:
             self._pages = OllamaModelPages(service)
         return self._pages
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
-from octavo.server.errors import MESSAGES, ApiError, as_api_error, unavailable
+from octavo.server.errors import MESSAGES, RESPONSES, ApiError, as_api_error, unavailable
 from octavo.server.exchange import (
     COMPUTED,
     OPEN_PATHS,
@@ -161,7 +161,11 @@ class RequestPolicy:
                 exchange.owner = known.owner
             elif (self._digests or self._tenants) and path not in OPEN_PATHS and path not in PUBLIC_PATHS:
                 exchange.owner = self._check_key(exchange)
-            has_place = known is not None or (self._args.resume_s > 0.0 and is_return_to_stream(scope))
+            has_place = (
+                known is not None
+                or is_cancellation(scope)
+                or (self._args.resume_s > 0.0 and is_return_to_stream(scope))
+            )
             if scope["method"] == "POST" and path.startswith(_STORED):  # later, if at all
                 self._check_stored(exchange, path)
                 await self._call(exchange, receive, send)
@@ -289,8 +293,14 @@ def is_return_to_stream(scope: Scope) -> bool:
     """Whether a request asks for a stream that has begun; it computes nothing, whether there is one or not."""
     path = route_path(scope)
     has_id = any(name == b"last-event-id" for name, _ in scope["headers"])
-    is_resumed = has_id and (path.endswith("/completions") or path == MESSAGES)
+    is_resumed = has_id and (path.endswith("/completions") or path in (MESSAGES, RESPONSES))
     return is_resumed or path.startswith(STREAMS)
+
+
+def is_cancellation(scope: Scope) -> bool:
+    """Whether a request ends a response in the background; it computes nothing."""
+    path = route_path(scope)
+    return path.startswith(f"{RESPONSES}/") and path.endswith("/cancel")
 
 
 def _unauthorized(message: str, code: str) -> ApiError:

@@ -15,13 +15,15 @@ from octavo.server.answer_diff import (
 )
 from octavo.server.anthropic.protocol import MessagesRequest
 from octavo.server.anthropic.service import MessagesService
-from octavo.server.errors import MESSAGES, ApiError, as_api_error
+from octavo.server.errors import MESSAGES, RESPONSES, ApiError, as_api_error
 from octavo.server.kept_responses import Reply
 from octavo.server.logged_requests import LoggedRequest
 from octavo.server.openai.embeddings import Embeddings, EmbeddingsRequest
 from octavo.server.openai.params import LARGE_BODY
 from octavo.server.openai.protocol import read_request
 from octavo.server.openai.service import ENDPOINTS, OpenAICompatibleService
+from octavo.server.responses.protocol import ResponsesRequest
+from octavo.server.responses.service import ResponsesService
 
 Verdict = Literal["equal", "differs", "cannot"]
 
@@ -83,6 +85,8 @@ def _reader(service: OpenAICompatibleService, path: str) -> tuple[type[Any], Cal
     """Return the type of a route's requests, and what prepares their answers; None: there is no such route."""
     if path == MESSAGES:
         return MessagesRequest, MessagesService(service).begin_message
+    if path == RESPONSES:
+        return ResponsesRequest, ResponsesService(service).begin_response
     endpoint = ENDPOINTS.get(path)
     return None if endpoint is None else (endpoint.wire, getattr(service, endpoint.begin))
 

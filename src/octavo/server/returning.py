@@ -139,6 +139,11 @@ class Returning:
         self.answers.drop(kept)
         return Response(status_code=204)
 
+    @property
+    def has_journal(self) -> bool:
+        """Whether the next server computes again what this one has not finished."""
+        return self.journal is not None
+
     def name(self, kept: Kept, name: str, num_choices: int) -> None:
         """Give a stream's events their ids, if it can be resumed."""
         if not self._resume_s:

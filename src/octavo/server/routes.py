@@ -23,17 +23,19 @@ from octavo.server.anthropic.errors import MessagesError
 from octavo.server.anthropic.protocol import Message
 from octavo.server.anthropic.routes import MESSAGES_EXAMPLES, MESSAGES_TYPES
 from octavo.server.args import ServerArgs
-from octavo.server.errors import MESSAGES, ErrorReply, as_api_error
+from octavo.server.errors import MESSAGES, RESPONSES, ErrorReply, as_api_error
 from octavo.server.exchange import CLIENT_LEFT, STREAMS, Exchange
 from octavo.server.kept_responses import Begin
 from octavo.server.kept_responses import Reply as Preparation
 from octavo.server.lifecycle import EngineLifecycle, ServerInfo, TokenizerInfo
 from octavo.server.ollama_protocol import OLLAMA_EXAMPLES, OLLAMA_TYPES, STREAMED, OllamaError
 from octavo.server.openai.birth import Birth
+from octavo.server.openai.chat_batch import ChatBatchService
 from octavo.server.openai.embeddings import Embeddings, EmbeddingsRequest, num_inputs
 from octavo.server.openai.models import AdapterReply, LoadAdapterRequest, ModelCard, ModelList, UnloadAdapterRequest
 from octavo.server.openai.params import LARGE_BODY, num_samples
 from octavo.server.openai.protocol import (
+    ChatBatchRequest,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -45,6 +47,8 @@ from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeR
 from octavo.server.openai.reply_stream import ReplyStream
 from octavo.server.openai.stored import STORED_TYPES, UPLOAD_FORM
 from octavo.server.request_log import RequestLog
+from octavo.server.responses.page import RESPONSES_EXAMPLES, RESPONSES_TYPES
+from octavo.server.responses.protocol import Response as ResponsesReply
 from octavo.server.returning import Returning
 from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
 from octavo.server.tenants.claim import claim
@@ -59,6 +63,7 @@ Page = dict[str, Any]
 # Of the routes that have either: the body and the reply.
 _TYPES: dict[str, tuple[type | None, type]] = {
     "/v1/chat/completions": (ChatCompletionRequest, ChatCompletion),
+    "/v1/chat/completions/batch": (ChatBatchRequest, ChatCompletion),
     "/v1/completions": (CompletionRequest, Completion),
     "/v1/embeddings": (EmbeddingsRequest, Embeddings),
     "/tokenize": (TokenizeRequest, TokenizeReply),
@@ -71,6 +76,7 @@ _TYPES: dict[str, tuple[type | None, type]] = {
     "/tokenizer_info": (None, TokenizerInfo),
     **MESSAGES_TYPES,
 }
+_ASKED = {"role": "user", "content": "What is a block?"}
 _EXAMPLES: dict[str, Page] = {
     "/v1/chat/completions": {
         "chat": {"messages": [{"role": "user", "content": "What is a block?"}], "max_tokens": 64},
@@ -91,6 +97,7 @@ _EXAMPLES: dict[str, Page] = {
             },
         },
     },
+    "/v1/chat/completions/batch": {"two": {"messages": [[_ASKED], [_ASKED]], "max_tokens": 16}},
     "/v1/completions": {"text": {"prompt": "Octavo is", "max_tokens": 32, "temperature": 0}},
     "/v1/embeddings": {"texts": {"input": ["Octavo is", "Hello, world!"]}},
     "/tokenize": {
@@ -104,6 +111,7 @@ _EXAMPLES: dict[str, Page] = {
     "/v1/load_lora_adapter": {"below --lora-root": {"lora_name": "support", "lora_path": "support-v2"}},
     "/v1/unload_lora_adapter": {"by name": {"lora_name": "support"}},
     **MESSAGES_EXAMPLES,
+    **RESPONSES_EXAMPLES,
 }
 _SECURITY_SCHEMES: Page = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "The server's API key, if it has one."},
@@ -154,6 +162,7 @@ class Routes:
             ("/v1/models", self.models, get),
             ("/v1/models/{name:path}", self.model, get),
             ("/v1/chat/completions", self.chat_completions, post),
+            ("/v1/chat/completions/batch", self.chat_batch, post),
             ("/v1/completions", self.completions, post),
             ("/v1/embeddings", self.embeddings, post),
             ("/tokenize", self.tokenize, post),
@@ -214,7 +223,7 @@ class Routes:
 
     async def models(self) -> Response:
         """The model, under each of its names."""
-        return json_response(ModelList(data=self._lifecycle.service.models.cards))
+        return json_response(ModelList.of(self._lifecycle.service.models.cards))
 
     async def model(self, name: str) -> Response:
         """One of the model's names."""
@@ -224,6 +233,12 @@ class Routes:
         """Answer a conversation, with tools, JSON schemas and reasoning; at once or as a stream of events."""
         service = self._lifecycle.service
         return await self.answer(request, ChatCompletionRequest, service.chat_completions, service.begin_chat)
+
+    async def chat_batch(self, request: Request) -> Response:
+        """Answer several conversations with the same options, one choice each, in order."""
+        own = partial(claim, Exchange.in_scope(request.scope), names=self.names)
+        service = ChatBatchService(self._lifecycle.service, own)
+        return await self.answer(request, ChatBatchRequest, service.chat_batch)
 
     async def completions(self, request: Request) -> Response:
         """Continue one prompt or many, as text or token ids; at once or as a stream of events."""
@@ -288,7 +303,7 @@ class Routes:
             work = self._request_log.watched_vectors(exchange, work)
         if begin is not None:
             is_stream = bool(getattr(wire, "stream", None))
-            prepare: Begin = self._named(exchange, partial(begin, wire, exchange.warnings.append, is_large))
+            prepare: Begin = self.named(exchange, partial(begin, wire, exchange.warnings.append, is_large))
             work = partial(_complete, prepare, is_stream, is_timed=True)
             if self._request_log is not None:
                 prepare = self._request_log.watched(exchange, is_stream, prepare)
@@ -305,11 +320,11 @@ class Routes:
             usage = reply.usage
             counts = usage.prompt_tokens, getattr(usage, "completion_tokens", 0)
             exchange.count_tokens = lambda: counts
-        if isinstance(reply, Message):
+        if isinstance(reply, Message | ResponsesReply) and reply.usage is not None:
             exchange.count_tokens = reply.usage.count_tokens
         return json_response(reply)
 
-    def _named(self, exchange: Exchange, prepare: Begin) -> Begin:
+    def named(self, exchange: Exchange, prepare: Begin) -> Begin:
         """Return what prepares an answer, and remembers for the page whose it is."""
 
         async def begin(birth: Birth) -> Preparation:
@@ -386,7 +401,7 @@ def make_page(app: FastAPI) -> Page:
     """Return FastAPI's page of its routes, with the bodies and replies: routes take raw requests, so it knows none."""
     page: Page = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
     all_examples = {**_EXAMPLES, **OLLAMA_EXAMPLES}
-    of_methods = {**STORED_TYPES, **OLLAMA_TYPES}
+    of_methods = {**STORED_TYPES, **OLLAMA_TYPES, **RESPONSES_TYPES}
     kinds = [kind for pair in (*_TYPES.values(), *of_methods.values()) for kind in pair if kind is not None]
     types = list(dict.fromkeys((*_ERRORS.values(), *kinds)))
     links, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -401,7 +416,7 @@ def make_page(app: FastAPI) -> Page:
             success = dict(operation["responses"]["200"])
             if reply_type is not None:
                 success["content"] = dict(content[reply_type])
-            if path.endswith("/completions") or path == MESSAGES:
+            if path.endswith("/completions") or path in (MESSAGES, RESPONSES):
                 success["content"] |= {"text/event-stream": {"schema": {"type": "string"}}}
             elif path in STREAMED:
                 success["content"] |= {"application/x-ndjson": {"schema": {"type": "string"}}}

@@ -7,7 +7,7 @@ wake-up. Only when the client falls behind does a task wait for it; frames are m
 import asyncio
 import types
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -37,6 +37,14 @@ class FrameSource(Protocol):
 
     def close(self) -> None:
         """Stop, finished or not. Called once, with or without `start`."""
+
+
+@runtime_checkable
+class OwnEnding(Protocol):
+    """A source whose streams do not fail as other streams of their route."""
+
+    def ending(self, error: ApiError) -> bytes:
+        """Return the end of the stream that fails."""
 
 
 class EventStreamResponse(Response):
@@ -80,6 +88,8 @@ class EventStreamResponse(Response):
 
     def last_words(self, error: ApiError) -> bytes:
         """Return the end of a stream that fails after it has begun."""
+        if isinstance(self._source, OwnEnding):
+            return self._source.ending(error)
         return error_frames(error, route_path(self._exchange.scope))
 
     async def _first_frames(self, leaving: "asyncio.Future[None]") -> bytes:

@@ -21,6 +21,7 @@ from octavo.server.openai.stored import Page
 
 T = TypeVar("T")
 
+_MEMORY = ":memory:"  # SQLite's name of it
 _PAGES_AT_ONCE = 4096  # 16 MiB
 
 
@@ -60,9 +61,12 @@ CREATE INDEX unanswered_lines ON lines (batch, line) WHERE record IS NULL;
 class StateDatabase:
     """Runs work on its thread, each piece in a transaction of its own."""
 
-    def __init__(self, path: Path, layout: Layout = STATE) -> None:
-        """Open or create the file. Raises InvalidParameterError: it is damaged, or another version has written it."""
-        self._path = path
+    def __init__(self, path: Path | None, layout: Layout = STATE) -> None:
+        """Open or create the file; None: it lives in memory.
+
+        Raises InvalidParameterError: it is damaged, or another version has written it.
+        """
+        self._name = _MEMORY if path is None else path.name
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-state")
         try:
             self._connection = self._thread.submit(_opened, path, layout).result()
@@ -92,7 +96,7 @@ class StateDatabase:
             pages = f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})"
             self._connection.executescript(pages)  # `execute` would do one page
         except sqlite3.Error as error:
-            raise StateError(f"{self._path.name} cannot be used: {error}") from error
+            raise StateError(f"{self._name} cannot be used: {error}") from error
 
     def _in_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
@@ -105,11 +109,15 @@ class StateDatabase:
                     self._connection.execute("ROLLBACK")
                 raise
         except (sqlite3.Error, OSError) as error:
-            raise StateError(f"{self._path.name} cannot be used: {error}") from error
+            raise StateError(f"{self._name} cannot be used: {error}") from error
         return result
 
 
-def _opened(path: Path, layout: Layout) -> sqlite3.Connection:
+def _opened(path: Path | None, layout: Layout) -> sqlite3.Connection:
+    if path is None:
+        connection = sqlite3.connect(_MEMORY, isolation_level=None)
+        connection.executescript(layout.schema)
+        return connection
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files get this mode, too
         connection = sqlite3.connect(path, isolation_level=None)

@@ -8,15 +8,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from octavo.server.anthropic.protocol import Block, Source
-from octavo.server.errors import ApiError, bad_request
-from octavo.server.openai.chat_prompt import is_media, parts_of
+from octavo.server.errors import bad_request
 from octavo.server.openai.params import Warn
 from octavo.server.openai.protocol import ChatMessage, ContentPart, FunctionCall, ImageUrl, ToolCall
+from octavo.server.translation import (
+    BETWEEN,
+    Placed,
+    Result,
+    Translated,
+    missing,
+    required,
+    said_by_user,
+    unsupported,
+)
 
 _BILLING = "x-anthropic-billing-header:"
-_BETWEEN = "\n\n"  # texts of separate blocks
-_UNSEEN = "[an image, which this model cannot see]"
-_SEEN = "[the image is shown after the results]"
 _FAILED = "Error: "
 
 
@@ -40,14 +46,6 @@ class Turn:
         return not any(block.type != "text" or (block.text or "").strip() for _, block in self.blocks)
 
 
-@dataclass(frozen=True, slots=True)
-class Translated:
-    """A message of a chat, with the path of each part of its content in the request."""
-
-    chat: ChatMessage
-    paths: list[str]
-
-
 def system_text(system: str | list[Block] | None, *, keeps_billing_header: bool) -> str:
     """Return the system prompt.
 
@@ -57,7 +55,7 @@ def system_text(system: str | list[Block] | None, *, keeps_billing_header: bool)
     texts = [_text(block, f"system[{index}]") for index, block in enumerate(blocks)]
     if not keeps_billing_header:
         texts = [text.partition("\n")[2] if text.startswith(_BILLING) else text for text in texts]
-    return _BETWEEN.join(text for text in texts if text)
+    return BETWEEN.join(text for text in texts if text)
 
 
 def chat_messages(turn: Turn, warn: Warn, *, takes_images: bool) -> Iterator[Translated]:
@@ -67,14 +65,9 @@ def chat_messages(turn: Turn, warn: Warn, *, takes_images: bool) -> Iterator[Tra
             yield _answer(turn)
         case "system":
             texts = [_text(block, path) for path, block in turn.blocks]
-            yield Translated(ChatMessage(role="system", content=_BETWEEN.join(texts)), [])
+            yield Translated(ChatMessage(role="system", content=BETWEEN.join(texts)))
         case _:
             yield from _user(turn, warn, takes_images=takes_images)
-
-
-def media_of(message: ChatMessage) -> Iterator[int]:
-    """Yield the places of images among the parts of a message."""
-    return (at for at, part in enumerate(parts_of(message)) if is_media(part))
 
 
 def _answer(turn: Turn) -> Translated:
@@ -91,8 +84,8 @@ def _answer(turn: Turn) -> Translated:
                 arguments = {} if block.input is None else block.input
                 if not isinstance(arguments, dict):
                     raise bad_request(f"{path}.input: an object is expected", f"{path}.input", "invalid_type")
-                function = FunctionCall(name=_required(block.name, f"{path}.name"), arguments=arguments)
-                calls.append(ToolCall(id=_required(block.id, f"{path}.id"), type="function", function=function))
+                function = FunctionCall(name=required(block.name, f"{path}.name"), arguments=arguments)
+                calls.append(ToolCall(id=required(block.id, f"{path}.id"), type="function", function=function))
             case _:
                 texts.append(_text(block, path))
     content = "".join(texts)
@@ -103,49 +96,36 @@ def _answer(turn: Turn) -> Translated:
         reasoning_content=thought,
         tool_calls=calls or None,
     )
-    return Translated(chat, [])
+    return Translated(chat)
 
 
 def _user(turn: Turn, warn: Warn, *, takes_images: bool) -> Iterator[Translated]:
     if not turn.blocks:
         raise bad_request(f"{turn.path}.content must not be empty", f"{turn.path}.content")
-    shown: list[tuple[str, ContentPart]] = []  # images of results
-    said: list[tuple[str, ContentPart]] = []
+    shown: list[Placed] = []  # images of results
+    said: list[Placed] = []
     for path, block in turn.blocks:
         if block.type != "tool_result":
             said.append((path, _part(block, path)))
             continue
-        parts = list(_result_parts(block, path))
-        images = [(at, part) for at, part in parts if is_media(part)]
-        if images and not takes_images:
-            warn("images in results of tools are left out: the model takes text only")
-        shown += images if takes_images else []
-        mark = _SEEN if takes_images else _UNSEEN
-        text = _BETWEEN.join(mark if is_media(part) else part.text or "" for _, part in parts)
-        if block.is_error and not text.lower().startswith("error"):
-            text = _FAILED + text
-        call_id = _required(block.tool_use_id, f"{path}.tool_use_id")
-        yield Translated(ChatMessage(role="tool", tool_call_id=call_id, content=text), [])
+        result = Result.of(_result_parts(block, path), warn, takes_images=takes_images)
+        if block.is_error:
+            result = result.marked_failed(_FAILED)
+        shown += result.images
+        call_id = required(block.tool_use_id, f"{path}.tool_use_id")
+        yield Translated(ChatMessage(role="tool", tool_call_id=call_id, content=result.text))
     if parts := shown + said:
-        yield _said(parts)
+        yield said_by_user(parts)
 
 
-def _said(parts: list[tuple[str, ContentPart]]) -> Translated:
-    """Return what a user says: text where there are no images, so that texts do not run into one another."""
-    paths = [path for path, _ in parts]
-    if any(is_media(part) for _, part in parts):
-        return Translated(ChatMessage(role="user", content=[part for _, part in parts]), paths)
-    return Translated(ChatMessage(role="user", content=_BETWEEN.join(part.text or "" for _, part in parts)), paths)
-
-
-def _result_parts(block: Block, path: str) -> Iterator[tuple[str, ContentPart]]:
+def _result_parts(block: Block, path: str) -> Iterator[Placed]:
     if isinstance(block.content, str):
         yield f"{path}.content", ContentPart(type="text", text=block.content)
         return
     for index, inner in enumerate(block.content or ()):
         at = f"{path}.content[{index}]"
         if inner.type == "tool_reference":  # the result of a search for tools
-            yield at, ContentPart(type="text", text=_required(inner.tool_name, f"{at}.tool_name"))
+            yield at, ContentPart(type="text", text=required(inner.tool_name, f"{at}.tool_name"))
         else:
             yield at, _part(inner, at)
 
@@ -154,7 +134,7 @@ def _part(block: Block, path: str) -> ContentPart:
     if block.type == "image":
         source = block.source
         if not isinstance(source, Source):
-            raise _missing(f"{path}.source")
+            raise missing(f"{path}.source")
         return ContentPart(type="image_url", image_url=ImageUrl(url=_url(source, f"{path}.source")))
     return ContentPart(type="text", text=_text(block, path))
 
@@ -162,54 +142,40 @@ def _part(block: Block, path: str) -> ContentPart:
 def _url(source: Source, path: str) -> str:
     match source.type:
         case "base64":  # the file says better than `media_type` what it is
-            return "data:application/octet-stream;base64," + _required(source.data, f"{path}.data")
+            return "data:application/octet-stream;base64," + required(source.data, f"{path}.data")
         case "url":
-            return _required(source.url, f"{path}.url")
-    raise _unsupported(source.type, f"{path}.type", "base64 and url")
+            return required(source.url, f"{path}.url")
+    raise unsupported(source.type, f"{path}.type", "base64 and url")
 
 
 def _text(block: Block, path: str) -> str:
     """Return the text of a block that has nothing else."""
     match block.type:
         case "text":
-            return _required(block.text, f"{path}.text")
+            return required(block.text, f"{path}.text")
         case "document":
             return _document(block, path)
         case "search_result":
             parts = [block.title or "", block.source if isinstance(block.source, str) else ""]
             content = _inner_text(block.content, f"{path}.content")
             return "\n".join(part for part in (*parts, content) if part)
-    raise _unsupported(block.type, f"{path}.type", "text, image, document, search_result, tool_use and tool_result")
+    raise unsupported(block.type, f"{path}.type", "text, image, document, search_result, tool_use and tool_result")
 
 
 def _document(block: Block, path: str) -> str:
     source = block.source
     if not isinstance(source, Source):
-        raise _missing(f"{path}.source")
+        raise missing(f"{path}.source")
     if source.type == "text":
-        content = _required(source.data, f"{path}.source.data")
+        content = required(source.data, f"{path}.source.data")
     elif source.type == "content":
         content = _inner_text(source.content, f"{path}.source.content")
     else:
-        raise _unsupported(source.type, f"{path}.source.type", "documents of the types text and content")
+        raise unsupported(source.type, f"{path}.source.type", "documents of the types text and content")
     return "\n".join(part for part in (block.title or "", block.context or "", content) if part)
 
 
 def _inner_text(content: str | list[Block] | None, path: str) -> str:
     if isinstance(content, str):
         return content
-    return _BETWEEN.join(_text(block, f"{path}[{index}]") for index, block in enumerate(content or ()))
-
-
-def _required(value: str | None, path: str) -> str:
-    if value is None:
-        raise _missing(path)
-    return value
-
-
-def _missing(path: str) -> ApiError:
-    return bad_request(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
-
-
-def _unsupported(kind: str, path: str, known: str) -> ApiError:
-    return bad_request(f"{path}={kind[:60]!r}: this server takes {known}", path, "unsupported_content")
+    return BETWEEN.join(_text(block, f"{path}[{index}]") for index, block in enumerate(content or ()))

@@ -1,13 +1,13 @@
 """From a request of the Messages API to the chat that it means."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.server.anthropic.blocks import Turn, chat_messages, media_of, system_text
+from octavo.server.anthropic.blocks import Turn, chat_messages, system_text
 from octavo.server.anthropic.protocol import CountTokensRequest, MessagesRequest, Thinking, Tool
-from octavo.server.errors import ApiError, bad_request
+from octavo.server.errors import bad_request
 from octavo.server.openai.answer_plan import AnswerFormats
 from octavo.server.openai.params import Warn
 from octavo.server.openai.protocol import (
@@ -20,20 +20,20 @@ from octavo.server.openai.protocol import (
     ToolChoiceObject,
     ToolDefinition,
 )
+from octavo.server.translation import Conversation, Translated, Translation, missing
 
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 _WITHOUT_EFFECT = ("mcp_servers", "container", "context_management")
 _SWITCHES = ("enable_thinking", "thinking")  # what templates call the variable that turns reasoning on and off
 _DISPLAYS = (None, "summarized", "omitted")
-_PLACE = re.compile(r"messages\[\d+\](?:\.content\[\d+\](?:\.image_url)?)?")
-_STOP = re.compile(r"^stop(?=[\[=]|$)")
 _NAMES = (  # of a chat's fields, where a request calls them otherwise
-    ("response_format.json_schema.schema", "output_config.format.schema"),
-    ("thinking_token_budget", "thinking.budget_tokens"),
-    ("reasoning_effort", "output_config.effort"),
-    (".function.parameters", ".input_schema"),
-    (".function.name", ".name"),
+    (re.compile(r"response_format\.json_schema\.schema"), "output_config.format.schema"),
+    (re.compile("thinking_token_budget"), "thinking.budget_tokens"),
+    (re.compile("reasoning_effort"), "output_config.effort"),
+    (re.compile(r"\.function\.parameters"), ".input_schema"),
+    (re.compile(r"\.function\.name"), ".name"),
+    (re.compile(r"^stop(?=[\[=]|$)"), "stop_sequences"),
 )
 
 
@@ -57,54 +57,22 @@ class Reader:
         return template is not None and (template.reads(variable) or template.reads(variable, with_tools=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Translation:
-    """A chat, and where its parts come from, for errors that are found in it later."""
-
-    chat: MessagesChat
-    places: Mapping[str, str]
-
-    def named(self, error: ApiError) -> ApiError:
-        """Return an error of the chat in the words of the request."""
-        detail = error.detail
-        return ApiError(
-            error.status,
-            self._words(detail.message),
-            kind=detail.type,
-            param=None if detail.param is None else self._words(detail.param),
-            code=detail.code,
-            headers=error.headers,
-        )
-
-    def _words(self, text: str) -> str:
-        for name, own in _NAMES:
-            text = text.replace(name, own)
-        text = _STOP.sub("stop_sequences", text)
-        return _PLACE.sub(lambda found: self.places.get(found[0], found[0]), text)
-
-
-def translated(request: CountTokensRequest, reader: Reader, warn: Warn) -> Translation:
+def translated(request: CountTokensRequest, reader: Reader, warn: Warn) -> Translation[MessagesChat]:
     """Return the chat of a request. Raises ApiError, 400: names the part that has no meaning here."""
     turns = list(_turns(request))
-    messages: list[ChatMessage] = []
-    places: dict[str, str] = {}
+    conversation = Conversation()
     if system := system_text(request.system, keeps_billing_header=reader.keeps_billing_header):
-        places["messages[0]"] = "system"
-        messages.append(ChatMessage(role="system", content=system))
+        conversation.add(Translated(ChatMessage(role="system", content=system)), "system")
     for turn in turns:
         for message in chat_messages(turn, warn, takes_images=reader.takes_images):
-            place = f"messages[{len(messages)}]"
-            places[place] = turn.path
-            media = list(media_of(message.chat))
-            places |= {f"{place}.content[{at}]": path for at, path in enumerate(message.paths)}
-            places |= {f"{place}.content[{at}].image_url": message.paths[at] for at in media}
-            messages.append(message.chat)
+            conversation.add(message, turn.path)
+    messages, places = conversation.messages, conversation.places
     _check_end(messages, turns)
     chat = MessagesChat(
         messages=messages,
         model=request.model,
         continue_final_message=True if messages[-1].role == "assistant" else None,
-        tools=_tools(request.tools or (), warn) or None,
+        tools=_tools(request.tools or (), places, warn) or None,
         tool_choice=_tool_choice(request),
         parallel_tool_calls=False if request.tool_choice and request.tool_choice.disable_parallel_tool_use else None,
         response_format=_response_format(request),
@@ -117,7 +85,7 @@ def translated(request: CountTokensRequest, reader: Reader, warn: Warn) -> Trans
         chat.max_tokens, chat.stream, chat.stop = request.max_tokens, request.stream, request.stop_sequences
         chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
         chat.user = request.metadata.user_id if request.metadata else None
-    return Translation(chat, places)
+    return Translation(chat=chat, places=places, names=_NAMES)
 
 
 def _turns(request: CountTokensRequest) -> Iterator[Turn]:
@@ -147,16 +115,16 @@ def _check_end(messages: Sequence[ChatMessage], turns: Sequence[Turn]) -> None:
         raise bad_request(text, turns[-1].path)
 
 
-def _tools(tools: Sequence[Tool], warn: Warn) -> list[ToolDefinition]:
-    found = []
+def _tools(tools: Sequence[Tool], places: dict[str, str], warn: Warn) -> list[ToolDefinition]:
+    found: list[ToolDefinition] = []
     for index, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
             text = f"tools[{index}] is left out: {tool.type[:60]!r} is a tool of another provider"
             warn(text)
             continue
         if tool.name is None:
-            name = f"tools[{index}].name"
-            raise bad_request(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
+            raise missing(f"tools[{index}].name")
+        places[f"tools[{len(found)}]"] = f"tools[{index}]"
         function = FunctionDefinition(
             name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
         )
@@ -170,8 +138,7 @@ def _tool_choice(request: CountTokensRequest) -> str | ToolChoiceObject | None:
         return None
     if choice.type == "tool":
         if choice.name is None:
-            text = "Missing required parameter: 'tool_choice.name'."
-            raise bad_request(text, "tool_choice.name", "missing_required_parameter")
+            raise missing("tool_choice.name")
         return ToolChoiceObject(function=NamedFunction(name=choice.name))
     if choice.type not in _MODES:
         text = f"tool_choice.type={choice.type[:40]!r}: one of auto, any, tool, none"

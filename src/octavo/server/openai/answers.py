@@ -91,11 +91,7 @@ class ChatStream(AnswerStream[replies.ChatCompletion]):
 
     def _frames(self, delta: CompletionDelta) -> list[bytes]:
         """Return the chunks of new text, the roles before it; the last, with an empty delta, has the finish reason."""
-        answer, chunks, frames = self._answers[delta.index], self._chunks, list[bytes]()
-        if not self._has_begun:
-            self._has_begun = True
-            role, about, usage = {"role": "assistant", "content": ""}, self._about_prompt(0), self._chunk_usage
-            frames += [chunks.piece(index, role, usage=usage, **about) for index in range(len(self._answers))]
+        answer, chunks, frames = self._answers[delta.index], self._chunks, self._opening()
         pieces = answer.read(delta)
         if not self._is_plain:
             frames += self._rich(answer, delta, pieces)
@@ -109,6 +105,13 @@ class ChatStream(AnswerStream[replies.ChatCompletion]):
         if delta.finish_reason is not None:
             frames.append(self._ending(delta, {}, answer.finish_reason(delta)))
         return frames
+
+    def _opening(self) -> list[bytes]:
+        if self._has_begun:
+            return []
+        self._has_begun = True
+        role, about, usage = {"role": "assistant", "content": ""}, self._about_prompt(0), self._chunk_usage
+        return [self._chunks.piece(index, role, usage=usage, **about) for index in range(len(self._answers))]
 
     def _rich(self, answer: "ChatAnswer", delta: CompletionDelta, pieces: Sequence[Delta]) -> list[bytes]:
         """Token ids and logprobs go with the first chunk of their text, or alone."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from octavo.contracts.engine import AdapterRef
 from octavo.engine.async_llm_engine import AsyncLLMEngine
@@ -33,18 +34,34 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     created: int
-    max_model_len: int
+    max_model_len: int | UnsetType = UNSET  # of a model that has not been loaded yet
     root: str  # what was loaded
+    state: str = "loaded"  # loaded, loading or unloaded
     object: str = "model"
     owned_by: str = "octavo"
     parent: str | None = None
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as Codex and some other clients look for it: under each of these names the same."""
+
+    id: str
+    name: str
+    model: str
+    slug: str
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /v1/models`."""
 
     data: list[ModelCard]
+    models: list[ModelEntry]
     object: str = "list"
+
+    @classmethod
+    def of(cls, cards: list[ModelCard]) -> "ModelList":
+        entries = [ModelEntry(id=card.id, name=card.id, model=card.id, slug=card.id) for card in cards]
+        return cls(data=cards, models=entries)
 
 
 class LoadAdapterRequest(msgspec.Struct, kw_only=True):
@@ -153,6 +170,10 @@ class ServedModels:
             text = f"The model '{shown}' does not exist. Available: {known}."
             raise ApiError(404, text, param="model", code="model_not_found")
         return found
+
+    def has(self, name: str) -> bool:
+        """Whether a name stands for anything here, aliases left aside."""
+        return self._named(name) is not None
 
     def _named(self, name: str) -> ServedModel | None:
         key = name.casefold()

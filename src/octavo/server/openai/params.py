@@ -18,7 +18,13 @@ from octavo.sampling_params import SEED_BITS, RequestPriority, SamplingParams
 from octavo.server.args import ServerArgs
 from octavo.server.errors import as_api_error, bad_request
 from octavo.server.openai.models import ServedModel
-from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest, ResponseFormat
+from octavo.server.openai.protocol import (
+    ChatBatchRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationRequest,
+    ResponseFormat,
+)
 from octavo.server.openai.tools import closed, tool_wire_names
 from octavo.structured_output import StructuredOutput
 
@@ -53,6 +59,8 @@ def completion_params(request: CompletionRequest, defaults: SamplingParams) -> S
 
 def num_samples(wire: GenerationRequest, args: ServerArgs) -> int:
     """Return how many samples a request asks for, capped where it would be rejected."""
+    if isinstance(wire, ChatBatchRequest):
+        return min(len(wire.messages), args.max_prompts)
     prompt = wire.prompt if isinstance(wire, CompletionRequest) else ""
     is_batch = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
     num_prompts = min(len(prompt), args.max_prompts) if is_batch else 1

@@ -213,6 +213,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     return_token_ids: bool | None = None
     timings_per_token: bool | None = None  # llama.cpp's: timings in every chunk
+    return_progress: bool | None = None  # llama.cpp's: chunks that say how much of the prompt is computed
     return_tokens_as_token_ids: bool | None = None
 
     response_format: ResponseFormat | None = None
@@ -223,10 +224,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
 
 
-class ChatCompletionRequest(GenerationRequest, kw_only=True):
-    """`POST /v1/chat/completions`."""
+class ChatOptions(GenerationRequest, kw_only=True):
+    """Fields of all chats, beside the conversation."""
 
-    messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -243,6 +243,18 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None
+
+
+class ChatCompletionRequest(ChatOptions, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage]
+
+
+class ChatBatchRequest(ChatOptions, kw_only=True):
+    """`POST /v1/chat/completions/batch`: several conversations with the same options."""
+
+    messages: list[list[ChatMessage]]
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -294,7 +306,7 @@ def read_request(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
         except msgspec.ValidationError as error:
             return _with_whole_numbers(value, kind, error), list(unknown_fields(value, kind))
     except msgspec.ValidationError as error:
-        raise _type_error(str(error)) from error
+        raise type_error(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"The request's body is not valid JSON: {error}", code="invalid_json") from error
 
@@ -306,7 +318,7 @@ def _is_too_deep(body: bytes) -> bool:
     return any(depth > MAX_DEPTH for depth in accumulate(steps))
 
 
-def _type_error(text: str) -> ApiError:
+def type_error(text: str) -> ApiError:
     """Translate an error of msgspec: "Expected `int | null`, got `str` - at `$.n`"."""
     found = _WRONG.fullmatch(text)
     assert found is not None

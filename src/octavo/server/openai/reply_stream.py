@@ -20,7 +20,7 @@ from octavo.server.errors import DONE, ApiError, as_api_error
 from octavo.server.openai.parsers.base import ReasoningCounter
 from octavo.server.openai.protocol import GenerationRequest, StreamOptions
 from octavo.server.openai.replies import CompletionTokensDetails, PromptTokensDetails, Usage, prompt_tables
-from octavo.server.openai.timings import Timings, with_timings
+from octavo.server.openai.timings import PromptProgress, Timings, with_progress, with_timings
 
 WholeReply = TypeVar("WholeReply", bound=msgspec.Struct)
 encode = msgspec.json.Encoder().encode
@@ -113,6 +113,9 @@ class ReplyStream(ABC, Generic[WholeReply]):
         self._has_output = True  # else only the prompt is returned, and the one token that was computed does not count
         self._num_ended = 0  # samples
         self._repeats_timings = bool(request.timings_per_token)
+        self._shows_progress = bool(request.return_progress)
+        self._progress: list[int] = []  # of each prompt: tokens that were reported
+        self._nothing: object = {} if is_chat else ""  # the content of a chunk without any
         self.is_over = False
         self.is_timed = False  # whether it says how long it took, which the same request does not say again
         self.is_by_token = False  # whether frames depend on nothing but the request: not on how steps are merged
@@ -171,6 +174,8 @@ class ReplyStream(ABC, Generic[WholeReply]):
         """Run the requests; `notify` is called in the event loop whenever there may be something to take."""
         for prompt in self._prompts:
             self._lives.append(self._engine.open(prompt, notify))
+            self._lives[-1].state.shows_progress = self._shows_progress
+        self._progress = [-1] * len(self._lives)
         self._unfinished = dict(enumerate(sample for live in self._lives for sample in live.state.samples))
 
     def take(self) -> bytes:
@@ -180,8 +185,9 @@ class ReplyStream(ABC, Generic[WholeReply]):
         """
         if self.is_over:
             return b""
-        frames: list[bytes] = []
-        for delta in self._new_deltas():
+        deltas = self._new_deltas()
+        frames = self._progress_frames() if self._shows_progress and self.is_timed else []
+        for delta in deltas:
             frames += self._frames(delta)
         if self.is_timed and self._repeats_timings:
             frames = [with_timings(each, self._timings()) for each in frames]
@@ -220,6 +226,22 @@ class ReplyStream(ABC, Generic[WholeReply]):
     @abstractmethod
     def _frames(self, delta: CompletionDelta) -> list[bytes]:
         """Return the chunks for new output of one choice."""
+
+    def _opening(self) -> list[bytes]:
+        """Return what comes before all other chunks, once."""
+        return []
+
+    def _progress_frames(self) -> list[bytes]:
+        """Return a chunk for each prompt of which more is computed."""
+        frames: list[bytes] = []
+        for number, live in enumerate(self._lives):
+            progress = PromptProgress.of(live.state)
+            if live.state.admitted is not None and progress.processed > self._progress[number]:
+                self._progress[number] = progress.processed
+                piece = self._chunks.piece(number * self._num_samples, self._nothing)
+                opening = [] if self._has_prompt_logprobs else self._opening()  # which has these, so it waits
+                frames += [*opening, with_progress(piece, progress)]
+        return frames
 
     def _last_frames(self) -> list[bytes]:
         """Return what follows the last output of the last choice."""

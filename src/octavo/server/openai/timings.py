@@ -76,9 +76,39 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a prompt is computed, cached tokens included."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+    @classmethod
+    def of(cls, state: RequestState) -> Self:
+        """Return the progress of a request that runs; with its first token, all of the prompt is computed."""
+        total, start_s = state.num_prompt_tokens, state.times().first_scheduled_time_s
+        end_s = state.first_token_time_s or time.time()
+        return cls(
+            total=total,
+            cache=state.num_cached_tokens,
+            processed=total if state.first_token_time_s else min(total, state.num_prefilled_tokens),
+            time_ms=max(0, round((end_s - start_s) * _MS)) if start_s is not None else 0,
+        )
+
+
 def with_timings(frame: bytes, timings: Timings) -> bytes:
     """Return a chunk with one more field."""
-    return frame.removesuffix(_END) + b',"timings":' + msgspec.json.encode(timings) + _END
+    return _with_field(frame, b"timings", timings)
+
+
+def with_progress(frame: bytes, progress: PromptProgress) -> bytes:
+    """Return a chunk with one more field."""
+    return _with_field(frame, b"prompt_progress", progress)
+
+
+def _with_field(frame: bytes, name: bytes, value: msgspec.Struct) -> bytes:
+    return frame.removesuffix(_END) + b',"' + name + b'":' + msgspec.json.encode(value) + _END
 
 
 def _ratio(amount: float, of: float) -> float:

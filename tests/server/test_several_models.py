@@ -1,0 +1,136 @@
+"""A server with two models, of which one is loaded at a time: every API reaches both, and requests wait and say why."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.server.http_server import HttpServer
+
+from octavo.demo import demo_model_path
+
+CHAT = "/v1/chat/completions"
+ASK: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "What is a block?"}],
+    "max_tokens": 6,
+    "ignore_eos": True,
+}
+LONG = ASK | {"max_tokens": 400}
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "other"
+    shutil.copytree(demo_model_path(), folder, ignore=shutil.ignore_patterns("vl", "adapters", "*.py", "__pycache__"))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def server(other: str) -> Iterator[HttpServer]:
+    flags = ("--max-loaded", "1", "--model-alias", "fast-*=other", "--model-alias", "big=demo")
+    with HttpServer(other, *flags, has_model=False) as running:
+        yield running
+
+
+def states(server: HttpServer) -> list[str]:
+    return [card["state"] for card in server.client.get("/v1/models").json()["data"]]
+
+
+def test_all_models_are_listed_with_their_state(server: HttpServer, other: str) -> None:
+    assert server.post(CHAT, ASK).json()["model"] == "demo"
+    listed = server.client.get("/v1/models").json()
+    assert [card["id"] for card in listed["data"]] == ["demo", other]
+    assert [entry["slug"] for entry in listed["models"]] == ["demo", other]
+    assert states(server) == ["loaded", "unloaded"]
+    assert server.client.get("/v1/models/OTHER").json()["state"] == "unloaded"
+    assert server.client.get("/v1/models/nothing").status_code == 404
+    assert [each["name"] for each in server.client.get("/api/tags").json()["models"]] == [
+        "demo:latest",
+        f"{other}:latest",
+    ]
+    assert [each["name"] for each in server.client.get("/api/ps").json()["models"]] == ["demo:latest"]
+    health = server.client.get("/health").json()
+    assert (health["status"], health["models"]) == ("ok", {"demo": "loaded", other: "unloaded"})
+
+
+def test_every_api_reaches_both(server: HttpServer, other: str) -> None:
+    said = {"role": "user", "content": "Hello"}
+    requests: list[tuple[str, dict[str, Any]]] = [
+        (CHAT, ASK | {"model": "other"}),
+        ("/v1/completions", {"model": "fast-1", "prompt": "x", "max_tokens": 2}),
+        ("/v1/messages", {"model": "other", "messages": [said], "max_tokens": 2}),
+        ("/v1/responses", {"model": "fast-2", "input": "Hello", "max_output_tokens": 2}),
+    ]
+    for path, body in requests:
+        reply = server.post(path, body)
+        assert (reply.status_code, reply.json()["model"]) == (200, other), reply.text
+        assert server.post(path, body | {"model": "big"}).json()["model"] == "demo"
+    lines = server.post("/api/chat", {"model": "other:latest", "messages": [said], "stream": False})
+    assert lines.status_code == 200, lines.text
+    assert server.post("/tokenize", {"model": "other", "prompt": "x"}).status_code == 200
+    assert states(server) == ["unloaded", "loaded"]
+    assert server.client.get("/server_info").json()["settings"]["model_name"] == other
+    wrong = server.post(CHAT, ASK | {"model": "nothing"})
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (404, "model_not_found")
+    assert server.post(CHAT, {"model": 3}).status_code == 400
+
+
+def test_a_conversation_goes_on_in_another_model(server: HttpServer) -> None:
+    first = server.post("/v1/responses", {"model": "demo", "input": "Hello", "max_output_tokens": 4}).json()
+    body = {"model": "other", "input": "And?", "previous_response_id": first["id"], "max_output_tokens": 4}
+    assert server.post("/v1/responses", body).json()["status"] == "incomplete"
+    assert server.client.get(f"/v1/responses/{first['id']}").json()["model"] == "demo"
+
+
+def test_a_stream_waits_for_its_model_and_says_why(server: HttpServer, other: str) -> None:
+    server.post(CHAT, ASK)
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(server.stream, CHAT, LONG)
+        while not server.client.get("/load").json()["server_load"]:
+            time.sleep(0.01)
+        with server.client.stream("POST", CHAT, json=ASK | {"model": "other", "stream": True}) as response:
+            text = response.read().decode()
+        assert text.startswith(f": {other} waits for a place: at most 1 loaded, in use: demo (1 requests)")
+        assert text.endswith("data: [DONE]\n\n")
+        assert running.result()[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_what_is_wrong_with_a_stream_that_has_waited_ends_it(server: HttpServer) -> None:
+    server.post(CHAT, ASK)
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(server.stream, CHAT, LONG)
+        while not server.client.get("/load").json()["server_load"]:
+            time.sleep(0.01)
+        wrong = ASK | {"model": "other", "stream": True, "temperature": -1}
+        text = server.post(CHAT, wrong).text
+        assert '"param":"temperature"' in text
+        assert text.endswith("}\n\ndata: [DONE]\n\n")
+        running.result()
+
+
+def test_a_core_that_is_killed_is_replaced_and_its_requests_go_on(server: HttpServer) -> None:
+    expected = server.post(CHAT, LONG | {"model": "other", "seed": 1}).json()["choices"][0]["message"]
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(server.post, CHAT, LONG | {"model": "other", "seed": 1})
+        while not server.client.get("/load").json()["server_load"]:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        for child in psutil.Process(server.process.pid).children():
+            child.kill()
+        assert running.result().json()["choices"][0]["message"] == expected
+
+
+def test_a_model_that_cannot_be_loaded_harms_nobody(tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    with HttpServer(str(tmp_path / "broken"), "--idle-unload-s", "0.3", has_model=False) as server:
+        refused = server.post(CHAT, ASK | {"model": "broken"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_failed")
+        assert server.post(CHAT, ASK).status_code == 200
+        while states(server) != ["unloaded", "unloaded"]:
+            time.sleep(0.05)
+        assert server.client.get("/health").status_code == 200
+        assert server.post(CHAT, ASK).status_code == 200
