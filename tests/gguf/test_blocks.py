@@ -6,7 +6,7 @@ import pytest
 import torch
 from gguf.quants import dequantize as expected_numbers
 
-from octavo.gguf.types import GGML_TYPES, GgmlType
+from octavo.gguf.types import DECODED_TYPES, GGML_TYPES, READ_TYPES, GgmlType
 from octavo.kernels.blocks import dequantize, unpack
 
 QUANTIZED = [kind for kind in GGML_TYPES.values() if kind.block_size > 1]
@@ -31,6 +31,13 @@ def test_numbers_are_those_of_ggml(kind: GgmlType) -> None:
     assert found.numpy().tobytes() == expected_numbers(rows, gguf.GGMLQuantizationType[kind.name]).tobytes()
 
 
+@pytest.mark.parametrize("kind", DECODED_TYPES.values(), ids=lambda kind: kind.name)
+def test_types_that_the_package_decodes(kind: GgmlType) -> None:
+    found = dequantize(torch.from_numpy(random_rows(kind)), kind)
+    assert found.shape == (6, 1024)
+    assert found.dtype == torch.float32
+
+
 @pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
 def test_quants_fit_eight_bits(kind: GgmlType) -> None:
     quants, scales, _ = unpack(torch.from_numpy(random_rows(kind)), kind)
@@ -39,5 +46,6 @@ def test_quants_fit_eight_bits(kind: GgmlType) -> None:
 
 
 def test_sizes_are_those_of_ggml() -> None:
-    for kind in GGML_TYPES.values():
+    for number, kind in READ_TYPES.items():
+        assert gguf.GGMLQuantizationType[kind.name] == number
         assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.name]] == (kind.block_size, kind.block_bytes)

@@ -1,6 +1,7 @@
 """Models in GGUF files computed with the blocks as they are, beside the same weights in floats."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,50 @@ def test_the_option_says_how_blocks_are_computed(tmp_path: Path) -> None:
         options(file, quantization="gguf", dtype="float32")
     with pytest.raises(InvalidParameterError, match=r"quantization='dequantize'.*is for GGUF files"):
         options(tmp_path, quantization="dequantize")
+
+
+def with_decoded(path: Path, to: Path) -> tuple[Path, Path]:
+    """Write a file with random blocks of types that are decoded, and one with their values in floats."""
+    kinds, source = ["IQ2_XXS", "IQ3_S", "TQ2_0"], gguf.GGUFReader(path)
+    writers = [gguf.GGUFWriter(to / f"{name}.gguf", "llama") for name in ("blocks", "floats")]
+    for key, field in source.fields.items():
+        if not key.startswith(("GGUF.", "general.architecture")):
+            for writer in writers:
+                writer.add_key_value(key, field.contents(), field.types[0])
+    for number, tensor in enumerate(source.tensors):
+        if "ffn" not in tensor.name or "norm" in tensor.name:
+            for writer in writers:
+                writer.add_tensor(tensor.name, np.ascontiguousarray(tensor.data), raw_dtype=tensor.tensor_type)
+            continue
+        kind = gguf.GGMLQuantizationType[kinds[number % len(kinds)]]
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        rows = np.random.default_rng(number).integers(
+            0, 256, (*tensor.data.shape[:-1], tensor.shape[0] // block, size), np.uint8
+        )
+        place = slice(-2, None) if kind.name.startswith("TQ") else slice(0, 2)  # of the scale
+        rows[..., place] = np.array([0.002], np.float16).view(np.uint8)
+        data = rows.reshape(*tensor.data.shape[:-1], -1)
+        writers[0].add_tensor(tensor.name, data, raw_dtype=kind)
+        writers[1].add_tensor(tensor.name, gguf.quants.dequantize(data, kind))
+    for writer in writers:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return to / "blocks.gguf", to / "floats.gguf"
+
+
+def test_types_that_are_decoded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They are computed as their values in floats are, and a warning says so."""
+    file = model_file(tmp_path, "llama-tied", "F32", hidden_size=256, intermediate_size=256)
+    blocks, floats = with_decoded(file, tmp_path)
+    for dtype in ("float32", "bfloat16"):
+        found, expected = (PagedRunner(load(path, dtype=dtype)).step({0: TOKENS})[0] for path in (blocks, floats))
+        assert torch.equal(found, expected)
+    assert "(IQ2_XXS, IQ3_S, TQ2_0) are decoded to floats" in caplog.text
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "gguf.quants", None)
+        with pytest.raises(
+            UnsupportedModelError, match=r"blocks\.gguf: tensors of type .* pip install -U 'octavo\[gguf\]'"
+        ):
+            load(blocks, dtype="float32")

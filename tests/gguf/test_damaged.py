@@ -86,15 +86,15 @@ def test_the_start(at: int, value: bytes, error: type[Exception], message: str, 
 
 
 def test_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "iq1.gguf", "llama")
-    raw = np.zeros((1, 50), np.uint8)
-    writer.add_tensor("token_embd.weight", raw, raw_dtype=gguf.GGMLQuantizationType.IQ1_S)
+    writer = gguf.GGUFWriter(tmp_path / "q1.gguf", "llama")
+    raw = np.zeros((1, 18), np.uint8)
+    writer.add_tensor("token_embd.weight", raw, raw_dtype=gguf.GGMLQuantizationType.Q1_0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModelError, match=r"'token_embd\.weight' is of type IQ1_S; supported: F32, F16"):
-        GgufFile.read(tmp_path / "iq1.gguf")
+    with pytest.raises(UnsupportedModelError, match=r"'token_embd\.weight' is of type Q1_0; supported: F32, F16"):
+        GgufFile.read(tmp_path / "q1.gguf")
 
 
 def write_parts(folder: Path, count: int) -> list[Path]:

@@ -158,7 +158,7 @@ class _Translation:
         """Return the types of quantized tensors by layer."""
         names, types = TensorNames(self._file.path, self._facts.names), dict[str, str]()
         for tensor in self._file.tensors.values():
-            if tensor.type.is_quantized and tensor.name not in IGNORED:
+            if tensor.type.is_quantized and not tensor.type.is_decoded and tensor.name not in IGNORED:
                 _, wanted = names.translate(tensor)
                 types.update({name.rpartition(".")[0]: tensor.type.name for name in wanted})
         if "output.weight" not in self._file.tensors and _TABLE in types:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.errors import CheckpointError, UnsupportedModelError
-from octavo.gguf.types import GGML_TYPES, MAGIC, UNREAD_TYPES, GgmlType
+from octavo.gguf.types import MAGIC, READ_TYPES, UNREAD_TYPES, GgmlType
 
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
@@ -300,10 +300,10 @@ def _read_entry(reader: HeaderReader) -> tuple[str, tuple[int, ...], GgmlType, i
         raise reader.fail(f"tensor {name!r} has {num_dimensions} dimensions; 1 to {_MAX_DIMENSIONS} are expected")
     shape = tuple(reader.number("Q") for _ in range(num_dimensions))[::-1]
     kind, offset = reader.number("I"), reader.number("Q")
-    if kind not in GGML_TYPES:
-        known = ", ".join(each.name for each in GGML_TYPES.values())
+    if kind not in READ_TYPES:
+        known = ", ".join(each.name for each in READ_TYPES.values())
         what = UNREAD_TYPES.get(kind, str(kind))
         raise UnsupportedModelError(f"{reader.origin}: tensor {name!r} is of type {what}; supported: {known}")
-    if not all(0 < size < 1 << 40 for size in shape) or shape[-1] % GGML_TYPES[kind].block_size:
-        raise reader.fail(f"tensor {name!r} of type {GGML_TYPES[kind].name} cannot be of shape {shape}")
-    return name, shape, GGML_TYPES[kind], offset
+    if not all(0 < size < 1 << 40 for size in shape) or shape[-1] % READ_TYPES[kind].block_size:
+        raise reader.fail(f"tensor {name!r} of type {READ_TYPES[kind].name} cannot be of shape {shape}")
+    return name, shape, READ_TYPES[kind], offset

@@ -16,6 +16,7 @@ class GgmlType:
     name: str
     block_size: int  # elements
     block_bytes: int
+    is_decoded: bool = False  # to floats at load, by ggml's own Python package; no kernels compute with such blocks
 
     @property
     def is_quantized(self) -> bool:
@@ -47,11 +48,16 @@ GGML_TYPES = {
     39: GgmlType("MXFP4", 32, 17),
 }
 GGML_NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
-# Unsupported; names are for error messages.
-UNREAD_TYPES = {
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
+# Their values come from tables of vectors, which that package has (the last three: from none).
+_DECODED = {
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 29: ("IQ1_M", 256, 56),
+    34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 40: ("NVFP4", 64, 36),
 }  # fmt: skip
+DECODED_TYPES = {number: GgmlType(*kind, is_decoded=True) for number, kind in _DECODED.items()}
+READ_TYPES = {**GGML_TYPES, **DECODED_TYPES}
+# Unsupported; names are for error messages.
+UNREAD_TYPES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 41: "Q1_0"}
 
 
 def is_gguf(path: Path) -> bool:

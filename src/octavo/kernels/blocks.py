@@ -18,6 +18,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from octavo.gguf.decoding import decode
 from octavo.gguf.types import GGML_NUMBERS, GGML_TYPES, GgmlType
 
 GROUP_SIZE = 32  # inputs that share a scale of activations
@@ -145,6 +146,8 @@ def dequantize(data: Tensor, kind: GgmlType) -> Tensor:
     """Return the values of rows of bytes, [N, K]: float32; unquantized types keep their dtype."""
     if kind.name in _FLOATS:
         return data.view(_FLOATS[kind.name])
+    if kind.is_decoded:
+        return torch.from_numpy(decode(data.numpy(), kind))
     quants, scales, offsets = unpack(data, kind)
     values = quants.view(*scales.shape, -1) * scales[..., None]
     if offsets is not None:

@@ -4,6 +4,8 @@ A tensor whose layer computes with blocks (`layers/quant/gguf.py`) is passed on 
 dequantized here. The order of rotary dimensions follows llama.cpp's converter.
 """
 
+import logging
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import CheckpointError
+from octavo.gguf.decoding import check_decoder
 from octavo.gguf.file import GgufFile, GgufTensor
 from octavo.gguf.names import IGNORED, TensorNames
 from octavo.kernels.blocks import dequantize
@@ -19,6 +22,8 @@ from octavo.loader.gguf_heads import as_in_checkpoints, linear_attention_spec
 from octavo.loader.read_ahead import ReadAhead
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages, WeightSlot, weight_slots
+
+logger = logging.getLogger(__name__)
 
 
 class LatentHeads:
@@ -57,6 +62,7 @@ class GgufLoader(ModelLoader):
         facts, slots = model.family.gguf, weight_slots(model)
         assert facts is not None, f"{model.config.architecture} has GGUF files"
         names, file = TensorNames(path, facts.names), GgufFile.read(path)
+        self._look_at_decoded(file)
         spec = model.config.attending[0]
         paired = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads} if facts.interleaves_rows else {}
         num_read, ahead, linear = 0, ReadAhead(file.paths), linear_attention_spec(model.config)
@@ -87,6 +93,17 @@ class GgufLoader(ModelLoader):
             if num_read > _MAPPED_BYTES:
                 file.release_pages()
                 num_read = 0
+
+    def _look_at_decoded(self, file: GgufFile) -> None:
+        """Say which tensors become floats, and how much memory that takes; raise where nothing can decode them."""
+        decoded = [tensor for tensor in file.tensors.values() if tensor.type.is_decoded]
+        kinds = {tensor.type.name: tensor.type for tensor in decoded}
+        check_decoder(file.path, kinds.values())
+        if kinds:
+            grows = sum(2 * math.prod(each.shape) - each.data.nbytes for each in decoded) / 1e9
+            what = f"{len(decoded)} tensors ({', '.join(sorted(kinds))}) are decoded to floats"
+            less = f"{grows:.1f} GB more than in the file in 16 bits, less with --quantization int8 or int4"
+            logger.warning("%s: %s: %s", file.path, what, less)
 
     def _parts(self, tensor: GgufTensor, values: Tensor, slots: list[WeightSlot | None]) -> Sequence[Tensor]:
         """Cut a tensor into what its names stand for: experts, rows of several parts, or both."""
