@@ -10,11 +10,13 @@ from typing import Any, Self, overload
 
 from octavo.config.args import EngineArgs, for_streaming
 from octavo.engine.async_llm_engine import AsyncLLMEngine
-from octavo.engine.front import ModelName, engine_args
-from octavo.inputs import ChatMessage, Prompt
+from octavo.engine.decisions import decisions_about
+from octavo.engine.front import ModelName, engine_args, one_per_prompt
+from octavo.engine.ranking import PairScoring
+from octavo.inputs import ChatMessage, Prompt, as_prompt_list
 from octavo.lora_request import LoRARequest
 from octavo.outputs import RequestOutput
-from octavo.sampling_params import RequestPriority, SamplingParams
+from octavo.sampling_params import PoolingParams, RequestPriority, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -135,6 +137,47 @@ class AsyncLLM:
         engine = await self.engine()
         prompts = await engine.multimodal_prompts(requests, processor)
         return await engine.generate_async(prompts, sampling_params, priority, lora_request)
+
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        priority: int = RequestPriority.NORMAL,
+        *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[RequestOutput]:
+        """Return one output per prompt, with its `embedding`; `LLM.embed` describes it."""
+        engine, prompt_list = await self.engine(), as_prompt_list(prompts)
+        given = one_per_prompt(pooling_params, PoolingParams, len(prompt_list), "pooling_params")
+        return await engine.generate_async(
+            prompt_list, [params or PoolingParams() for params in given], priority, lora_request
+        )
+
+    async def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        priority: int = RequestPriority.NORMAL,
+        *,
+        instruction: str | None = None,
+    ) -> list[float]:
+        """Return how well documents fit one query, or each its own; `LLM.score` describes it."""
+        engine = await self.engine()
+        first, second = ([texts] if isinstance(texts, str) else texts for texts in (queries, documents))
+        scoring = await asyncio.to_thread(PairScoring, engine.front, first, second, instruction)
+        return scoring.scores(await engine.generate_async(scoring.prompts, scoring.params, priority))
+
+    async def decide(
+        self,
+        state: object,
+        questions: Mapping[str, Mapping[str, object]],
+        priority: int = RequestPriority.NORMAL,
+    ) -> dict[str, dict[str, object]]:
+        """Answer typed questions about a state by probabilities; `LLM.decide` describes them."""
+        engine = await self.engine()
+        decisions = await asyncio.to_thread(decisions_about, engine.front, state, questions)
+        answers = decisions.answers(await engine.generate_async(decisions.prompts, decisions.params, priority))
+        return {answer.question.name: answer.as_dict for answer in answers}
 
     async def chat_stream(
         self,

@@ -97,13 +97,49 @@ class LLM:
         *,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """Return one output per prompt, whose `embedding` is the hidden state of the prompt's last token.
+        """Return one output per prompt, whose `embedding` is one vector, made as the model's files say it.
 
-        That is what embedding models such as Qwen3-Embedding are trained for; other models give vectors of less use.
+        Without such files it is the hidden state of the prompt's last token, of length 1: models that were not trained
+        for that give vectors of less use.
 
         Raises InvalidParameterError: names the field, its value and the limit; in this case no prompt was started.
         """
         return self.engine.embed(prompts, pooling_params, priority, use_tqdm, lora_request)
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        priority: int = RequestPriority.NORMAL,
+        use_tqdm: bool = True,
+        *,
+        instruction: str | None = None,
+    ) -> list[float]:
+        """Return how well documents fit one query, or each its own: a reranker's probability, an embedder's cosine.
+
+        `instruction` says what fits, for models that read one.
+
+        Raises InvalidParameterError: names the text, its value and the limit; in this case no pair was started.
+        """
+        return self.engine.score(queries, documents, priority, use_tqdm, instruction=instruction)
+
+    def decide(
+        self,
+        state: object,
+        questions: Mapping[str, Mapping[str, object]],
+        priority: int = RequestPriority.NORMAL,
+        use_tqdm: bool = False,
+    ) -> dict[str, dict[str, object]]:
+        """Answer typed questions about a state, a text or what JSON has, by probabilities; no text is written.
+
+        Questions have names, and are of three types: `{"type": "noul", "instructions": "Is it spam?"}`, yes or no;
+        `{"type": "choice", "criteria": {"calm": "a description", "angry": None}, ...}`, and
+        `{"type": "score", "criteria": ["can wait", "today"], ...}`, levels, the lowest first. Answers are as those of
+        the route /v1/systemone: `noul` has the probability of true, the others all `probabilities`.
+
+        Raises InvalidParameterError: names every question at fault.
+        """
+        return self.engine.decide(state, questions, priority, use_tqdm)
 
     def generate_multimodal(
         self,

@@ -197,21 +197,37 @@ def derive_seed(seed: int, index: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
+_POOLINGS = ("last", "mean", "cls")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolingParams:
-    """Of a request whose answer is a vector: the hidden state of its last token, after the model's final norm.
+    """Of a request whose answer is a vector: hidden states of its tokens, after the model's final norm, made one.
+
+    With `label_token_ids` it is another one: the logarithms of the probabilities of these tokens, as the next one.
 
     Raises InvalidParameterError: names the field, its value and the limit.
     """
 
-    normalize: bool = True  # to length 1, so that dot products are cosines
-    dimensions: int | None = None  # only the first ones, for models trained so (Matryoshka); None: the hidden size
+    normalize: bool | None = (
+        None  # to length 1, so that dot products are cosines; None: as the model's files say, else so
+    )
+    dimensions: int | None = None  # only the first ones, for models trained so (Matryoshka); None: all
+    pooling: str | None = None  # last, mean or cls, the first token; None: as the model's files say, else the last
+    label_token_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.normalize, bool):
+        if not isinstance(self.normalize, bool | None):
             raise InvalidParameterError("normalize", self.normalize, "must be a boolean")
         if self.dimensions is not None:
             _check_integer("dimensions", self.dimensions, 1, None)
+        if self.pooling is not None and self.pooling not in _POOLINGS:
+            raise InvalidParameterError("pooling", self.pooling, f"one of {', '.join(_POOLINGS)}")
+        if self.label_token_ids is not None:
+            if not self.label_token_ids:
+                raise InvalidParameterError("label_token_ids", self.label_token_ids, "at least one token id")
+            for token_id in self.label_token_ids:
+                _check_integer("label_token_ids", token_id, 0, None)
 
 
 def _check_length(field: str, entries: Sized, limit: int, kind: str) -> None:

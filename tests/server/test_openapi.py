@@ -60,7 +60,10 @@ def test_operations_are_described_and_have_examples_that_work(server: HttpServer
             if "requestBody" in operation:
                 examples = operation["requestBody"]["content"]["application/json"]["examples"]
                 for example in examples.values():
-                    body = example["value"] | ({"max_tokens": 2} if path.startswith("/v1") else {})
+                    takes_more = (
+                        path.startswith("/v1") and path != "/v1/systemone"
+                    )  # which refuses what it does not know
+                    body = example["value"] | ({"max_tokens": 2} if takes_more else {})
                     assert server.post(path, body).status_code == 200
 
 

@@ -176,12 +176,12 @@ def test_merges_of_gemma_4(tmp_path: Path) -> None:
 def test_unknown_kinds_are_refused_with_a_way_out(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"ggml\.pre='klingon' is not supported; known: gpt-2.*--tokenizer"):
         write(tmp_path / "model.gguf", FAMILIES["gpt-2"](), "klingon")
-    writer = gguf.GGUFWriter(tmp_path / "bert.gguf", "llama")
-    writer.add_tokenizer_model("bert")
+    writer = gguf.GGUFWriter(tmp_path / "rwkv.gguf", "llama")
+    writer.add_tokenizer_model("rwkv")
     writer.add_token_list(["a"])
     finish(writer)
-    with pytest.raises(UnsupportedModelError, match=r"ggml\.model='bert' is not supported; known: gpt2, llama"):
-        Tokenizer.from_path(tmp_path / "bert.gguf")
+    with pytest.raises(UnsupportedModelError, match=r"ggml\.model='rwkv' is not supported; known: gpt2, llama"):
+        Tokenizer.from_path(tmp_path / "rwkv.gguf")
     writer = gguf.GGUFWriter(tmp_path / "none.gguf", "llama")
     finish(writer)
     with pytest.raises(CheckpointError, match=r"ggml\.tokens: a list of str is expected"):

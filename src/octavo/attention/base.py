@@ -91,12 +91,21 @@ class KVLayout:
     dtype: torch.dtype
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EncoderHeads:
-    """One layer's heads on this rank."""
+    """One layer's heads on this rank. Compared by identity."""
 
     count: int  # H
     size: int  # E
+    kv_count: int | None = None  # G; None: H
+    window: int | None = None  # positions less than so many away are seen, on both sides; None: the whole segment
+    norms: HeadNorms | None = None
+    scale: float | None = None  # of queries times keys; None: 1 / sqrt(E)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Return G."""
+        return self.count if self.kv_count is None else self.kv_count
 
 
 class EncoderSegments:
@@ -110,20 +119,32 @@ class EncoderSegments:
         self._lengths, self._rotary = lengths, rotary
 
     def attend(self, qkv: Tensor, heads: EncoderHeads) -> Tensor:
-        """Rotate queries and keys of qkv [P, 3 * H * E], then attend within each segment: [P, H * E]."""
-        query, key, value = qkv.view(len(qkv), 3, heads.count, heads.size).unbind(1)  # [P, H, E] each
+        """Normalize and rotate queries and keys of qkv [P, (H + 2 * G) * E], attend within each segment: [P, H * E]."""
+        counts = [heads.count, heads.num_kv_heads, heads.num_kv_heads]
+        query, key, value = qkv.view(len(qkv), -1, heads.size).split_with_sizes(counts, dim=1)
+        if heads.norms is not None:
+            query = Kernels().rms_norm(query, heads.norms.query, heads.norms.eps)
+            key = Kernels().rms_norm(key, heads.norms.key, heads.norms.eps)
         if self._rotary is not None:
             query, key = (Kernels().rotary(x, *self._rotary) for x in (query, key))
-        return torch.cat([*self._parts(query, key, value)]).reshape(len(qkv), -1)
+        repeats = heads.count // heads.num_kv_heads
+        if repeats > 1:
+            key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
+        return torch.cat([*self._parts(query, key, value, heads)]).reshape(len(qkv), -1)
 
-    def _parts(self, query: Tensor, key: Tensor, value: Tensor) -> Iterator[Tensor]:
+    def _parts(self, query: Tensor, key: Tensor, value: Tensor, heads: EncoderHeads) -> Iterator[Tensor]:
         """Yield the attention of each segment, or of adjacent ones of one length: [., H, E]."""
         start = 0
         for length, run in groupby(self._lengths):
             count = sum(1 for _ in run)
             end = start + count * length
             q, k, v = (of[start:end].view(count, length, *of.shape[1:]).transpose(1, 2) for of in (query, key, value))
-            yield scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
+            mask = None
+            if heads.window is not None and heads.window < length:
+                places = torch.arange(length, device=q.device)
+                mask = (places[:, None] - places).abs() < heads.window
+            attended = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=heads.scale)
+            yield attended.transpose(1, 2).flatten(0, 1)
             start = end
 
 

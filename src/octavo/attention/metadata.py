@@ -101,6 +101,7 @@ class ForwardBatch:
     adapter_ids: Tensor | None = None  # [T] int64, -1: no adapter; None: no token has one
     mrope_positions: Tensor | None = None  # [3, T] int64, in time, height and width; None: all are `positions`
     inputs_embeds: InputEmbeds | None = None
+    token_types: Tensor | None = None  # [T] int64, of encoders: 1 in the second text of a pair; None: all are 0
     visible_ends: Tensor | None = None  # [T] int32, one past the last position each token sees; None: its own
     state_slots: Tensor | None = None  # [R] int64, -1: no tokens before. None: no recurrent group
     num_replayed: Tensor | None = None  # [R] int32, see `StateStep`. None: no request has drafts, nor had any

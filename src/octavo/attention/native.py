@@ -208,29 +208,42 @@ class PagedSegments(EncoderSegments):
         self, backend: NativeAttention, lengths: Sequence[int], rotary: RotaryTable | None, dtype: torch.dtype
     ) -> None:
         super().__init__(lengths, rotary)
-        batch, tables = _batch_of(list(lengths)), () if rotary is None else (rotary,)
-        self._backend, self._dtype = backend, dtype
-        self._step = AttentionMetadata(batch=batch, plans=(backend.plan(batch),), rotary=tables)
-        self._memory: tuple[LayerKVCache, AttentionLayer] | None = None
+        self._backend, self._dtype, self._batch = backend, dtype, _batch_of(list(lengths))
+        self._steps: dict[int | None, AttentionMetadata] = {}  # by window
+        self._layers: dict[EncoderHeads, AttentionLayer] = {}
+        self._memory: dict[tuple[int, int], LayerKVCache] = {}  # by heads and their size: one layer after another
 
     def attend(self, qkv: Tensor, heads: EncoderHeads) -> Tensor:
-        if self._memory is None:
-            self._memory = self._make_memory(heads)
-        cache, layer = self._memory
-        return self._backend.forward(qkv, cache, self._step, layer)
+        size = heads.num_kv_heads, heads.size
+        if size not in self._memory:
+            self._memory[size] = self._make_memory(*size)
+        if heads.window not in self._steps:
+            self._steps[heads.window] = self._make_step(heads.window)
+        if heads not in self._layers:
+            self._layers[heads] = AttentionLayer(
+                num_heads=heads.count,
+                num_kv_heads=heads.num_kv_heads,
+                head_dim=heads.size,
+                sliding_window=heads.window,
+                norms=heads.norms,
+                rotary=None if self._rotary is None else 0,
+                scale=heads.scale,
+            )
+        return self._backend.forward(qkv, self._memory[size], self._steps[heads.window], self._layers[heads])
 
-    def _make_memory(self, heads: EncoderHeads) -> tuple[LayerKVCache, AttentionLayer]:
-        batch = self._step.batch
-        num_slots = (int(batch.block_table.max()) + 1) * batch.block_size
-        shape = num_slots, heads.count, self._backend.kv_layout(heads.size).head_size
-        layer = AttentionLayer(
-            num_heads=heads.count,
-            num_kv_heads=heads.count,
-            head_dim=heads.size,
-            sliding_window=None,
-            rotary=0 if self._step.rotary else None,
-        )
-        return LayerKVCache(torch.zeros(shape, dtype=self._dtype), torch.zeros(shape, dtype=self._dtype)), layer
+    def _make_step(self, window: int | None) -> AttentionMetadata:
+        batch = self._batch
+        assert batch.visible_ends is not None, "tokens see what is behind them"
+        if window is not None:
+            ends = batch.visible_ends.minimum(batch.positions.to(torch.int32) + window)
+            batch = replace(batch, visible_ends=ends)
+        tables = () if self._rotary is None else (self._rotary,)
+        return AttentionMetadata(batch=batch, plans=(self._backend.plan(batch),), rotary=tables)
+
+    def _make_memory(self, num_kv_heads: int, head_size: int) -> LayerKVCache:
+        num_slots = (int(self._batch.block_table.max()) + 1) * self._batch.block_size
+        shape = num_slots, num_kv_heads, self._backend.kv_layout(head_size).head_size
+        return LayerKVCache(torch.zeros(shape, dtype=self._dtype), torch.zeros(shape, dtype=self._dtype))
 
 
 def _batch_of(lengths: list[int]) -> ForwardBatch:

@@ -84,14 +84,34 @@ def _model_facts(path: Path, config: ModelConfig, stored: list[HeaderEntry]) -> 
         "model": str(path),
         "architecture": f"{config.architecture}: {config.num_layers} layers of {config.hidden_size}, {heads}{experts}",
         **({"computed by": "transformers' own code, on one rank"} if config.impl == "transformers" else {}),
-        "context": f"{config.max_model_len:,} tokens, {_size_text(kv_bytes)} of KV cache each",
+        "context": f"{config.max_model_len:,} tokens, {_size_text(kv_bytes)} of KV cache each"
+        if config.encoder is None
+        else f"{config.max_model_len - 1:,} tokens; an encoder, which keeps none",
         **_image_facts(config),
+        **_pooling_facts(config),
         "vocabulary": f"{config.vocab_size:,} tokens",
-        "logits head": "the embedding (tied)" if config.tie_word_embeddings else "its own",
+        "logits head": _head_text(config),
         "chat template": _chat_template(path),
         "tensors": ", ".join(f"{count} {name} ({_size_text(sizes[name])})" for name, count in counts.most_common()),
         "weights": f"{on_disk}; {_computed(config, stored, num_weights * num_bytes)}",
     }
+
+
+def _head_text(config: ModelConfig) -> str:
+    if not config.has_head:
+        return "none: it makes vectors"
+    return "the embedding (tied)" if config.tie_word_embeddings else "its own"
+
+
+def _pooling_facts(config: ModelConfig) -> dict[str, str]:
+    pooling = config.pooling
+    if not pooling.is_stated:
+        return {}
+    if pooling.num_scores or pooling.ranks:
+        what = f"a classifier of {pooling.num_scores} outputs" if pooling.num_scores else "yes or no as the next token"
+        return {"scores": what}
+    length = ", of length 1" if pooling.normalizes else ""
+    return {"vectors": f"{config.vector_size} numbers, pooling {pooling.kind}{length}"}
 
 
 def _num_weights(tensor: HeaderEntry) -> int:

@@ -23,7 +23,7 @@ from octavo.errors import UserError
 # By command: the module with a function, or a group of commands, of that name.
 COMMANDS = MappingProxyType(
     {
-        **{name: name for name in ("serve", "generate", "chat", "batch", "replay", "bench", "top")},
+        **{name: name for name in ("serve", "generate", "embed", "chat", "batch", "replay", "bench", "top")},
         **dict.fromkeys(("inspect", "convert", "lora"), "checkpoints"),
         "env": "main",
     }

@@ -22,7 +22,7 @@ from octavo.config.engine import (
 from octavo.config.hf import read_model_config
 from octavo.config.hf_quantization import resolve_quantization
 from octavo.config.hub import resolve_model
-from octavo.config.model import DType, ModelConfig, QuantizationName
+from octavo.config.model import DType, ModelConfig, PoolerName, QuantizationName
 from octavo.config.option_types import AMOUNT, COUNT, FRACTION, POSITIVE, Limit, check_options, option
 from octavo.config.parallel import ExecutorBackend, ParallelConfig
 from octavo.config.speculative import SpeculativeConfig, resolve_draft_model
@@ -62,6 +62,11 @@ class EngineArgs:
         "auto",
         "whose code computes the model: auto takes that of the installed transformers for models that Octavo does not "
         "know; it is slower, and the same bytes in any batch are not promised",
+    )
+    pooler: PoolerName = option(
+        "auto",
+        "how vectors are made of a prompt: last, mean or cls (the first token's); rerank: pairs of texts are scored by "
+        "the probability of yes as the next token, as Qwen3-Reranker does; auto: as the checkpoint's files say it",
     )
     quantization: QuantizationName | None = option(
         None,
@@ -219,9 +224,12 @@ class EngineArgs:
             dtype=self.dtype,
             max_model_len=self.max_model_len,
             model_impl=self.model_impl,
+            pooler=self.pooler,
         )
         parallel = self._same_named(ParallelConfig)
         parallel.check_fits(model)
+        if model.encoder is not None:
+            self._check_encoder()
         scheduler = self._scheduler(model)
         quantization, model = resolve_quantization(self.quantization, model, path)
         speculative = None if self.speculative_config is None else SpeculativeConfig.parse(self.speculative_config)
@@ -229,7 +237,7 @@ class EngineArgs:
         return self._same_named(
             EngineConfig,
             model=model,
-            cache=self._same_named(CacheConfig, prefix_disk_bytes=self._prefix_disk_bytes()),
+            cache=self._cache(model),
             scheduler=scheduler,
             load=load,
             quantization=quantization,
@@ -255,14 +263,31 @@ class EngineArgs:
             model.vision.check_fits(model.path, model.vocab_size, self.tensor_parallel_size)
             cache_tokens = self.encoder_cache_tokens or min(16384, model.max_model_len)  # Qwen2-VL's largest image
             whole_span = model.vision.largest_whole_span(self.max_num_seqs, self.max_num_batched_tokens)
+        num_tokens = self.max_num_batched_tokens
+        if model.encoder is not None:  # which computes each prompt in one step
+            whole_span = model.max_model_len - 1
+            num_tokens = max(num_tokens, whole_span)
         return SchedulerConfig(
-            max_num_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),  # every running request gets a token
-            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=min(self.max_num_seqs, num_tokens),  # every running request gets a token
+            max_num_batched_tokens=num_tokens,
             ageing_s=self.priority_ageing_s,
             encoder_cache_tokens=cache_tokens,
             largest_whole_span=whole_span,
             step_target_s=self.step_target_s or 0.0,
         )
+
+    def _check_encoder(self) -> None:
+        """Refuse what an encoder cannot do. Raises InvalidParameterError."""
+        for name in ("speculative_config", "enable_lora"):
+            if value := getattr(self, name):
+                raise InvalidParameterError(name, value, "unset: it has no effect on an encoder, which writes no text")
+        if self.pipeline_parallel_size > 1:
+            raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, "1, of an encoder")
+
+    def _cache(self, model: ModelConfig) -> CacheConfig:
+        if model.encoder is not None:  # what a token is computed to depends on those behind it
+            return self._same_named(CacheConfig, enable_prefix_caching=False)
+        return self._same_named(CacheConfig, prefix_disk_bytes=self._prefix_disk_bytes())
 
     def _prefix_disk_bytes(self) -> int:
         """Return each replica's share."""

@@ -89,6 +89,12 @@ def has_own_head(folder: Path) -> bool:
     return True
 
 
+def lacks_head(folder: Path) -> bool:
+    """Return whether a folder's files have an embedding but no logits head, as a base model's."""
+    names = {entry.name.split(".")[-2] for _, entry in _heads_and_tables(folder)}
+    return _TABLE in names and _HEAD not in names
+
+
 def _heads_and_tables(folder: Path) -> Iterator[tuple[Path, HeaderEntry]]:
     """Yield head and embedding of a folder's safetensors or torch files; of other formats nothing."""
     for names, read in ((SAFETENSORS_FILES, read_header), (TORCH_FILES, read_torch_header)):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from octavo.config.json_fields import JsonFields
 from octavo.config.layers import LayerSpec, RotarySpec
-from octavo.config.model import ActivationName, NormPlacement, VisionConfig
+from octavo.config.model import ActivationName, EncoderConfig, NormPlacement, PoolingConfig, VisionConfig
 
 # all_layers_on_demand, upper_layers (from max_window_layers on) and even_lower_layers (every other one below it): only
 # with use_sliding_window. pattern: all but every sliding_window_pattern-th layer.
@@ -145,6 +145,14 @@ class Family:
     # with "{expert}" in those, it is a stack [experts, N, K].
     other_spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf: GgufFacts | None = None
+    # That vectors may be cut to, of checkpoints with files about pooling: (): any; None: they were not trained so.
+    vector_sizes: tuple[int, ...] | None = None
+    read_encoder: Callable[[JsonFields], EncoderConfig] | None = None  # of a model whose tokens see both sides
+    read_classifier: Callable[[JsonFields], PoolingConfig] | None = None  # of one that ends in one
+    position_offset: int = 0  # of max_position_embeddings, those that no token has
+    causal: str | None = None  # the family of checkpoints of this name that do not say use_bidirectional_attention
+    # Keys under which some checkpoints have settings: to the usual ones, which they take the place of.
+    usual_keys: NameTable = field(default_factory=dict)
 
     num_kv_heads: int | None = None  # default; None: as many as query heads
     head_dim: int | None = None  # default; None: hidden_size / num_attention_heads

@@ -19,6 +19,7 @@ from octavo.config.family import Family, GgufFacts, GgufKeys
 from octavo.config.hf_layers import yarn_attention_factor
 from octavo.config.hf_quantization import GGUF_SAMPLING, GGUF_TYPES
 from octavo.config.json_fields import JsonFields
+from octavo.config.pooling import GGUF_DENSE, GGUF_POOLING
 from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.gguf.file import GgufFile
 from octavo.gguf.names import IGNORED, TensorNames
@@ -80,6 +81,7 @@ class _Translation:
         hidden = self._get("embedding_length")
         is_divisor = isinstance(heads, int) and isinstance(hidden, int) and heads > 0 and hidden % heads == 0
         head_dim = self._get("attention.key_length", hidden // heads if is_divisor else None)
+        kinds_of_texts = self._file.tensors.get("token_types.weight")
         kinds = {tensor.type.name for tensor in self._file.tensors.values() if len(tensor.shape) > 1}
         values = {
             "architectures": [self._family.name],
@@ -91,7 +93,7 @@ class _Translation:
             "num_key_value_heads": self._get("attention.head_count_kv", heads),
             "head_dim": head_dim,
             "max_position_embeddings": self._get("context_length"),
-            "rms_norm_eps": self._get("attention.layer_norm_rms_epsilon"),
+            "rms_norm_eps": self._get("attention.layer_norm_rms_epsilon", *([None] * self._has_layer_norms)),
             "rope_parameters": self._rope(head_dim),
             "tie_word_embeddings": "output.weight" not in self._file.tensors,
             "attention_bias": "blk.0.attn_q.bias" in self._file.tensors,
@@ -103,6 +105,13 @@ class _Translation:
             "eos_token_id": self._end_ids(),
             **self._experts(),
             GGUF_TYPES: self._types(),
+            GGUF_POOLING: self._get("pooling_type", None),
+            GGUF_DENSE: {
+                name.removesuffix(".weight"): list(tensor.shape)
+                for name, tensor in self._file.tensors.items()
+                if name in ("dense_2.weight", "dense_3.weight")
+            },
+            "type_vocab_size": None if kinds_of_texts is None else kinds_of_texts.shape[0],
             GGUF_SAMPLING: _sampling_settings(self._file.path, self._file.metadata),
         }
         values |= self._facts.settings(self._own, values)
@@ -116,6 +125,10 @@ class _Translation:
         if found is None and not default:
             raise CheckpointError(f"{self._file.path}: {self._prefix + key} is missing")
         return _plain_float(found)
+
+    @property
+    def _has_layer_norms(self) -> bool:
+        return f"{self._prefix}attention.layer_norm_epsilon" in self._file.metadata
 
     def _usual(self, key: str, default: Any) -> Any:
         """Return a setting as others have it: the default where it means something else in this family's files."""

@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Any, cast, get_args
 
 from octavo.config import families
-from octavo.config.checkpoint_files import has_own_head
+from octavo.config.checkpoint_files import has_own_head, lacks_head
+from octavo.config.encoders import encoder_config
 from octavo.config.fallback import HINT, fallback_family, may_be_known
 from octavo.config.family import Family
 from octavo.config.hf_images import text_part
@@ -20,7 +21,8 @@ from octavo.config.hf_layers import max_supported_len, read_layers
 from octavo.config.hf_quantization import GGUF_SAMPLING, read_quantization, with_separate_quantization
 from octavo.config.json_fields import JsonFields
 from octavo.config.layers import RopeConfig
-from octavo.config.model import DType, GenerationDefaults, ModelConfig, TokenInputs
+from octavo.config.model import DType, GenerationDefaults, ModelConfig, PoolerName, TokenInputs
+from octavo.config.pooling import gguf_pooling, read_pooling, resolve_pooling, trained_dimensions
 from octavo.errors import InvalidParameterError, UnsupportedModelError, nearest_hint
 from octavo.sampling_params import SamplingParams
 
@@ -45,13 +47,20 @@ _ACTIVATIONS = MappingProxyType(
 
 
 def read_model_config(
-    path: Path, *, model: str, dtype: str = "auto", max_model_len: int | None = None, model_impl: str = "auto"
+    path: Path,
+    *,
+    model: str,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    model_impl: str = "auto",
+    pooler: PoolerName = "auto",
 ) -> ModelConfig:
     """Read the checkpoint in folder `path`, or in the GGUF file `path`; `model` is the name the user gave.
 
     `dtype` "auto" uses the checkpoint's own; `max_model_len` None uses the maximum that the checkpoint supports. Head
     and embedding are tied if the configuration says so and the files have no other head. `model_impl` "transformers"
-    has the installed library's own code compute the model, "auto" only one that Octavo does not know. Raises
+    has the installed library's own code compute the model, "auto" only one that Octavo does not know. `pooler` says how
+    vectors are made, whatever files say; "auto" leaves it to them. Raises
     CheckpointError: `config.json` or `generation_config.json` is missing, malformed or inconsistent.
     UnsupportedModelError: valid, but with an architecture or a setting that Octavo does not support.
     InvalidParameterError: `max_model_len` exceeds what the checkpoint supports.
@@ -64,8 +73,22 @@ def read_model_config(
         fields, family = fallback_family(fields, path)
         config = _config_of(fields, family, path, model=model, dtype=dtype, max_model_len=max_model_len)
         config = replace(config, impl="transformers")
+    known = families.FAMILIES.get(config.architecture)
+    sizes = trained_dimensions(fields, None if known is None else known.vector_sizes)
+    read = gguf_pooling(fields) if path.is_file() else read_pooling(path)
+    stated = config.pooling if config.pooling.is_stated else read
+    if config.encoder is not None and stated is not None and stated.ranks:
+        raise UnsupportedModelError(f"{path}: a classifier in a GGUF file; load the model from a folder")
+    pooling = resolve_pooling(stated, pooler, sizes, config.hidden_size)
+    if pooling is not None:
+        config = replace(config, pooling=replace(pooling, is_stated=True))
+    if config.encoder is not None:
+        return config
     is_tied = config.tie_word_embeddings and (path.is_file() or not has_own_head(path))
-    return replace(config, tie_word_embeddings=is_tied)
+    has_head = is_tied or path.is_file() or not (config.pooling.is_stated and lacks_head(path))
+    if not (has_head or not config.pooling.ranks):
+        raise UnsupportedModelError(f"{path}: it ranks by its next token, but has no lm_head")
+    return replace(config, tie_word_embeddings=is_tied or not has_head, has_head=has_head)
 
 
 def _falls_back(fields: JsonFields, model_impl: str) -> bool:
@@ -87,7 +110,10 @@ def model_config_of(
     fields: JsonFields, path: Path, *, model: str, dtype: str = "auto", max_model_len: int | None = None
 ) -> ModelConfig:
     """Do so with the keys of `config.json` in `fields`."""
-    return _config_of(fields, find_family(fields), path, model=model, dtype=dtype, max_model_len=max_model_len)
+    family = find_family(fields)
+    if family.causal is not None and not fields.values.get("use_bidirectional_attention"):
+        family = families.FAMILIES[family.causal]
+    return _config_of(fields, family, path, model=model, dtype=dtype, max_model_len=max_model_len)
 
 
 def _config_of(
@@ -97,10 +123,23 @@ def _config_of(
     architecture, read_tower = family.name, family.read_tower
     if read_tower is not None or family.is_nested:
         fields, family = text_part(whole, family, families.FAMILIES)
+    own = {usual: fields.values[key] for key, usual in family.usual_keys.items() if key in fields}
+    fields = JsonFields(fields.origin, {**fields.values, **dict.fromkeys(fields.nulls), **own})
     fields = fields.with_defaults(family.defaults)
     for key in _REFUSED_KEYS:
         if fields.values.get(key):
             raise fields.unsupported(key)
+    if family.read_encoder is not None:
+        kind = _dtype(fields, dtype)
+        return encoder_config(
+            fields,
+            family,
+            model=model,
+            path=str(path),
+            dtype=kind,
+            max_model_len=max_model_len,
+            quantization=read_quantization(fields, kind),
+        )
     key, *activations = _ACTIVATIONS[family.activation]
     if fields.text(key, activations[0]) not in activations:
         raise fields.unsupported(key, f"; known: {activations[0]}")

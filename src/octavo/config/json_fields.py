@@ -37,15 +37,15 @@ class JsonFields:
     @classmethod
     def read(cls, path: Path) -> "JsonFields":
         """Read a file that must contain one JSON object."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_contradiction)
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path}: not valid JSON: {error}") from error
+        values = _parsed(path)
         if not isinstance(values, dict):
             raise CheckpointError(f"{path}: a JSON object is expected, found {type(values).__name__}")
         return cls(str(path), values)
+
+    @classmethod
+    def read_list(cls, path: Path) -> list["JsonFields"]:
+        """Read a file that must contain a list of JSON objects."""
+        return cls(str(path), {"": _parsed(path)}).objects("")
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "JsonFields":
         """Return the object with `defaults` of absent keys; null stays null."""
@@ -148,6 +148,15 @@ class JsonFields:
         if value is None:
             raise CheckpointError(f"{self.origin}: the key {key!r} is missing")
         return value
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_contradiction)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}") from error
 
 
 def _without_contradiction(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

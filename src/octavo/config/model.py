@@ -23,6 +23,9 @@ QuantizationName = Literal["int8", "int4", "fp8", "gguf", "dequantize"]  # at lo
 ActivationName = Literal["silu", "gelu_tanh"]
 ModelImpl = Literal["octavo", "transformers"]
 NormPlacement = Literal["before", "around", "after"]  # of a branch: before it, on both sides, after it
+MLPActivation = Literal["gelu", "gelu_tanh", "silu", "relu"]
+PoolingKind = Literal["last", "mean", "cls"]  # of the hidden states of a prompt: the last, their mean, the first
+PoolerName = Literal["auto", "last", "mean", "cls", "rerank"]
 VisionActivation = Literal["quick_gelu", "gelu_tanh", "silu"]
 ClassToken = Literal["none", "internal", "output"]
 
@@ -136,6 +139,57 @@ class TokenInputs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DenseStep:
+    """A linear that a pooled vector goes through."""
+
+    name: str  # of its tensors in the checkpoint, without suffix
+    folder: str = ""  # that has its weights, by this name; empty: they are with all others
+    in_size: int
+    out_size: int
+    has_bias: bool = True
+    activation: Literal["none", "tanh", "gelu"] = "none"  # behind it
+    norm_name: str = ""  # of a layer norm behind that; empty: there is none
+    norm_eps: float = 1e-5
+    has_norm_bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderConfig:
+    """What an encoder's layers do beside what their specs say.
+
+    A layer's `sliding_window` reaches to both sides: a token sees those less than so many positions away.
+    """
+
+    norm: Literal["layer", "rms"] = "layer"
+    norm_eps: float = 1e-12
+    has_norm_bias: bool = True
+    activation: MLPActivation = "gelu"
+    is_gated: bool = False  # the MLP has a second projection, whose product with the activated first it takes
+    num_token_types: int = 0  # of embeddings that say which text of a pair a token is in; 0: there are none
+    has_positions: bool = False  # their embeddings are added to those of tokens
+    num_positions: int = 0  # with those
+    position_offset: int = 0  # rows in front of the table's first position
+    has_embedding_norm: bool = True
+    has_final_norm: bool = False
+    has_first_norm: bool = True  # before the first layer's attention, where norms are before it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolingConfig:
+    """How the hidden states of a prompt become one vector, or the score of a pair of texts."""
+
+    kind: PoolingKind = "last"
+    normalizes: bool = True  # to length 1
+    dense: tuple[DenseStep, ...] = ()
+    dimensions: tuple[int, ...] | None = None  # sizes that vectors may be cut to; (): any; None: none
+    prompt: str = ""  # put before each text
+    ranks: bool = False  # answers whether a document fits a query, by its next token
+    label_token_ids: tuple[int, int] | None = None  # of `ranks`: yes and no; None: the tokens of these words
+    num_scores: int = 0  # outputs of a classifier over the vector; 0: there is none
+    is_stated: bool = False  # by files or an option; else anything goes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationDefaults:
     """Default sampling parameters from `generation_config.json` or a GGUF file; None if absent."""
 
@@ -185,13 +239,21 @@ class ModelConfig:
     residual_scale: float = 1.0  # on what a branch adds to the residual stream
     logits_scale: float = 1.0
     tie_word_embeddings: bool = False
+    has_head: bool = True  # over the vocabulary; else it writes no text
     token_inputs: TokenInputs | None = None  # None: there are none
     logits_soft_cap: float | None = None  # logits l become logits_soft_cap * tanh(l / logits_soft_cap)
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     quantization: CheckpointQuantization | None = None  # of the checkpoint's weights; None: dense
     vision: VisionConfig | None = None  # None: the model takes text only
+    encoder: EncoderConfig | None = None  # None: a decoder
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)
+
+    @property
+    def vector_size(self) -> int:
+        """Numbers of a pooled vector."""
+        return self.pooling.dense[-1].out_size if self.pooling.dense else self.hidden_size
 
     @property
     def num_layers(self) -> int:
@@ -244,12 +306,14 @@ class ModelConfig:
 
         Recurrent ones are the last: attention backends plan for those before them.
         """
+        if self.encoder is not None:
+            return (KVGroup(),)  # of tokens that are computed, none of which is kept
         groups = dict.fromkeys(map(self._kv_group, range(self.num_layers)))
         return tuple(sorted(groups, key=lambda group: group.kind == "recurrent"))
 
     def kv_group_of(self, layer: int) -> int:
         """Return the group of a layer, as an index into `kv_groups`."""
-        return self.kv_groups.index(self._kv_group(layer))
+        return 0 if self.encoder is not None else self.kv_groups.index(self._kv_group(layer))
 
     def _kv_group(self, layer: int) -> KVGroup:
         mixer = self.layers[layer].mixer

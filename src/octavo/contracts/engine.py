@@ -7,7 +7,7 @@ than scheduling. Legend: R = requests with new output in this step.
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -50,6 +50,7 @@ class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
     embedding_spans: list[EmbeddingSpan] = []
     vision: list[VisionInput] = []  # in the order of the prompt
     whole_spans: list[tuple[int, int]] = []  # [start, end) of tokens that attend to each other: never cut by a step
+    second_text: int | None = None  # position of the first token that belongs to the second text of a pair
 
     @property
     def num_images(self) -> int:
@@ -66,6 +67,22 @@ class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
     rank: int  # the largest of any of its layers
 
 
+class PoolingTask(msgspec.Struct, frozen=True, kw_only=True):
+    """What the vector of a request without sampling parameters is made of.
+
+    last, mean, cls: hidden states, then what the model does with the result; labels: logarithms of the probabilities of
+    `token_ids` as the next token.
+    """
+
+    kind: Literal["last", "mean", "cls", "labels"] = "last"
+    token_ids: list[int] = []
+
+    @property
+    def reads_whole_prompt(self) -> bool:
+        """Whether no part of the prompt may be skipped."""
+        return self.kind in ("mean", "cls")
+
+
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One sample to generate, or a vector. Sent once, already validated; contains tokens, never text.
 
@@ -77,6 +94,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int]
     resumed_token_ids: list[int] = []  # output it already has, from an engine that died: it goes on after these
     sampling_params: SamplingParams | None  # `seed` and `max_tokens` are set. None: the answer is a pooled vector
+    pooling: PoolingTask = PoolingTask()  # of such an answer
     priority: int
     arrival_time_s: float
     eos_token_ids: list[int] = []
@@ -100,6 +118,13 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
         if extra != ExtraInputs():
             keys += ["inputs", hashlib.sha256(msgspec.msgpack.encode(extra)).hexdigest()]
         return keys
+
+    @property
+    def reads_whole_prompt(self) -> bool:
+        """Whether hidden states of all of its prompt are needed, so that no prefix of it may be found in a cache."""
+        if self.sampling_params is None:
+            return self.pooling.reads_whole_prompt
+        return self.sampling_params.prompt_logprobs is not None
 
     @property
     def is_prepared(self) -> bool:
@@ -247,7 +272,7 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     finished: dict[str, FinishedRequest] = {}
     logprobs: dict[str, list[TokenLogprobs]] = {}  # one entry for each new token of the request
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}  # whole prompt at once; [0] is None
-    pooled: dict[str, bytes] = {}  # [hidden size] float32, of requests without sampling parameters
+    pooled: dict[str, bytes] = {}  # float32 each, of requests without sampling parameters: see `PoolingTask`
     stats: SchedulerStats | None = None
     expert_load: ExpertLoad | None = None
     spec_decode: SpecDecodeStats | None = None  # of an engine with a drafter

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.contracts.engine import ExpertLoad, ExtraInputs, TokenLogprobs, VisionInput
+from octavo.contracts.engine import ExpertLoad, ExtraInputs, PoolingTask, TokenLogprobs, VisionInput
 from octavo.sampling_params import NO_SAMPLING, SamplingParams
 
 Int32Array = NDArray[np.int32]
@@ -30,7 +30,8 @@ class NewRequestData:
     row: int
     token_ids: Int32Array  # [prompt + outputs so far]
     num_prompt_tokens: int
-    sampling_params: SamplingParams | None  # None: the hidden state of the last token is wanted
+    sampling_params: SamplingParams | None  # None: a pooled vector is wanted
+    pooling: PoolingTask = field(default_factory=PoolingTask)
     eos_token_ids: list[int]  # masked out until min_tokens have been generated
     bad_words_token_ids: list[list[int]]
     block_ids: list[list[int]]  # of each KV group: its row of the block table, freed columns included
@@ -136,7 +137,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     num_sampled: Int32Array  # [R]; 0 if the prompt is not complete yet, or the request is in `errors` or `pooled`
     logprobs: dict[str, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}  # sent when the prompt is complete
-    pooled: dict[str, bytes] = {}  # [hidden size] float32, of requests whose context is complete
+    pooled: dict[str, bytes] = {}  # float32 each, of requests whose context is complete
     errors: dict[str, str] = {}  # requests that failed individually (NaN logits, ...), with the reason
     draft_passes: list[tuple[int, float]] = []  # of a draft model, in this step: tokens and seconds of each
     expert_load: ExpertLoad | None = None  # only for MoE models

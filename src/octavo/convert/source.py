@@ -62,6 +62,8 @@ class Checkpoint:
         """
         path = path or resolve_model(name)
         model = read_model_config(path, model=name, dtype=dtype)
+        if model.encoder is not None:
+            raise UnsupportedModelError(f"{path}: encoders are not converted; --quantization quantizes one at load")
         if path.is_file():
             facts = families.FAMILIES[model.architecture].gguf
             if facts is not None and not facts.is_converted:

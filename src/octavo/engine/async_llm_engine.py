@@ -28,7 +28,7 @@ from octavo.lora_request import LoRARequest
 from octavo.metrics.collect import EngineMetrics
 from octavo.multimodal.media import has_images
 from octavo.outputs import RequestOutput
-from octavo.sampling_params import RequestPriority, SamplingParams
+from octavo.sampling_params import PoolingParams, RequestPriority, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class AsyncLLMEngine:
     async def generate_async(
         self,
         prompts: object,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams | PoolingParams] | None = None,
         priority: int = RequestPriority.NORMAL,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:

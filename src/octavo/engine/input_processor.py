@@ -5,8 +5,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+import msgspec
+
 from octavo.config.engine import EngineConfig
-from octavo.contracts.engine import AdapterRef, EngineCoreRequest
+from octavo.contracts.engine import AdapterRef, EngineCoreRequest, ExtraInputs, PoolingTask
+from octavo.engine.pooling_rules import PoolingRules
 from octavo.engine.stop_strings import StopFinder
 from octavo.errors import InvalidParameterError
 from octavo.inputs import TokensPrompt, parse_prompt
@@ -46,8 +49,9 @@ class InputProcessor:
             given = asdict(config.model.generation).items()
             self.default_params = SamplingParams.from_options({name: one for name, one in given if one is not None})
         self._tokenizer = tokenizer
-        self._vocab_size, self._hidden_size = config.model.vocab_size, config.model.hidden_size
-        self.limit = ContextLimit(tokenizer, config.model.max_model_len)
+        self._vocab_size, self._has_head = config.model.vocab_size, config.model.has_head
+        self.pooling_rules, self._is_encoder = PoolingRules(config.model), config.model.encoder is not None
+        self.limit = ContextLimit(tokenizer, config.model.max_model_len, has_output=config.model.encoder is None)
         self._eos_token_ids = list(tokenizer.files.end_token_ids(config.model.eos_token_ids, config.model.vocab_size))
         self._engine_seed = config.seed
         self._core_ids = itertools.count()  # never used twice, so a late message about a sample meets no other
@@ -80,21 +84,23 @@ class InputProcessor:
         adapter = self.read_lora(lora_request) if isinstance(lora_request, LoRARequest) else lora_request
         if not (adapter is None or isinstance(adapter, AdapterRef)):
             raise InvalidParameterError("lora_request", lora_request, "a LoRARequest, or None for the base model")
-        pooling = params if isinstance(params, PoolingParams) else None
-        if pooling is not None:
-            if pooling.dimensions is not None and pooling.dimensions > self._hidden_size:
-                limit = f"at most {self._hidden_size}, the model's hidden size"
-                raise InvalidParameterError("dimensions", pooling.dimensions, limit)
+        pooling, task = None, PoolingTask()
+        if isinstance(params, PoolingParams):
+            pooling, task = self.pooling_rules.resolve(params)
             params = NO_SAMPLING
+        elif not self._has_head:
+            raise InvalidParameterError("sampling_params", "given", "this model makes vectors: it writes no text")
         params = self.default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise InvalidParameterError("sampling_params", params, "must be SamplingParams")
-        text, token_ids = self._tokenize(prompt)
-        extra_inputs = prompt.extra_inputs if isinstance(prompt, MultiModalPrompt) else None
+        text, token_ids = self._tokenize(prompt, is_pooled=pooling is not None)
+        extra_inputs = self._extra_inputs(prompt, len(token_ids))
         if not token_ids:
             raise InvalidParameterError("prompt", "", "at least one token")
         self.limit.check(len(token_ids), params.min_tokens)
         self._check_prompt_ids(token_ids, "prompt_token_ids" if text is None else "prompt")
+        for token_id in task.token_ids:
+            self._check_token_id("label_token_ids", token_id)
         for field in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             for token_id in getattr(params, field) or ():
                 self._check_token_id(field, token_id)
@@ -107,6 +113,7 @@ class InputProcessor:
                 request_id=str(next(self._core_ids)),
                 prompt_token_ids=token_ids,
                 sampling_params=params.for_sample(derive_seed(seed, index)) if pooling is None else None,
+                pooling=task,
                 priority=_check_priority(priority),
                 arrival_time_s=time.time(),
                 eos_token_ids=self._eos_token_ids,
@@ -171,14 +178,20 @@ class InputProcessor:
         """Stop the process that validates constraints."""
         self._constraints.close()
 
-    def _tokenize(self, prompt: object) -> tuple[str | None, list[int]]:
+    def _tokenize(self, prompt: object, *, is_pooled: bool) -> tuple[str | None, list[int]]:
         if isinstance(prompt, MultiModalPrompt):
             return prompt.text, prompt.token_ids
         parsed = parse_prompt(prompt)
         if isinstance(parsed, str):
             self.limit.check_text(parsed)
-            return parsed, self._tokenizer.encode(parsed)
+            return parsed, self._tokenizer.encode(self.pooling_rules.prompt + parsed if is_pooled else parsed)
         return None, parsed
+
+    def _extra_inputs(self, prompt: object, num_tokens: int) -> ExtraInputs | None:
+        extra = prompt.extra_inputs if isinstance(prompt, MultiModalPrompt) else None
+        if not self._is_encoder:
+            return extra
+        return msgspec.structs.replace(extra or ExtraInputs(), whole_spans=[(0, num_tokens)])  # each token sees all
 
     def _check_prompt_ids(self, token_ids: list[int], field: str) -> None:
         """Refuse ids without a row of the embedding, whatever they come from.

@@ -6,7 +6,9 @@ from functools import partial
 from typing import Any
 
 from octavo.engine.batch_runner import BatchRunner, OwnerThread
+from octavo.engine.decisions import decisions_about
 from octavo.engine.front import EngineFront, ModelName, engine_args, one_per_prompt
+from octavo.engine.ranking import PairScoring
 from octavo.errors import InvalidParameterError
 from octavo.inputs import as_prompt_list
 from octavo.lora_request import LoRARequest
@@ -123,6 +125,32 @@ class LLMEngine:
         given = one_per_prompt(pooling_params, PoolingParams, len(prompt_list), "pooling_params")
         params_list = [params or PoolingParams() for params in given]
         return self.generate(prompt_list, params_list, priority, use_tqdm, lora_request=lora_request)
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        priority: int = RequestPriority.NORMAL,
+        use_tqdm: bool = False,
+        *,
+        instruction: str | None = None,
+    ) -> list[float]:
+        """Return the scores of pairs; see `LLM.score`."""
+        first, second = ([texts] if isinstance(texts, str) else texts for texts in (queries, documents))
+        scoring = self._owner.run(lambda: PairScoring(self._front, first, second, instruction))
+        return scoring.scores(self.generate(scoring.prompts, scoring.params, priority, use_tqdm))
+
+    def decide(
+        self,
+        state: object,
+        questions: Mapping[str, Mapping[str, object]],
+        priority: int = RequestPriority.NORMAL,
+        use_tqdm: bool = False,
+    ) -> dict[str, dict[str, object]]:
+        """Answer typed questions about a state; see `LLM.decide`."""
+        decisions = self._owner.run(lambda: decisions_about(self._front, state, questions))
+        answers = decisions.answers(self.generate(decisions.prompts, decisions.params, priority, use_tqdm))
+        return {answer.question.name: answer.as_dict for answer in answers}
 
     def generate_multimodal(
         self,

@@ -254,11 +254,12 @@ class RequestState:
         return self.admitted.num_cached_tokens if self.admitted else 0
 
     def record_vector(self, vector: bytes) -> None:
-        """Record the answer of a request that is pooled: [hidden size] float32."""
+        """Record the answer of a request that is pooled: float32."""
         params, embedding = self.processed.pooling, np.frombuffer(vector, dtype=np.float32).astype(np.float64)
         assert params is not None
         embedding = embedding[: params.dimensions]
-        self.embedding = (embedding / np.linalg.norm(embedding) if params.normalize else embedding).tolist()
+        length = np.linalg.norm(embedding) if params.normalize else 0.0
+        self.embedding = (embedding / length if length else embedding).tolist()
 
     def snapshot(self) -> RequestOutput:
         """Return the whole output so far as the user sees it."""

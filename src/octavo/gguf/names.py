@@ -39,8 +39,8 @@ _IN_BLOCK = re.compile(
     r"blk\.(?P<layer>\d+)\.(?P<part>(?:nextn\.)?\w+)(?:\.(?P<expert>\d+))?(?:\.(?P<what>weight|bias|scale))?"
 )
 _OUTSIDE = re.compile(r"(?P<part>\w+)\.(?P<what>weight|bias)")
-# Settings: `config/gguf.py` reads them.
-IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+# Settings, which `config/gguf.py` reads; and rows of the logits head's, of yes and no, in decoders that rank.
+IGNORED = ("cls.output.weight", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 class TensorNames:

@@ -32,6 +32,8 @@ from octavo.kernels.types import (
     Routing,
 )
 
+_ERF_SCALE = 0.3275911
+_ERF_TERMS = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)  # of the highest power first
 _GELU_FACTOR, _GELU_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
 
 
@@ -295,13 +297,23 @@ class Kernels:
         return self.rms_norm(total, fused.norm_weight, fused.eps, fused.norm_offset), total
 
     def gelu(self, x: Tensor, kind: GeluKind) -> Tensor:
-        """Return the GELU of x [T, I] (Hendrycks and Gimpel 2016, arXiv:1606.08415), approximated, rounded once."""
+        """Return the GELU of x [T, I] (Hendrycks and Gimpel 2016, arXiv:1606.08415), rounded once.
+
+        By the error function to some 1e-7, and otherwise approximated.
+        """
         wide = x.float()  # from here on in place where it can be: fresh memory costs more than the arithmetic
+        if kind == "gelu":
+            return (wide * _normal_mass(wide)).to(x.dtype)
         if kind == "quick_gelu":
             powers = wide * -1.702
         else:
             powers = (wide * wide).mul_(_GELU_CUBIC).add_(1.0).mul_(wide).mul_(-2.0 * _GELU_FACTOR)
         return (wide / powers.exp_().add_(1.0)).to(x.dtype)
+
+    def gated_gelu(self, x: Tensor, kind: GeluKind) -> Tensor:
+        """Return gelu(gate) * up [T, I] of x [T, 2 * I], gates first."""
+        gate, up = x.chunk(2, dim=-1)
+        return self.gelu(gate.contiguous(), kind) * up
 
     def activate(self, x: Tensor, activation: Activation) -> Tensor:
         """Apply the activation: x is [T, 2 * I] if gated, gates first, else [T, I]; returns [T, I]."""
@@ -369,6 +381,20 @@ class Kernels:
         for head, linear in zip(x.chunk(len(heads.linears), dim=1), heads.linears, strict=True):
             outs += [self.linear(head[:, : heads.in_size], linear), head[:, heads.in_size :]]
         return torch.cat(outs, dim=1)
+
+
+def _normal_mass(x: Tensor) -> Tensor:
+    """Return the mass of the normal distribution below x float32.
+
+    By exp alone: see `Kernels.activate`. Abramowitz and Stegun 1964, 7.1.26.
+    """
+    size = x.abs()
+    inverse = 1.0 / (size * (_ERF_SCALE * math.sqrt(0.5)) + 1.0)
+    tail = torch.full_like(x, _ERF_TERMS[0])
+    for term in _ERF_TERMS[1:]:
+        tail.mul_(inverse).add_(term)
+    tail.mul_(inverse).mul_((size * size * -0.5).exp_()).mul_(0.5)  # above |x|
+    return torch.where(x < 0.0, tail, 1.0 - tail)
 
 
 def hyperbolic_tangent(x: Tensor) -> Tensor:

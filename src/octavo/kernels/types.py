@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.config.layers import RoutingSpec
 
 ActivationKind = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"]
-GeluKind = Literal["gelu_tanh", "quick_gelu"]  # by a tanh, or by a sigmoid
+GeluKind = Literal["gelu", "gelu_tanh", "quick_gelu"]  # by the error function, a tanh, or a sigmoid
 # Which ops read a linear. Gated ones are [2 * I, K], gates first; a router is [X, D], or [X + 1, D] with a gated
 # shared expert, and computed in float32.
 LinearRole = Literal["plain", "gated", "logits", "router"]

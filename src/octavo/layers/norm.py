@@ -48,10 +48,10 @@ class NoNorm(RMSNorm):
 class LayerNorm(PlainWeights):
     """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dimension, each row by itself."""
 
-    def __init__(self, size: int, eps: float, *, context: BuildContext) -> None:
+    def __init__(self, size: int, eps: float, *, context: BuildContext, has_bias: bool = True) -> None:
         weight, bias = (torch.empty(size, dtype=context.dtype, device=context.device) for _ in range(2))  # [D]
-        super().__init__({"weight": weight, "bias": bias}, context=context)
-        self.weight, self.bias, self._eps = weight, bias, eps
+        super().__init__({"weight": weight, **({"bias": bias} if has_bias else {})}, context=context)
+        self.weight, self.bias, self._eps = weight, bias if has_bias else None, eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalize x [..., D]."""

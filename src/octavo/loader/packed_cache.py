@@ -36,7 +36,10 @@ _UNFINISHED = ".part"
 _PAGE_BYTES = 4096
 _LINE_BYTES = 64  # cache line: tensors are aligned to it, or kernels would read two lines for one
 _PIECE_BYTES = 4 << 20
-_CHECKPOINT_FILES = ("config.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.tensors", "*.index.json")
+_CHECKPOINT_FILES = (
+    *("config.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.tensors", "*.index.json"),
+    "*_Dense/*.safetensors",
+)
 _DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",

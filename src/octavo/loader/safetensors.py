@@ -27,6 +27,7 @@ class SafetensorsLoader(ModelLoader):
         """Tensors are views of the mapped file; those used only by other stages are skipped."""
         folder, elsewhere = Path(model.config.path), OtherStages(model)
         single, index = folder / SAFETENSORS_FILE, folder / SAFETENSORS_INDEX
+        yield from dense_tensors(model)
         if single.is_file():
             warn_of_unused_index(single, index)
             yield from read_file(single, elsewhere)
@@ -39,6 +40,18 @@ class SafetensorsLoader(ModelLoader):
             if not (folder / file_name).is_file():
                 raise CheckpointError(f"{folder / file_name}: missing, although {SAFETENSORS_INDEX} lists it")
             yield from read_file(folder / file_name, elsewhere, names)
+
+
+def dense_tensors(model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights of linears that pooled vectors go through, each in a folder of its own."""
+    for step in model.config.pooling.dense if model.stage.is_last else ():
+        if not step.folder:
+            continue
+        folder = Path(model.config.path) / step.folder
+        file = folder / SAFETENSORS_FILE
+        if not file.is_file():
+            raise CheckpointError(f"{file}: missing, although modules.json lists its folder")
+        yield from ((f"{step.folder}.{name}", tensor) for name, tensor in read_file(file, ()))
 
 
 def read_file(

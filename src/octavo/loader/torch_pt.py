@@ -11,6 +11,7 @@ from octavo.config.checkpoint_files import TORCH_FILES, first_file
 from octavo.errors import CheckpointError
 from octavo.loader.base import ModelLoader
 from octavo.loader.index import TORCH_INDEX, names_by_shard, warn_of_unused_index
+from octavo.loader.safetensors import dense_tensors
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages
 
@@ -22,6 +23,7 @@ class TorchLoader(ModelLoader):
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
         """Tensors are views of the mapped file."""
+        yield from dense_tensors(model)
         yield from read_folder(Path(model.config.path), OtherStages(model))
 
 

@@ -139,7 +139,7 @@ class FallbackForCausalLM(CausalLM):
         self.config, self.stage, self.mapped_bytes = config, Stage.whole(config.num_layers), 0
         self.family = Family(name=config.architecture, model_type="", weight_names={})
         self.activation, self.embedding_scale, self.logits_soft_cap = Activation(), None, None
-        self.rotary, self.layers = nn.ModuleList(), nn.ModuleDict()
+        self.rotary, self.layers, self.dense_steps = nn.ModuleList(), nn.ModuleDict(), nn.ModuleList()
         library = build(Path(config.path), _attend, context.dtype, experts="eager")
         self._names: dict[str, str] = {}
         self._twins, self._step = _twins_of(library), _Step()

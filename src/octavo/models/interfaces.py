@@ -24,6 +24,8 @@ from octavo.kernels.types import Activation
 from octavo.layers.context import BuildContext
 from octavo.layers.moe import ExpertParallelMoE, MixtureOfExperts
 from octavo.layers.norm import NoNorm, RMSNorm
+from octavo.layers.pooled import PooledStep
+from octavo.layers.quant.base import QuantizedAtLoad
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.layers.vocabulary import Embedding, LogitsHead
 from octavo.models.common import (
@@ -106,6 +108,7 @@ class CausalLM(nn.Module):
             tied_to = self.embedding if config.tie_word_embeddings and stage.is_first else None
             head = context.at("logits_head")
             self.logits_head = LogitsHead(config.hidden_size, config.vocab_size, tied_to=tied_to, context=head)
+        self.dense_steps = nn.ModuleList(self.build_dense_steps())
 
     @property
     def weight_names(self) -> NameTable:
@@ -199,16 +202,28 @@ class CausalLM(nn.Module):
 
         A tied head on another stage than the embedding loads the table itself.
         """
+        names = {**self.weight_names, **self.dense_names}
         if not self.config.tie_word_embeddings:
-            return self.weight_names
-        others = {name: target for name, target in self.weight_names.items() if target != "logits_head"}
+            return names
+        others = {name: target for name, target in names.items() if target != "logits_head"}
         return others if self.stage.is_first else {**others, "model.embed_tokens": "logits_head"}
+
+    @property
+    def dense_names(self) -> NameTable:
+        """The names of what pooled vectors go through, and its places."""
+        names: dict[str, str] = {}
+        for at, step in enumerate(self.config.pooling.dense):
+            names[step.name] = f"dense_steps.{at}.linear"
+            if step.norm_name:
+                names[step.norm_name] = f"dense_steps.{at}.norm"
+        return names
 
     @property
     def parts_on_other_ranks(self) -> frozenset[str]:
         """Parts before and after the layers that are on another stage, by their names in the table."""
         before = () if self.stage.is_first else ("embedding",)
-        return frozenset(before if self.stage.is_last else (*before, "norm", "logits_head"))
+        behind = ("norm", "logits_head", *self.dense_names.values())
+        return frozenset(before if self.stage.is_last else (*before, *behind))
 
     @property
     def bytes_in_file(self) -> int:
@@ -224,6 +239,12 @@ class CausalLM(nn.Module):
             kernels=self.context.kernels,
             residual_scale=self.config.residual_scale,
         )
+
+    def build_dense_steps(self) -> list[PooledStep]:
+        """Make the linears that a pooled vector goes through."""
+        context = replace(self.context, schemes=QuantizedAtLoad()).at("dense_steps")
+        steps = self.config.pooling.dense if self.stage.is_last else ()
+        return [PooledStep(step, context.at(str(at))) for at, step in enumerate(steps)]
 
     def build_rotary_tables(self) -> list[RotaryEmbedding]:
         """Make the tables by which layers rotate queries and keys; each names its own: `AttentionLayer.rotary`."""
@@ -308,6 +329,12 @@ class CausalLM(nn.Module):
         if self.config.logits_scale != 1.0:
             logits = logits * self.config.logits_scale
         return logits if cap is None else hyperbolic_tangent(logits / cap) * cap
+
+    def finish_pooled(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Return what the checkpoint makes of pooled hidden states [N, D] float32: [N, K] float32. Last stage only."""
+        for layer in self.dense_steps:
+            vectors = layer(vectors)
+        return vectors
 
     def logits_argmax(
         self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None

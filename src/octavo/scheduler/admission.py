@@ -126,8 +126,7 @@ class Admission:
         In a group with a sliding window, only for its first chunk: later chunks free as many blocks as they take.
         """
         blocks, num_tokens = self._blocks, len(request.token_ids)
-        # Prompt logprobs need the logits of every prompt position, so no part of the prompt may be skipped.
-        may_use_prefix = request.params.prompt_logprobs is None
+        may_use_prefix = not request.message.reads_whole_prompt
         prefix = blocks.find_prefix(
             request.token_ids[: None if may_use_prefix else 0],
             request.block_root,

@@ -45,7 +45,7 @@ class PrefixGate(Gate):
         self._num_free: list[int] = []  # when parked requests were last looked at; empty: look at them again
 
     def hold(self, request: Request) -> bool:
-        if request.params.prompt_logprobs is not None:  # no part of its prompt may be skipped
+        if request.message.reads_whole_prompt:
             return False
         self._store.open()
         if not self._store.is_open:

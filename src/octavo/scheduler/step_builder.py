@@ -264,6 +264,7 @@ class StepBuilder:
             token_ids=request.token_ids,
             num_prompt_tokens=request.num_prompt_tokens,
             sampling_params=request.message.sampling_params,
+            pooling=request.message.pooling,
             eos_token_ids=request.message.eos_token_ids,
             bad_words_token_ids=request.message.bad_words_token_ids,
             block_ids=[list(tables[row]) for tables in self._running.block_ids],

@@ -42,12 +42,13 @@ from octavo.server.tenants.tenants import Tenants
 from octavo.server.tracing import Tracing, TracingMiddleware
 from octavo.server.ui.routes import UiRoutes
 from octavo.server.ui.watch import EngineWatch
+from octavo.server.vectors.routes import VectorsRoutes
 
 logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 2  # for connections to flush pending data, once all requests have ended
 # Routes of known APIs that clients may try.
-_NOT_OFFERED_YET = ("rerank", "score", "audio", "images")
+_NOT_OFFERED_YET = ("audio", "images")
 _STORED = ("batches", "files")
 
 
@@ -120,6 +121,7 @@ def create_app(
     routes = Routes(lifecycle, args, exposition, returning, request_log)
     routes.add_to(app)
     MessagesRoutes(lifecycle, routes.answer).add_to(app)
+    VectorsRoutes(lifecycle, routes.answer).add_to(app)
     OllamaRoutes(lifecycle, routes.names).add_to(app)
     ResponsesRoutes(lifecycle, args, routes, responses, returning).add_to(app)
     if batches is not None:

@@ -15,7 +15,7 @@ from octavo.sampling_params import RequestPriority
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, ErrorReply, as_api_error
 from octavo.server.exchange import check_timeout
-from octavo.server.openai.embeddings import EmbeddingsRequest, EmbeddingsUsage, num_inputs
+from octavo.server.openai.embeddings import EmbeddingsRequest, EmbeddingsUsage
 from octavo.server.openai.params import LARGE_BODY, num_samples
 from octavo.server.openai.protocol import (
     GenerationRequest,
@@ -72,7 +72,7 @@ class LineAnswerer:
             self._warn(text)
         if wire.priority is None or wire.priority in list(RequestPriority):  # any other is refused, as over HTTP
             wire.priority = RequestPriority.BACKGROUND
-        num = num_inputs(wire) if isinstance(wire, EmbeddingsRequest) else num_samples(wire, self._args)
+        num = wire.num_inputs if isinstance(wire, EmbeddingsRequest) else num_samples(wire, self._args)
         return ReadLine(custom_id, url, wire, num, len(data) > LARGE_BODY)
 
     async def answer(self, line: ReadLine) -> LineResult:

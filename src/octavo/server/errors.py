@@ -73,7 +73,14 @@ _SHAPES: Mapping[str, Callable[[ApiError], object]] = {
     "/api/v1/": lambda error: ErrorReply(error=error.detail),  # a wrong base URL of OpenAI's clients
     "/api/": lambda error: {"error": error.detail.message},  # Ollama's
     MESSAGES: lambda error: messages_error(error.status, error.detail.message),  # Anthropic's
+    "/v1/systemone": lambda error: {"detail": [_as_problem(error, line) for line in error.detail.message.split("\n")]},
 }
+
+
+def _as_problem(error: ApiError, line: str) -> dict[str, object]:
+    """Return one of the lines of an error as FastAPI writes what is wrong with a body."""
+    where = line.partition(":")[0] if line.startswith("questions.") else error.detail.param or ""
+    return {"loc": ["body", *filter(None, where.split("."))], "msg": line, "type": error.detail.code}
 
 
 def error_body(error: ApiError, path: str) -> bytes:

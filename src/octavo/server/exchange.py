@@ -35,7 +35,7 @@ _SLASHES = re.compile("//+")
 _MODELS = "/models/"  # what follows is a model's name, which may be a path with slashes of its own
 STREAMED_PATHS = frozenset({"/v1/files"})  # whose routes read the body themselves
 # Beginnings of the routes whose POST requests make the engine compute, and so need a place in the queue.
-COMPUTED = ("/v1/", "/api/chat", "/api/generate", "/api/embed")
+COMPUTED = ("/v1/", "/v2/", "/rerank", "/score", "/pooling", "/api/chat", "/api/generate", "/api/embed")
 # Routes that are served without /v1 as well, as llama.cpp's server does. A model's name follows `/models`.
 _UNVERSIONED = (
     "/chat/completions",

@@ -115,7 +115,8 @@ class OllamaModelPages:
         template = front.tokenizer.chat_template
         shows_tools = template is not None and template.reads("tools", with_tools=True)
         has = {
-            "completion": True,
+            "completion": front.config.model.has_head,
+            "embedding": front.config.model.pooling.is_stated and front.inputs.pooling_rules.makes_vectors,
             "tools": formats.tool_calls is not None and shows_tools,
             "thinking": formats.reasoning is not None,
             "vision": front.inputs.takes_images,

@@ -31,7 +31,7 @@ from octavo.server.lifecycle import EngineLifecycle, ServerInfo, TokenizerInfo
 from octavo.server.ollama_protocol import OLLAMA_EXAMPLES, OLLAMA_TYPES, STREAMED, OllamaError
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.chat_batch import ChatBatchService
-from octavo.server.openai.embeddings import Embeddings, EmbeddingsRequest, num_inputs
+from octavo.server.openai.embeddings import Embeddings, EmbeddingsRequest, VectorsReply, VectorsRequest
 from octavo.server.openai.models import AdapterReply, LoadAdapterRequest, ModelCard, ModelList, UnloadAdapterRequest
 from octavo.server.openai.params import LARGE_BODY, num_samples
 from octavo.server.openai.protocol import (
@@ -51,9 +51,11 @@ from octavo.server.responses.page import RESPONSES_EXAMPLES, RESPONSES_TYPES
 from octavo.server.responses.protocol import Response as ResponsesReply
 from octavo.server.returning import Returning
 from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
-from octavo.server.tenants.claim import claim
+from octavo.server.tenants.claim import claim, claim_vectors
 from octavo.server.ui.files import public_paths
 from octavo.server.ui.names import RequestNames
+from octavo.server.vectors.decision_protocol import SYSTEM_ONE, SystemOneError
+from octavo.server.vectors.protocol import VECTORS_EXAMPLES, VECTORS_TYPES
 
 T = TypeVar("T")
 Reply = msgspec.Struct | FrameSource
@@ -75,6 +77,7 @@ _TYPES: dict[str, tuple[type | None, type]] = {
     "/server_info": (None, ServerInfo),
     "/tokenizer_info": (None, TokenizerInfo),
     **MESSAGES_TYPES,
+    **VECTORS_TYPES,
 }
 _ASKED = {"role": "user", "content": "What is a block?"}
 _EXAMPLES: dict[str, Page] = {
@@ -112,6 +115,7 @@ _EXAMPLES: dict[str, Page] = {
     "/v1/unload_lora_adapter": {"by name": {"lora_name": "support"}},
     **MESSAGES_EXAMPLES,
     **RESPONSES_EXAMPLES,
+    **VECTORS_EXAMPLES,
 }
 _SECURITY_SCHEMES: Page = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "The server's API key, if it has one."},
@@ -246,7 +250,7 @@ class Routes:
         return await self.answer(request, CompletionRequest, service.completions, service.begin_completion)
 
     async def embeddings(self, request: Request) -> Response:
-        """Turn texts into vectors: the model's hidden state of each last token, of length 1."""
+        """Turn texts into vectors, as the model's files say; without any, of each last token, of length 1."""
         return await self.answer(request, EmbeddingsRequest, self._lifecycle.service.embeddings)
 
     async def stream(self, request: Request, name: str) -> Response:
@@ -278,6 +282,17 @@ class Routes:
         wire, _ = read_request(Exchange.in_scope(request.scope).body, UnloadAdapterRequest)
         return json_response(await self._lifecycle.service.models.unload(wire))
 
+    def _enter(self, exchange: Exchange, wire: object) -> None:
+        """Say how much a request asks for and until when, and give it what its key has."""
+        if isinstance(wire, VectorsRequest):
+            exchange.num_samples = wire.num_inputs
+            claim_vectors(exchange, wire)
+        elif isinstance(wire, GenerationRequest):
+            exchange.num_samples = num_samples(wire, self._args)
+        else:
+            return
+        _limit(exchange, wire.timeout)
+
     async def answer(
         self,
         request: Request,
@@ -294,11 +309,7 @@ class Routes:
         wire, warnings = await asyncio.to_thread(read_request, body, kind) if is_large else read_request(body, kind)
         exchange.warnings += warnings
         work: Callable[[], Awaitable[Reply]] = partial(answer, wire, exchange.warnings.append, is_large)
-        if isinstance(wire, GenerationRequest | EmbeddingsRequest):
-            exchange.num_samples = (
-                num_inputs(wire) if isinstance(wire, EmbeddingsRequest) else num_samples(wire, self._args)
-            )
-            _limit(exchange, wire.timeout)
+        self._enter(exchange, wire)
         if isinstance(wire, EmbeddingsRequest) and self._request_log is not None:
             work = self._request_log.watched_vectors(exchange, work)
         if begin is not None:
@@ -316,7 +327,7 @@ class Routes:
         if not isinstance(reply, msgspec.Struct):
             exchange.count_tokens = reply.count_tokens
             return EventStreamResponse(reply)
-        if isinstance(reply, ChatCompletion | Completion | Embeddings):
+        if isinstance(reply, ChatCompletion | Completion | VectorsReply):
             usage = reply.usage
             counts = usage.prompt_tokens, getattr(usage, "completion_tokens", 0)
             exchange.count_tokens = lambda: counts
@@ -403,7 +414,7 @@ def make_page(app: FastAPI) -> Page:
     all_examples = {**_EXAMPLES, **OLLAMA_EXAMPLES}
     of_methods = {**STORED_TYPES, **OLLAMA_TYPES, **RESPONSES_TYPES}
     kinds = [kind for pair in (*_TYPES.values(), *of_methods.values()) for kind in pair if kind is not None]
-    types = list(dict.fromkeys((*_ERRORS.values(), *kinds)))
+    types = list(dict.fromkeys((*_ERRORS.values(), SystemOneError, *kinds)))
     links, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     content = {kind: {"application/json": {"schema": link}} for kind, link in zip(types, links, strict=True)}
     for path, operations in page["paths"].items():
@@ -411,7 +422,7 @@ def make_page(app: FastAPI) -> Page:
             body_type, reply_type = _TYPES.get(path) or of_methods.get((method.upper(), path), (None, None))
             is_of_tokens = path in ("/tokenize", "/detokenize", "/tokenizer_info")
             api = "Ollama" if path.startswith("/api/") else "Anthropic" if path.startswith(MESSAGES) else "OpenAI"
-            is_of_api = path.startswith(("/v1/", "/api/"))
+            is_of_api = path.startswith(("/v1/", "/api/")) or path in VECTORS_TYPES
             operation["tags"] = ["tokens" if is_of_tokens else api if is_of_api else "operations"]
             success = dict(operation["responses"]["200"])
             if reply_type is not None:
@@ -422,8 +433,9 @@ def make_page(app: FastAPI) -> Page:
                 success["content"] |= {"application/x-ndjson": {"schema": {"type": "string"}}}
             elif path.startswith(STREAMS) and method == "get":
                 success["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
-            # All errors of an API have one shape; FastAPI's own validation errors never occur.
-            error = {"description": "Why not.", "content": content[_ERRORS[api]]}
+            # All errors of an API have one shape, but one route's; FastAPI's own validation errors never occur.
+            kind = SystemOneError if path == SYSTEM_ONE else _ERRORS[api]
+            error = {"description": "Why not.", "content": content[kind]}
             operation["responses"] = {"200": success, "default": error}
             if body_type is not None:
                 examples = {name: {"value": value} for name, value in all_examples[path].items()}

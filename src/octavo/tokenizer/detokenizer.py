@@ -97,6 +97,8 @@ def parse_decoder(spec: Mapping[str, Any] | None) -> DecoderRules:
     """Reduce the `decoder` section of a `tokenizer.json` to per-token rules."""
     if spec is None:
         return DecoderRules(separator=" ")  # the tokenizers library joins token texts with spaces in this case
+    if spec.get("type") == "WordPiece":  # of encoders, which write no text: for tokens one by one
+        spec = {"type": "Replace", "pattern": {"String": spec["prefix"]}, "content": ""}
     return _add_decoder(DecoderRules(), spec)
 
 
@@ -132,7 +134,7 @@ def _add_decoder(rules: DecoderRules, spec: Mapping[str, Any]) -> DecoderRules:
             return replace(rules, replacements=(*rules.replacements, (mark, " ")), first_drops=dropped)
     raise CheckpointError(
         f"tokenizer.json: decoder {spec!r} is not supported; known: ByteLevel, ByteFallback, Fuse, Replace (of a plain "
-        "string), Strip (of leading spaces), Metaspace, and sequences of them"
+        "string), Strip (of leading spaces), Metaspace, WordPiece, and sequences of them"
     )
 
 

@@ -1,7 +1,8 @@
 """Builds a tokenizer of the `tokenizers` library from a GGUF file's metadata.
 
-Three kinds are supported: `gpt2`, byte-level BPE with the pre-tokenizer named by `tokenizer.ggml.pre`; `llama`,
-SentencePiece BPE with scores; and `gemma4`, the same with merges. Each is built like the tokenizer.json of its family.
+Five kinds are supported: `gpt2`, byte-level BPE with the pre-tokenizer named by `tokenizer.ggml.pre`; `llama`,
+SentencePiece BPE with scores; `gemma4`, the same with merges; of encoders `bert`, WordPiece, and `t5`, unigrams. Each
+is built like the tokenizer.json of its family.
 """
 
 import json
@@ -17,6 +18,7 @@ from tokenizers.models import BPE
 
 from octavo.errors import CheckpointError, OctavoError, UnsupportedModelError
 from octavo.gguf.file import GgufFile
+from octavo.tokenizer.gguf_encoders import add_marks, unigram, wordpiece
 
 # enum llama_token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -82,13 +84,16 @@ def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, 
     """Return the backend, named tokens (`bos_token`, ...) and chat templates of a file."""
     fields = _Fields(GgufFile.read(path))
     kind = fields.text("model")
-    build = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _gemma4}.get(kind)
+    build = _BUILDERS.get(kind)
     if build is None:
-        raise fields.unsupported("model", "known: gpt2, llama, gemma4")
+        raise fields.unsupported("model", f"known: {', '.join(_BUILDERS)}")
     with library_errors(f"{path}: malformed tokenizer"):
         backend = build(fields)
         _add_special_tokens(backend, fields)
-        _add_ends(backend, fields, adds_bos=kind == "llama" or fields.pre in _BEGINS_WITH_BOS)
+        if kind in _OF_ENCODERS:
+            _add_marks(backend, fields, has_kinds=kind == "bert")
+        else:
+            _add_ends(backend, fields, adds_bos=kind == "llama" or fields.pre in _BEGINS_WITH_BOS)
     ids = {field: fields.token_id(name) for name, field in _NAMED.items()}
     named = {field: fields.tokens[index] for field, index in ids.items() if index is not None}
     return backend, named, fields.chat_templates()
@@ -227,6 +232,28 @@ def _gemma4(fields: _Fields) -> Backend:
     return _byte_fallback(fields, fields.merges())
 
 
+def _wordpiece(fields: _Fields) -> Backend:
+    unknown = fields.token_id("unknown")
+    return wordpiece(fields.tokens, "[UNK]" if unknown is None else fields.tokens[unknown])
+
+
+def _unigram(fields: _Fields) -> Backend:
+    charsmap = fields.get("precompiled_charsmap") or []
+    scores = fields.by_token("scores", float)
+    return unigram(fields.tokens, scores, fields.token_id("unknown") or 0, bytes(each % 256 for each in charsmap))
+
+
+def _add_marks(backend: Backend, fields: _Fields, *, has_kinds: bool) -> None:
+    """Set the tokens around every text, which some files leave to the reader to know."""
+    found = []
+    for names in (("cls", "bos"), ("seperator", "separator", "eos")):  # the first is how the format spells it
+        index = next((each for name in names if (each := fields.token_id(name)) is not None), None)
+        if index is None:
+            raise fields.fail(f"{names[-1]}_token_id", "the token around every text is expected")
+        found.append((fields.tokens[index], index))
+    add_marks(backend, *found, has_kinds=has_kinds)
+
+
 def _byte_fallback(fields: _Fields, merges: list[tuple[str, str]]) -> Backend:
     """BPE over characters; those that are no tokens become tokens of their bytes."""
     vocab = {token: index for index, token in enumerate(fields.tokens)}
@@ -239,6 +266,16 @@ def _byte_fallback(fields: _Fields, merges: list[tuple[str, str]]) -> Backend:
     spaces = decoders.Replace(SPACE, " ")
     backend.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), *stripped])
     return backend
+
+
+_OF_ENCODERS = ("bert", "t5")
+_BUILDERS = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "gemma4": _gemma4,
+    "bert": _wordpiece,
+    "t5": _unigram,
+}
 
 
 def _add_special_tokens(backend: Backend, fields: _Fields) -> None:

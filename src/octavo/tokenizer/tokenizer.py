@@ -227,6 +227,52 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidParameterError(field, texts, "must be valid Unicode text (no lone surrogates)") from error
 
+    def encode_cut(self, text: str, most: int) -> list[int]:
+        """Return the ids of `text` and of the tokens around it, at most so many: what does not fit is cut at its end.
+
+        Raises InvalidParameterError: there is no room for any token of it.
+        """
+        encoding = self._encoding(self._backend, text)
+        room = most - self._backend.num_special_tokens_to_add(is_pair=False)
+        if room < 1:
+            raise InvalidParameterError("truncate_prompt_tokens", most, f"at least {most - room + 1}")
+        encoding.truncate(room)
+        ids: list[int] = self._backend.post_process(encoding, None, True).ids
+        return ids
+
+    def encode_pair(self, first: str, second: str, most: tuple[int | None, int]) -> tuple[list[int], int]:
+        """Return the ids of two texts with the tokens around them, and where those of the second kind begin.
+
+        `most` tokens of the second, and of both with what is around them, are kept.
+        """
+        of_first, of_second = (self._encoding(self._plain_backend, text) for text in (first, second))
+        most_of_second, most_of_all = most
+        room = most_of_all - self._backend.num_special_tokens_to_add(is_pair=True) - len(of_first.ids)
+        if room < 1:
+            raise InvalidParameterError("queries", f"{len(of_first.ids)} tokens", "too long for any document beside it")
+        of_second.truncate(room if most_of_second is None else min(room, most_of_second))
+        joined = self._backend.post_process(of_first, of_second, True)
+        kinds: list[int] = joined.type_ids
+        return joined.ids, kinds.index(1) if 1 in kinds else len(kinds)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the ids of a text that cannot write control tokens: spelled out in it, they are text."""
+        ids: list[int] = self._encoding(self._plain_backend, text).ids
+        return ids
+
+    @cached_property
+    def _plain_backend(self) -> Backend:
+        plain = Backend.from_str(self._backend.to_str())
+        plain.encode_special_tokens = True
+        return plain
+
+    def _encoding(self, backend: Backend, text: str) -> Any:
+        """Return the library's encoding of a text, without tokens around it; without the GIL."""
+        try:
+            return backend.encode_batch([text], add_special_tokens=False)[0]
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidParameterError("prompt", text, "must be valid Unicode text (no lone surrogates)") from error
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of all `token_ids`."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -274,6 +320,7 @@ class ContextLimit:
 
     tokenizer: Tokenizer
     max_model_len: int  # tokens of prompt and output
+    has_output: bool = True  # else a place of these is for none, and is not shown
 
     def check_text(self, text: str) -> None:
         """Refuse a text whose characters prove that it has too many tokens: counting these would take much longer."""
@@ -282,13 +329,21 @@ class ContextLimit:
             size *= _CHARACTERS_PER_TOKEN
             is_cut = size < len(text)  # its last character could be composed with a mark that follows
             if (least := self.tokenizer.length_bound.min_tokens(text[:size]) - is_cut) >= self.max_model_len:
-                raise self._error(f"at least {least} tokens")
+                raise self.error(f"at least {least} tokens")
 
     def check(self, num_tokens: int, min_tokens: int) -> None:
         """Check the length of a prompt that is tokenized, and of the least output."""
         if num_tokens + max(1, min_tokens) > self.max_model_len:
-            raise self._error(f"{num_tokens} tokens" + (f" + min_tokens {min_tokens}" if min_tokens else ""))
+            raise self.error(f"{num_tokens} tokens" + (f" + min_tokens {min_tokens}" if min_tokens else ""))
 
-    def _error(self, wanted: str) -> PromptTooLongError:
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.max_model_len - 1
+
+    def error(self, wanted: str, field: str = "prompt") -> PromptTooLongError:
+        """Return the error of what is too long."""
         limit = f"This model's maximum context length is {self.max_model_len} tokens, prompt and output together"
-        return PromptTooLongError("prompt", wanted, limit)
+        if not self.has_output:
+            limit = f"This model's maximum context length is {self.max_prompt_tokens} tokens"
+        return PromptTooLongError(field, wanted, limit)

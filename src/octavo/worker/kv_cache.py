@@ -31,7 +31,8 @@ def make_kv_cache_spec(
     the keys and values of one that is on another stage.
     """
     shared = _shared_layers(model, layers)
-    group_of = [None if at in shared else model.kv_group_of(layer) for at, layer in enumerate(layers)]
+    keeps = model.encoder is None
+    group_of = [model.kv_group_of(layer) if keeps and at not in shared else None for at, layer in enumerate(layers)]
     groups = []
     for index, group in enumerate(model.kv_groups):
         mixer = next(each.mixer for at, each in enumerate(model.layers) if model.kv_group_of(at) == index)

@@ -188,6 +188,8 @@ def choose_num_blocks(
     def divided(peaks: list[int]) -> list[int]:  # in proportion to what one request needs
         if cache.num_kv_blocks:  # applies to each group
             return [cache.num_kv_blocks] * len(peaks)
+        if model.encoder is not None:  # whose blocks take no memory: they count tokens
+            return [limits.max_num_seqs * peak for peak in peaks]
         return [memory.kv_bytes * peak // spec.num_bytes(peaks) for peak in peaks]
 
     def is_too_long(num_tokens: int) -> bool:

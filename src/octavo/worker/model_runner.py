@@ -33,6 +33,7 @@ from octavo.sampling.rows import ARGMAX, StepSampling
 from octavo.sampling.sampler import Sampled, SampledTokens, Sampler, read_now, read_sampled
 from octavo.worker.decode_step import ExpertLoads, GraphedDecoding
 from octavo.worker.graph import StepGraph, torch_threads
+from octavo.worker.pooling import pooled_vectors
 from octavo.worker.rank_drafter import RankDrafter
 from octavo.worker.request_rows import LogitsRows, PromptLogprobsUpdate, RequestRows
 from octavo.worker.stages import StageLinks
@@ -204,7 +205,7 @@ class RankModelRunner:
                 return partial(logits_rows.read_output, read, PromptLogprobsUpdate(), {})
             computed = self._run_stage(batch)  # hidden states [T, D], or the kept rows
             read = self._sample(batch, computed.hidden, logits_rows, sampling)
-            pooled = logits_rows.pool(self.rows.pooled, batch.of_logits(computed.hidden)) if self.rows.pooled else {}
+            pooled = self._pool(step, logits_rows, batch, computed.hidden) if self.rows.pooled else {}
         prompts = self._prompt_logprobs.of_step(step, batch, computed.hidden)  # uses all threads
         if self._queue is not None:
             return partial(logits_rows.read_output, read, prompts, pooled)
@@ -213,6 +214,11 @@ class RankModelRunner:
             with self._torch_threads():
                 self.drafter.observe(step, output, computed.aux)
         return lambda: output
+
+    def _pool(
+        self, step: SchedulerOutput, logits_rows: LogitsRows, batch: ForwardBatch, hidden: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        return pooled_vectors(self.rows.pooled, step, logits_rows.requests, batch, hidden, self.model)
 
     def _hand_on(self, scheduler_output: SchedulerOutput, links: StageLinks) -> None:
         """Run this stage of a step. The next stage waits for it, so failures are passed on, too."""
@@ -253,7 +259,7 @@ class RankModelRunner:
         self, batch: ForwardBatch, hidden: torch.Tensor, logits_rows: LogitsRows, sampling: StepSampling
     ) -> Callable[[], SampledTokens]:
         """Sample from the rows of `hidden` [T, D] that get logits; return a function that reads the tokens."""
-        if self.rows.pooled.issuperset(sampling.rows.tolist()):
+        if self.rows.pooled.keys() >= set(sampling.rows.tolist()):
             nothing = torch.zeros(len(sampling.rows), device=hidden.device)
             sampled = Sampled.of_argmax(nothing, nothing.to(torch.int64))
         elif sampling.ending == ARGMAX:

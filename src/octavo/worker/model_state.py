@@ -76,6 +76,7 @@ class ModelStates:
             AdapterSlots(pool, send),
             RotaryOffsets(model, send),
             ReplacedEmbeddings(model, send),
+            TextKinds(send),
         ]
         if config.speculative is not None and model.config.recurrent_layers:
             states.append(LoggedDrafts(send, config.speculative.num_speculative_tokens))
@@ -174,6 +175,24 @@ class RotaryOffsets(ModelState):
             rotary[:, part.tokens] = np.where(part.positions > last, part.positions + shift, inside)
         [sent] = self._send(rotary.ravel())
         return {"mrope_positions": sent.view(3, -1)}
+
+
+class TextKinds(ModelState):
+    """Where the second text of a pair begins."""
+
+    by_row: dict[int, int]
+
+    def prepare(self, step: SchedulerOutput) -> None:
+        for new in step.scheduled_new_reqs:
+            if new.extra_inputs is not None and new.extra_inputs.second_text is not None:
+                self.by_row[new.row] = new.extra_inputs.second_text
+
+    def inputs(self, step: SchedulerOutput, parts: list[RowTokens], positions: NDArray[Any]) -> dict[str, Any]:
+        kinds = np.zeros(len(positions), dtype=np.int64)
+        for part in parts:
+            kinds[part.tokens] = part.positions >= self.by_row[part.row]
+        [sent] = self._send(kinds)
+        return {"token_types": sent}
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from octavo.device.base import DeviceQueue
 from octavo.sampling.rows import SamplingRows
 from octavo.sampling.sampler import SampledTokens
 from octavo.worker.model_state import ModelStates
+from octavo.worker.pooling import PooledRow, reads_all
 
 _WORD_BYTES = 8
 
@@ -166,7 +167,7 @@ class RequestRows(RowTables):
         super().__init__(transfers, token_ids, block_size, model.kv_groups, self.block_table.unbind())
         self.sampling, self.states = SamplingRows(num_rows, model.vocab_size), states
         self.prompt_logprobs: dict[int, tuple[int, int]] = {}  # by row: prompt tokens, and how many are wanted of each
-        self.pooled: set[int] = set()  # rows without sampling parameters
+        self.pooled: dict[int, PooledRow] = {}  # rows without sampling parameters
         self._row_of: dict[str, int] = {}
 
     def apply_requests(self, step: SchedulerOutput) -> None:
@@ -175,7 +176,7 @@ class RequestRows(RowTables):
             row = self._row_of.pop(request_id, None)
             if row is not None:  # else its step failed before it was added
                 self.prompt_logprobs.pop(row, None)
-                self.pooled.discard(row)
+                self.pooled.pop(row, None)
                 self.states.forget(row)
         self.states.prepare(step)
         for request in step.scheduled_new_reqs:
@@ -196,7 +197,8 @@ class RequestRows(RowTables):
     def step_batch(self, step: SchedulerOutput) -> ForwardBatch:
         """Apply blocks and tokens, and return the step's batch."""
         self.apply_tables(step)
-        return self.forward_batch(step, self.states, keeps_all=bool(self.prompt_logprobs))
+        keeps_all = bool(self.prompt_logprobs) or reads_all(self.pooled)
+        return self.forward_batch(step, self.states, keeps_all=keeps_all)
 
     def write_unverified(self, step: SchedulerOutput) -> None:
         """Append a step's tokens to verify to the known tokens of their rows; sampled tokens overwrite them."""
@@ -226,7 +228,7 @@ class RequestRows(RowTables):
         bad_words = request.bad_words_token_ids
         self.sampling.set_row(row, params, request.eos_token_ids, bad_words, num_prompt_tokens)
         if request.sampling_params is None:
-            self.pooled.add(row)
+            self.pooled[row] = PooledRow(request.pooling, num_prompt_tokens)
         if params.prompt_logprobs is not None and len(request.token_ids) == num_prompt_tokens:
             self.prompt_logprobs[row] = num_prompt_tokens, params.prompt_logprobs
 
@@ -255,15 +257,16 @@ class LogitsRows:
             self.ends = (self.ends - counts)[places] + self._columns.astype(np.int32)
         self.rows = step.rows[self._requests]  # [L] of the worker
 
-    def pool(self, wanted: set[int], hidden: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the hidden states [D] of rows that want no token but these, out of those that get logits [L, D]."""
-        at = [index for index, row in enumerate(self.rows.tolist()) if row in wanted]
-        return {self._step.req_ids[self._requests[index]]: hidden[index] for index in at}
+    @property
+    def requests(self) -> list[int]:
+        """The request of the step that each row belongs to, [L]."""
+        found: list[int] = self._requests.tolist()
+        return found
 
     def read_output(
-        self, read: Callable[[], SampledTokens], prompts: PromptLogprobsUpdate, hidden: Mapping[str, torch.Tensor]
+        self, read: Callable[[], SampledTokens], prompts: PromptLogprobsUpdate, vectors: Mapping[str, torch.Tensor]
     ) -> ModelRunnerOutput:
-        """Read the sampled tokens, and return the output of the step; requests in `hidden` get that instead.
+        """Read the sampled tokens, and return the output of the step; requests in `vectors` get these instead.
 
         A token sampled after others to verify is kept only if all of these equal the tokens sampled in their place. A
         request fails if its first row of logits has an error; if a later row has one, the tokens before it are kept and
@@ -272,7 +275,7 @@ class LogitsRows:
         req_ids, sampled = self._step.req_ids, read()
         failed = {req_ids[self._requests[at]]: why for at, why in sampled.errors.items() if not self._columns[at]}
         failed |= prompts.errors
-        pooled = {request_id: vector.float().cpu().numpy() for request_id, vector in hidden.items()}
+        pooled = {request_id: vector.float().cpu().numpy() for request_id, vector in vectors.items()}
         failed |= {name: "its hidden state is not finite" for name in pooled if not np.isfinite(pooled[name]).all()}
         token_ids = np.zeros((len(req_ids), int(self._columns.max(initial=0)) + 1), dtype=np.int32)  # [R, K]
         token_ids[self._requests, self._columns] = sampled.token_ids

@@ -45,14 +45,14 @@ def warm_up(runner: RankModelRunner, config: EngineConfig) -> None:
     """
     room = config.model.max_model_len - 2
     num_prompt_tokens = max(1, min(16, room, config.scheduler.max_num_batched_tokens))
-    num_decode_steps = max(0, min(2, room - num_prompt_tokens))
+    num_decode_steps = max(0, min(2, room - num_prompt_tokens)) if config.model.has_head else 0
     num_blocks = -(-(num_prompt_tokens + num_decode_steps) // config.cache.block_size)
     request = NewRequestData(
         request_id=_REQUEST_ID,
         row=0,
         token_ids=np.arange(num_prompt_tokens, dtype=np.int32) % config.model.vocab_size,
         num_prompt_tokens=num_prompt_tokens,
-        sampling_params=SamplingParams(seed=0),
+        sampling_params=SamplingParams(seed=0) if config.model.has_head else None,
         eos_token_ids=[],
         bad_words_token_ids=[],
         block_ids=[list(range(num_blocks))] * len(config.model.kv_groups),
@@ -130,6 +130,8 @@ class ProfileRun:
     def _run(self, lens: list[int], bound: int | None = None) -> None:
         batch = self._batch(lens, bound)
         hidden = self._model.run_stage(batch, self._kv_caches, None).hidden  # [T, D]
+        if not self._config.model.has_head:
+            return
         logits = self._model.compute_logits(batch.of_logits(hidden))  # [R, V]; then everything that a row may use
         (num_rows, vocab_size), device = logits.shape, self._device
         ones = torch.ones(num_rows, dtype=torch.int64, device=device)

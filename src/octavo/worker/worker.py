@@ -173,7 +173,8 @@ class Worker:
         with_scratch = [count + extra for count, extra in zip(num_blocks, self._scratch_blocks, strict=True)]
         num_rows = config.scheduler.max_num_seqs + self._takes_graphs  # one for padding only
         kv_caches = allocate_kv_caches(spec, with_scratch, self.devices.device)
-        kv_caches = with_logs(kv_caches, config, self._part, self._stage.layers, num_rows)
+        if config.model.encoder is None:
+            kv_caches = with_logs(kv_caches, config, self._part, self._stage.layers, num_rows)
         self._kv_prefaults = make_prefaults(kv_caches, spec, with_scratch, self._memory.device.total_bytes)
         rows = RequestRows(config, num_rows, states, self._transfers)
         drafter = None
@@ -318,6 +319,7 @@ class Worker:
         is_capturable = self._attention.is_capturable and self.place.tp_size == 1
         if self.config.model.experts is not None:
             is_capturable &= self._kernels.captures_experts
+        is_capturable &= self.config.model.encoder is None
         return self.queue is not None and is_capturable and not self.config.enforce_eager
 
     @property

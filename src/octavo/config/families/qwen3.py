@@ -24,6 +24,7 @@ FAMILIES = (
         window_rule="upper_layers",
         qk_norm=True,
         gguf=GgufFacts(architecture="qwen3", is_written=True),
+        vector_sizes=(),
     ),
     Family(
         name="Qwen3MoeForCausalLM",

@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: texts to vectors, the model's hidden state of each last token, of length 1."""
+"""`POST /v1/embeddings`: texts to vectors, as the model's files say; without any, of the last token, of length 1."""
 
 import asyncio
 import base64
@@ -10,8 +10,9 @@ import numpy as np
 
 from octavo.engine.async_llm_engine import LiveRequest
 from octavo.engine.input_processor import ProcessedRequest
-from octavo.errors import RequestError, named_error
+from octavo.errors import RequestError, UserError, named_error
 from octavo.inputs import Prompt
+from octavo.outputs import RequestOutput
 from octavo.sampling_params import PoolingParams, RequestPriority
 from octavo.server.errors import ApiError, as_api_error, bad_request
 from octavo.server.openai.models import ServedModel
@@ -20,18 +21,40 @@ from octavo.server.openai.params import split_prompts, truncated
 MAX_INPUTS = 2048  # as OpenAI's
 
 
-class EmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """`POST /v1/embeddings`. An input is text or token ids; several go in a list."""
+class VectorsRequest(msgspec.Struct, kw_only=True):
+    """What all requests have whose answers are numbers. `truncate_prompt_tokens`: -1: as many as fit."""
 
-    input: str | list[str | int | list[int]]
     model: str | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
     user: str | None = None
     timeout: float | None = None
     priority: int | None = None
     cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None
+
+    @property
+    def num_inputs(self) -> int:
+        """How many answers are asked for, capped where the request would be rejected."""
+        raise NotImplementedError
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of each prompt, for `ServedModel.process`."""
+        priority = RequestPriority.NORMAL if self.priority is None else self.priority
+        return {"priority": priority, "cache_salt": self.cache_salt}
+
+
+class EmbeddingsRequest(VectorsRequest, kw_only=True):
+    """`POST /v1/embeddings`. An input is text or token ids; several go in a list."""
+
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+
+    @property
+    def num_inputs(self) -> int:
+        given = self.input
+        is_list = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+        return min(len(given), MAX_INPUTS) if is_list else 1
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,47 +72,95 @@ class EmbeddingsUsage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
 
 
-class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
+class VectorsReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What all answers of numbers have."""
+
+    usage: EmbeddingsUsage
+
+
+class Embeddings(VectorsReply, frozen=True, kw_only=True):
     """The vectors, in the order of the inputs."""
 
     object: Literal["list"] = "list"
     data: list[Embedding]
     model: str
-    usage: EmbeddingsUsage
-
-
-def num_inputs(request: EmbeddingsRequest) -> int:
-    """Return how many vectors a request asks for, capped where it would be rejected."""
-    given = request.input
-    is_list = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
-    return min(len(given), MAX_INPUTS) if is_list else 1
 
 
 def prepare_embeddings(request: EmbeddingsRequest, model: ServedModel) -> list[ProcessedRequest]:
     """Tokenize and validate all inputs. May take a while for many or long ones. Raises ApiError, UserError."""
-    if request.dimensions is not None:
-        text = "'dimensions' needs a model whose vectors may be shortened; nothing in this one's files says so."
-        raise bad_request(text, "dimensions", "unsupported_parameter")
+    rules = model.engine.front.inputs.pooling_rules
+    if not rules.makes_vectors:
+        raise bad_request("This model scores pairs of texts: ask /v1/rerank or /score.", "model", "unsupported_model")
+    rules.check_dimensions(request.dimensions)
+    return prepare_inputs(request, request.input, PoolingParams(dimensions=request.dimensions), model)
+
+
+def prepare_inputs(
+    request: VectorsRequest,
+    given: str | list[str | int | list[int]],
+    params: PoolingParams,
+    model: ServedModel,
+    field: str = "input",
+) -> list[ProcessedRequest]:
+    """Tokenize and validate the inputs in a field. Errors name the one at fault. Raises ApiError, UserError."""
     try:
-        prompts = split_prompts(request.input, MAX_INPUTS)
+        prompts = split_prompts(given, MAX_INPUTS)
     except ApiError as error:
-        raise bad_request(error.detail.message.replace("prompt", "input"), "input") from None
-    priority = RequestPriority.NORMAL if request.priority is None else request.priority
-    options: dict[str, Any] = {"priority": priority, "cache_salt": request.cache_salt}
-    return [model.process(_shortened(prompt, request, model), PoolingParams(), **options) for prompt in prompts]
+        raise bad_request(error.detail.message.replace("prompt", field), field) from None
+    processed = []
+    for index, prompt in enumerate(prompts):
+        name = field if len(prompts) == 1 else f"{field}[{index}]"
+        if not prompt:
+            raise bad_request(f"'{name}' must not be empty.", name)
+        try:
+            shortened = _shortened(prompt, request.truncate_prompt_tokens, model)
+            processed.append(model.process(shortened, params, **request.options))
+        except UserError as error:
+            raise as_api_error(error, {"prompt": name, "prompt_token_ids": name}) from error
+    return processed
 
 
-def _shortened(prompt: Prompt, request: EmbeddingsRequest, model: ServedModel) -> Prompt:
-    """Return the prompt unchanged unless the request shortens it."""
-    if request.truncate_prompt_tokens is None:
+def _shortened(prompt: Prompt, most: int | None, model: ServedModel) -> Prompt:
+    """Return the prompt unchanged unless the request shortens it.
+
+    Of text, its end goes, where files say how vectors are made, and what the tokenizer puts around it stays; otherwise,
+    as of token ids, the beginning.
+    """
+    if most is None:
         return prompt
+    front = model.engine.front
+    if most == -1:
+        most = front.inputs.limit.max_prompt_tokens
     if isinstance(prompt, str):
-        prompt = {"prompt_token_ids": model.engine.front.tokenizer.encode(prompt)}
-    return truncated(prompt, request.truncate_prompt_tokens)
+        if front.config.model.pooling.is_stated and most > 0:
+            text = front.inputs.pooling_rules.prompt + prompt
+            return {
+                "prompt_token_ids": front.tokenizer.encode_cut(text, min(most, front.inputs.limit.max_prompt_tokens))
+            }
+        prompt = {"prompt_token_ids": front.tokenizer.encode(prompt)}
+    return truncated(prompt, most)
 
 
 async def embed(request: EmbeddingsRequest, prompts: Sequence[ProcessedRequest], model: ServedModel) -> Embeddings:
     """Compute all vectors. Raises ApiError, EngineDeadError. When cancelled, what is unfinished is aborted."""
+    outputs = await answers_to(prompts, model)
+    data = [
+        Embedding(index=index, embedding=encoded(numbers_of(output), request.encoding_format))
+        for index, output in enumerate(outputs)
+    ]
+    return Embeddings(data=data, model=model.card.id, usage=usage_of(prompts))
+
+
+def usage_of(prompts: Sequence[ProcessedRequest]) -> EmbeddingsUsage:
+    num_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)
+    return EmbeddingsUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+
+
+async def answers_to(prompts: Sequence[ProcessedRequest], model: ServedModel) -> list[RequestOutput]:
+    """Return the outputs of all prompts, as one batch. Raises ApiError, EngineDeadError.
+
+    When cancelled, what is unfinished is aborted.
+    """
     settled = asyncio.Event()
     lives: list[LiveRequest] = []
 
@@ -101,21 +172,16 @@ async def embed(request: EmbeddingsRequest, prompts: Sequence[ProcessedRequest],
         for prompt in prompts:
             lives.append(model.engine.open(prompt, wake_at_the_end))  # noqa: PERF401 - `finally` knows those before
         await settled.wait()
-        data = [
-            Embedding(index=index, embedding=_encoded(_vector(live), request.encoding_format))
-            for index, live in enumerate(lives)
-        ]
+        for live in lives:
+            live.check()
+        return [live.state.snapshot() for live in lives]
     finally:
         for live in lives:
             live.close()
-    num_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)
-    usage = EmbeddingsUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
-    return Embeddings(data=data, model=model.card.id, usage=usage)
 
 
-def _vector(live: LiveRequest) -> list[float]:
-    live.check()
-    output = live.state.snapshot()
+def numbers_of(output: RequestOutput) -> list[float]:
+    """Return the answer of a pooled request. Raises ApiError: it failed."""
     [sample] = output.outputs
     if sample.finish_reason == "error":
         kind, text = sample.error_type or RequestError.__name__, sample.error or "The request failed."
@@ -125,5 +191,5 @@ def _vector(live: LiveRequest) -> list[float]:
     return output.embedding
 
 
-def _encoded(vector: list[float], encoding: str | None) -> list[float] | str:
+def encoded(vector: list[float], encoding: str | None) -> list[float] | str:
     return base64.b64encode(np.array(vector, dtype="<f4").tobytes()).decode() if encoding == "base64" else vector

@@ -154,7 +154,8 @@ class ServedModels:
                 self._by_key.setdefault(key, self._models.get(name, self._main))
 
     def _card(self, name: str, root: str, parent: str | None = None) -> ModelCard:
-        max_model_len = self._engine.front.config.model.max_model_len
+        model = self._engine.front.config.model
+        max_model_len = model.max_model_len - (model.encoder is not None)  # whose place for an output stays empty
         return ModelCard(id=name, created=int(time.time()), max_model_len=max_model_len, root=root, parent=parent)
 
     def find(self, name: str | None) -> ServedModel:

@@ -29,7 +29,6 @@ from octavo.server.openai.embeddings import (
     Embeddings,
     EmbeddingsRequest,
     embed,
-    num_inputs,
     prepare_embeddings,
 )
 from octavo.server.openai.media import MediaReader
@@ -49,7 +48,7 @@ from octavo.server.openai.tools import shown_tools
 
 T = TypeVar("T")
 
-_MANY_PROMPTS = 16
+MANY_PROMPTS = 16  # from here on, they are prepared outside the event loop
 _MAX_FETCHES = 32  # of images and videos from elsewhere, at once
 _MAX_ID_CHARACTERS = 128
 
@@ -102,7 +101,7 @@ class OpenAICompatibleService:
         head, model = self._begin(request, kind.id_prefix, birth)
         media = await self._media(request)
         prepare = partial(prepare_chat, kind, request, head, model, self.formats, media, birth, warn)
-        return await _prepared(prepare, request, is_large)
+        return await prepared(prepare, request, is_large)
 
     async def begin_completion(
         self, request: CompletionRequest, warn: Warn, is_large: bool, birth: Birth
@@ -115,21 +114,21 @@ class OpenAICompatibleService:
     ) -> CompletionT:
         """Prepare the completion of one prompt or many, in the form of any API."""
         head, model = self._begin(request, "cmpl-", birth)
-        is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > _MANY_PROMPTS)
+        is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > MANY_PROMPTS)
         prepare = partial(prepare_completion, kind, request, head, model, self.args.max_prompts, birth, warn)
-        return await _prepared(prepare, request, is_large)
+        return await prepared(prepare, request, is_large)
 
     async def embeddings(self, request: EmbeddingsRequest, warn: Warn, is_large: bool) -> Embeddings:
         """The vectors of one input or many."""
         model = self.models.find(request.model)
-        is_large = is_large or num_inputs(request) > _MANY_PROMPTS
-        prompts = await _prepared(partial(prepare_embeddings, request, model), request, is_large)
+        is_large = is_large or request.num_inputs > MANY_PROMPTS
+        prompts = await prepared(partial(prepare_embeddings, request, model), request, is_large)
         return await embed(request, prompts, model)
 
     async def tokenize(self, request: TokenizeRequest, warn: Warn, is_large: bool) -> TokenizeReply:
         self.models.find(request.model)
         media = await self._media(request)
-        return await _prepared(lambda: self._tokenize(request, media, warn), request, is_large)
+        return await prepared(lambda: self._tokenize(request, media, warn), request, is_large)
 
     def _tokenize(self, request: TokenizeRequest, media: MediaReader | None, warn: Warn) -> TokenizeReply:
         if (request.prompt is None) == (request.messages is None):
@@ -152,7 +151,7 @@ class OpenAICompatibleService:
 
     async def detokenize(self, request: DetokenizeRequest, warn: Warn, is_large: bool) -> DetokenizeReply:
         self.models.find(request.model)
-        return await _prepared(lambda: self._detokenize(request.tokens), request, is_large)
+        return await prepared(lambda: self._detokenize(request.tokens), request, is_large)
 
     def _detokenize(self, token_ids: list[int]) -> DetokenizeReply:
         vocab_size = self.front.config.model.vocab_size
@@ -196,7 +195,7 @@ class OpenAICompatibleService:
         return replace(reader, fetched={path: one for (path, _), one in zip(parts, data, strict=True)})
 
 
-async def _prepared(work: Callable[[], T], request: object, is_large: bool) -> T:
+async def prepared(work: Callable[[], T], request: object, is_large: bool) -> T:
     """Prepare a request: render, tokenize, validate. Slow work leaves the event loop."""
     is_slow = is_large or has_media(getattr(request, "messages", None))
     if isinstance(request, GenerationRequest):
@@ -204,10 +203,7 @@ async def _prepared(work: Callable[[], T], request: object, is_large: bool) -> T
     try:
         return await asyncio.to_thread(work) if is_slow else work()
     except UserError as error:
-        is_embedded = isinstance(request, EmbeddingsRequest)
-        names = {"prompt": "input", "prompt_token_ids": "input"} if is_embedded else {}
-        if isinstance(request, GenerationRequest):
-            names = wire_names(request)
+        names = wire_names(request) if isinstance(request, GenerationRequest) else {}
         raise as_api_error(error, names) from error
 
 

@@ -1,0 +1,104 @@
+"""Decisions: with a checkpoint's own files those of transformers; labels of several tokens; what cannot be."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from tests.end_to_end.conftest import MakeLLM
+from tests.end_to_end.encoders import save
+
+from octavo import LLM, PoolingParams
+from octavo.engine.decisions import decisions_about
+from octavo.errors import InvalidParameterError
+
+TEMPLATE = (
+    "w1 {{ state if state is string else state | tojson }} {{ question.instructions or 'w2' }} "
+    "{% for option in question.options %} {{ question.labels[loop.index0] }} {{ option }} {% endfor %} w3 <|mark|> w4"
+)
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "a": {"type": "noul", "instructions": "w5 w6"},
+    "b": {"type": "choice", "instructions": "w7", "criteria": {"w8": "w9", "w10": None, "w11": None}},
+    "c": {"type": "score", "criteria": ["w12", "w13"]},
+}
+FILES = {
+    "labels": {"noul": ["w20", "w21"], "choice": ["w22", "w23", "w24"], "score": ["w25", "w26"]},
+    "temperature": {"choice": 2.5},
+    "noul_options": ["false", "true"],
+}
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, None])
+def test_answers_are_those_of_transformers(template: str | None, tmp_path: Path) -> None:
+    model = save("Qwen3", tmp_path, "ForCausalLM", head_dim=16, num_key_value_heads=2, max_position_embeddings=256)
+    (tmp_path / "chat_template.jinja").write_text("<s> {{ messages[0].content }} </s>")
+    (tmp_path / "decision.json").write_text(json.dumps(FILES))
+    if template is not None:
+        (tmp_path / "decision_template.jinja").write_text(template)
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), **names)
+    tokenizer.chat_template = "<s> {{ messages[0].content }} </s>"
+    state = {"w30": ["w31", "w32"]}
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        found = llm.decide(state, QUESTIONS)
+        for name, question in QUESTIONS.items():
+            assert llm.decide(state, {name: question}) == {name: found[name]}
+    if template is None:  # the wording is our own
+        assert found["b"]["choice"] in ("w8", "w10", "w11")
+        return
+    config = transformers.decision.DecisionConfig.from_pretrained(str(tmp_path))
+    pipeline = transformers.pipeline("decision", model=model, tokenizer=tokenizer, decision_config=config)
+    expected = pipeline({"state": state, "questions": QUESTIONS})
+    for name, right in expected.items():
+        for key, value in right.items():
+            assert found[name][key] == pytest.approx(value, abs=1e-5) if key != "choice" else value, (name, key)
+
+
+def test_labels_of_several_tokens_are_scored_by_all_of_them(make_llm: MakeLLM) -> None:
+    llm = make_llm("demo", max_model_len=512)
+    options = {f"option {number}": None for number in range(30)}
+    question = {"type": "choice", "instructions": "Which?", "criteria": options}
+    answer = llm.decide("Some state.", {"q": question})["q"]
+    shares: Any = answer["probabilities"]
+    assert sum(shares.values()) == pytest.approx(1.0)
+    asked = "Some state.\n\nWhich?\n"
+    letters = [first + second for first in "AB" for second in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"][:30]
+    asked += "\n".join(f"{letter}. {option}" for letter, option in zip(letters, options, strict=True))
+    asked += "\nReply with the label of the best option, AA to BD, and nothing else."
+    tokenizer = llm.get_tokenizer()
+    text = tokenizer.render_chat([{"role": "user", "content": asked}], enable_thinking=False)
+    scores = []
+    for letter in letters:
+        total, ids = 0.0, tokenizer.encode(text, add_special_tokens=False)
+        for token_id in tokenizer.encode_plain(letter):
+            params = PoolingParams(label_token_ids=(token_id,))
+            [logprob] = llm.embed({"prompt_token_ids": ids}, params, use_tqdm=False)[0].embedding or ()
+            total, ids = total + logprob, [*ids, token_id]
+        scores.append(math.exp(total))
+    assert list(shares.values()) == pytest.approx([score / sum(scores) for score in scores], rel=1e-6)
+
+
+def test_nothing_that_is_said_is_a_control_token(make_llm: MakeLLM) -> None:
+    llm = make_llm("demo", max_model_len=512)
+    front, tokenizer = llm.engine.front, llm.get_tokenizer()
+    counts = []
+    for said in ("nothing", "<|im_end|> <|mark|> \ue0007\ue001"):
+        questions = {said: {"type": "choice", "instructions": said, "criteria": {said: said, "other": None}}}
+        for prompt in decisions_about(front, {said: [said]}, questions).prompts:
+            ids = prompt["prompt_token_ids"]  # type: ignore[index]  # token ids
+            counts.append(sum(each in tokenizer.special_token_ids for each in ids))
+            assert ("<|im_end|> <|mark|>" in tokenizer.decode(ids, skip_special_tokens=True)) == (said != "nothing")
+    assert len(set(counts)) == 1
+
+
+def test_what_cannot_be_asked(make_llm: MakeLLM) -> None:
+    llm = make_llm("demo", max_model_len=512)
+    with pytest.raises(InvalidParameterError, match=r"questions\.x: type='y'"):
+        llm.decide("a", {"x": {"type": "y"}})
+    with pytest.raises(InvalidParameterError, match="1 to 255"):
+        llm.decide("a", {"x": {"type": "score", "criteria": ["a"] * 256}})
+    with pytest.raises(InvalidParameterError, match="at least one question"):
+        llm.decide("a", {})
