@@ -28,6 +28,25 @@ QWEN3_0_6B: dict[str, Any] = {
     "eos_token_id": 151645,
 }
 
+QWEN3_5_0_8B: dict[str, Any] = {
+    **QWEN3_0_6B,
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248320,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25},
+}
+
 QWEN3_8B: dict[str, Any] = {
     **QWEN3_0_6B,
     "hidden_size": 4096,

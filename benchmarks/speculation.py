@@ -16,7 +16,7 @@ tokens in the time of one, since the weights are read once.
 both models at the same speed, verifies any number of drafts in the time of one token, and knows the best number.
 
 `--eagle` measures the same for an EAGLE-3 head of that geometry with random weights, and what steps without drafts take
-beside those of an engine without a head.
+beside those of an engine without a head; `--mtp` for an MTP head, at Qwen3.5-0.8B's geometry.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.agreeing_models import DRAFT, write_pair
-from benchmarks.geometry import QWEN3_0_6B, parameter_counts, write_checkpoint
+from benchmarks.geometry import QWEN3_0_6B, QWEN3_5_0_8B, parameter_counts, write_checkpoint
 from octavo import LLM, SamplingParams
 from octavo.contracts.schedule import Int32Array
 from octavo.engine import inproc_client
@@ -207,6 +207,12 @@ def eagle_costs(folder: Path, batches: Sequence[int], repeats: int) -> list[dict
     return costs_of_drafts(model, {"method": "eagle3", "model": str(head)}, batches, repeats, load_format="dummy")
 
 
+def mtp_costs(folder: Path, batches: Sequence[int], repeats: int) -> list[dict[str, Any]]:
+    """Do so for an MTP head."""
+    model = write_checkpoint(folder / "model", QWEN3_5_0_8B)
+    return costs_of_drafts(model, {"method": "mtp"}, batches, repeats, load_format="dummy")
+
+
 def costs_of_drafts(
     model: Path, drafting: dict[str, Any], batches: Sequence[int], repeats: int, **more_options: Any
 ) -> list[dict[str, Any]]:
@@ -309,7 +315,7 @@ def show(report: dict[str, Any]) -> None:
             f"{row['plain_median_ms']:.1f}, not drafting {row['undrafted_ms']:.1f}), verifying "
             f"{row['verifying_ms']:.1f} ms, a pass {row['pass_ms']:.1f} ms: {speedups}"
         )
-    if "draft_model" in report and not report["is_eagle"]:
+    if "draft_model" in report and not report["is_head"]:
         print("theory: " + ", ".join(f"{theory(each):.2f}x at {each}" for each in ACCEPTANCES))
 
 
@@ -321,14 +327,15 @@ def main() -> None:
     parser.add_argument("--cost-geometry", action="store_true")
     parser.add_argument("--draft-model", action="store_true")
     parser.add_argument("--eagle", action="store_true")
-    parser.add_argument("--batch", type=int, action="append", help="of --draft-model and --eagle (repeatable)")
+    parser.add_argument("--mtp", action="store_true")
+    parser.add_argument("--batch", type=int, action="append", help="of --draft-model, --eagle and --mtp (repeatable)")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     report: dict[str, Any] = {"commit": commit.stdout.strip(), "machine": platform.processor(), "model": args.model}
-    report["is_eagle"] = args.eagle
-    if args.draft_model or args.eagle:
-        measure = eagle_costs if args.eagle else draft_costs
+    report["is_head"] = args.eagle or args.mtp
+    if args.draft_model or report["is_head"]:
+        measure = eagle_costs if args.eagle else mtp_costs if args.mtp else draft_costs
         with tempfile.TemporaryDirectory() as folder:
             report["draft_model"] = measure(Path(folder), args.batch or BATCHES, args.repeats)
     elif args.cost_geometry:

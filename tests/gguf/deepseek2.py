@@ -24,6 +24,8 @@ _PARTS = {
     "mlp.gate": "ffn_gate_inp",
     **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
     **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+    **{part: f"nextn.{part}" for part in ("eh_proj", "enorm", "hnorm")},
+    "shared_head.norm": "nextn.shared_head_norm",
 }
 _CORRECTION = "mlp.gate.e_score_correction_bias"
 
@@ -43,13 +45,14 @@ def write_deepseek2(
     writer = gguf.GGUFWriter(path, "deepseek2")
     _write_settings(writer, config, is_new=is_new, has_next=has_next, says_gating=says_gating)
     quant = gguf.GGMLQuantizationType[kind]
-    for name, values in _tensors(folder, config, is_new=is_new) if has_weights else ():
+    tensors = _tensors(folder, config, is_new=is_new) if has_weights else []
+    for name, values in tensors:
         is_matrix = values.ndim > 1 and "gate_inp" not in name
         data = quantize(values, quant) if is_matrix else values
         writer.add_tensor(name, data, raw_dtype=quant if is_matrix else None)
     if not has_weights:
         writer.add_tensor("token_embd.weight", np.zeros((config["vocab_size"], 1), np.float32))
-    if has_next:
+    if has_next and not any(".nextn." in name for name, _ in tensors):
         for part in ("nextn.eh_proj", "nextn.enorm", "attn_kv_b", "nextn.shared_head_norm"):
             writer.add_tensor(f"blk.{config['num_hidden_layers']}.{part}.weight", np.zeros((4, 4), np.float32))
     writer.write_header_to_file()

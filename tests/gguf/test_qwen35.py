@@ -1,5 +1,6 @@
 """GGUF files of Qwen3.5: value heads in rounds, rates of forgetting for their logarithms, norms as whole factors."""
 
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ PARTS = {
     "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
     "in_proj_qkv": "attn_qkv", "in_proj_z": "attn_gate", "in_proj_b": "ssm_beta", "in_proj_a": "ssm_alpha",
     "conv1d": "ssm_conv1d", "norm": "ssm_norm", "out_proj": "ssm_out", "gate_proj": "ffn_gate", "up_proj": "ffn_up",
-    "down_proj": "ffn_down",
+    "down_proj": "ffn_down", **{part: f"nextn.{part}" for part in ("eh_proj", "enorm", "hnorm", "shared_head_norm")},
 }  # fmt: skip
 OF_VALUES = ("attn_gate", "ssm_beta", "ssm_alpha", "ssm_a", "ssm_dt")
 EVEN = {  # whole blocks of 32, and as many value heads as key heads
@@ -36,14 +37,12 @@ def in_rounds(rows: npt.NDArray[Any], num_keys: int, rounds: int) -> npt.NDArray
     return np.swapaxes(rows.reshape(num_keys, rounds, -1, *rows.shape[1:]), 0, 1).reshape(rows.shape)
 
 
-def write(folder: Path, path: Path, config: Any, kind: str = "F32") -> Path:
-    """Write the checkpoint in `folder` as llama.cpp's converter would."""
-    num_keys, num_values = config.linear_num_key_heads, config.linear_num_value_heads
-    rounds, keys = num_values // num_keys, 2 * num_keys * config.linear_key_head_dim
-    writer, quant = gguf.GGUFWriter(path, "qwen35"), gguf.GGMLQuantizationType[kind]
+def write_settings(writer: Any, config: Any, num_next: int) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(config.num_hidden_layers + num_next)
+    if num_next:
+        writer.add_nextn_predict_layers(num_next)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
@@ -54,11 +53,27 @@ def write(folder: Path, path: Path, config: Any, kind: str = "F32") -> Path:
     writer.add_rope_dimension_count(int(config.head_dim * config.rope_parameters["partial_rotary_factor"]))
     writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
     writer.add_ssm_state_size(config.linear_key_head_dim)
-    writer.add_ssm_group_count(num_keys)
-    writer.add_ssm_time_step_rank(num_values)
-    writer.add_ssm_inner_size(num_values * config.linear_value_head_dim)
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        values, steps = tensor.numpy(), name.split(".")
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_num_value_heads * config.linear_value_head_dim)
+
+
+def is_in(name: str, blocks: Container[int]) -> bool:
+    _, kind, number, *_ = f"{name}...".split(".")
+    return kind != "layers" or int(number) in blocks
+
+
+def write(
+    folder: Path, path: Path, config: Any, kind: str = "F32", *, num_next: int = 0, blocks: Container[int] = range(99)
+) -> Path:
+    """Write the checkpoint in `folder` as llama.cpp's converter would; some layers, the last `num_next` a head's."""
+    num_keys, num_values = config.linear_num_key_heads, config.linear_num_value_heads
+    rounds, keys = num_values // num_keys, 2 * num_keys * config.linear_key_head_dim
+    writer, quant = gguf.GGUFWriter(path, "qwen35"), gguf.GGMLQuantizationType[kind]
+    write_settings(writer, config, num_next)
+    found = load_file(folder / "model.safetensors")
+    for name in filter(lambda name: is_in(name, blocks), found):
+        values, steps = found[name].numpy(), name.split(".")
         if steps[1] != "layers":
             target = {"embed_tokens": "token_embd.weight", "norm": "output_norm.weight"}.get(steps[1], "output.weight")
         elif steps[-1] == "A_log":

@@ -25,7 +25,7 @@ from octavo.config.hub import resolve_model
 from octavo.config.model import DType, ModelConfig, PoolerName, QuantizationName
 from octavo.config.option_types import AMOUNT, COUNT, FRACTION, POSITIVE, Limit, check_options, option
 from octavo.config.parallel import ExecutorBackend, ParallelConfig
-from octavo.config.speculative import SpeculativeConfig, resolve_draft_model
+from octavo.config.speculative import SpeculativeConfig, resolve_speculation
 from octavo.errors import InvalidParameterError, UnknownOptionError
 
 DEFAULT_MODEL = "demo"
@@ -130,7 +130,9 @@ class EngineArgs:
         None,
         'speculative decoding, a JSON object: {"method": "ngram"} verifies drafts copied from the prompt and output, '
         '{"model": "folder, GGUF file or Hub id"} those of a smaller model, '
-        '{"method": "eagle3", "model": "folder or Hub id"} those of an EAGLE-3 head; more keys in docs/speculative.md',
+        '{"method": "eagle3", "model": "folder or Hub id"} those of an EAGLE-3 head, {"method": "mtp"} those of the '
+        "model's own MTP head, which is the default where its files have one; "
+        '{"method": "none"}: no drafts; more keys in docs/speculative.md',
     )
     enable_lora: bool = option(False, "serve LoRA adapters: requests may name one with lora_request; see docs/lora.md")
     max_loras: int | None = option(
@@ -232,7 +234,9 @@ class EngineArgs:
             self._check_encoder()
         scheduler = self._scheduler(model)
         quantization, model = resolve_quantization(self.quantization, model, path)
-        speculative = None if self.speculative_config is None else SpeculativeConfig.parse(self.speculative_config)
+        speculative, draft_model = resolve_speculation(
+            self.speculative_config, model, parallel, quantization, with_weights=with_weights
+        )
         load = self._same_named(LoadConfig, seed=self.seed or 0, packed_cache_bytes=int(self.packed_cache_gib * 2**30))
         return self._same_named(
             EngineConfig,
@@ -243,7 +247,7 @@ class EngineArgs:
             quantization=quantization,
             is_dtype_auto=self.dtype == "auto",
             speculative=speculative,
-            draft_model=resolve_draft_model(speculative, model, parallel, with_weights=with_weights),
+            draft_model=draft_model,
             lora=self._lora(),
             parallel=parallel,
             supervision=replace(self._same_named(SupervisionConfig), spare_process=bool(self.spare_process)),

@@ -70,6 +70,20 @@ def first_file(folder: Path, names: tuple[str, ...]) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
+def tensor_names(folder: Path) -> set[str]:
+    """Return the names of the tensors in a folder's safetensors or torch files; of other formats none.
+
+    Raises CheckpointError: a damaged file.
+    """
+    for names, read in ((SAFETENSORS_FILES, read_header), (TORCH_FILES, read_torch_header)):
+        found = first_file(folder, names)
+        if found is not None and found.suffix == ".json":
+            return set(JsonFields.read(found).nested("weight_map").values)
+        if found is not None:
+            return {entry.name for entry in read(found)}
+    return set()
+
+
 def has_own_head(folder: Path) -> bool:
     """Return whether a checkpoint has a logits head that differs from its embedding; a warning says so.
 

@@ -124,6 +124,38 @@ class GgufFacts:
     is_converted: bool = True  # to other formats; else checkpoints hold the weights in another layout than files
 
 
+# Parts of a block in GGUF files that only the layer of an MTP head has.
+NEXTN_NAMES: NameTable = MappingProxyType(
+    {
+        **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
+        **{f"nextn.shared_head_{name}": f"shared_head.{name}" for name in ("head", "norm")},
+    }
+)
+# A head that predicts a further token, as a layer behind the last one: of DeepSeek's, and in all GGUF files.
+MTP_BEHIND: Mapping[str, Any] = MappingProxyType(
+    {
+        "layer": "model.layers.{behind}",
+        "names": {
+            "model.layers.{behind}.eh_proj": "projection",
+            "model.layers.{behind}.enorm": "embedding_norm",
+            "model.layers.{behind}.hnorm": "hidden_norm",
+            "model.layers.{behind}.shared_head.norm": "norm",
+            "model.layers.{behind}.embed_tokens": "embedding",
+            "model.layers.{behind}.shared_head.head": "logits_head",
+        },
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MtpFacts:
+    """What checkpoints call the tensors of an MTP head: {behind} is its number behind the layers, {number} its own."""
+
+    head: str  # module and class
+    layer: str  # prefix of those of its decoder layer, which are called as in the model
+    names: NameTable  # of the others, to their places in `models/mtp.py` `MtpHead`
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
     """One architecture: how it reads its configuration, what its tensors are called, which class computes it.
@@ -153,6 +185,7 @@ class Family:
     causal: str | None = None  # the family of checkpoints of this name that do not say use_bidirectional_attention
     # Keys under which some checkpoints have settings: to the usual ones, which they take the place of.
     usual_keys: NameTable = field(default_factory=dict)
+    mtp: MtpFacts | None = None  # None: checkpoints have no MTP head, or Octavo does not compute it
 
     num_kv_heads: int | None = None  # default; None: as many as query heads
     head_dim: int | None = None  # default; None: hidden_size / num_attention_heads

@@ -41,7 +41,9 @@ _UNUSED_FILES = [
     "consolidated*",
 ]
 _PART = re.compile(r"-(?P<number>\d{5})-of-\d{5}$")
-_NO_MODELS = re.compile(r"(?:^|/)(?:mmproj|imatrix)[^/]*$", re.IGNORECASE)  # image encoders, and statistics
+_SEPARATE = "mtp-"  # how names of GGUF files begin that have only a head that drafts
+# Image encoders, statistics, and such heads.
+_NO_MODELS = re.compile(r"(?:^|/)(?:mmproj|imatrix|mtp-)[^/]*$", re.IGNORECASE)
 _OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.tensors")  # than GGUF files
 
 
@@ -91,6 +93,15 @@ def resolve_adapter(name: str) -> Path:
     except OSError as error:
         tried = f"{name!r}: there is no such folder, and on the hub "
         raise ModelNotFoundError(tried + _why_not_downloaded(error, None)) from error
+
+
+def separate_head(names: Iterable[str], chosen: str) -> str | None:
+    """Return which GGUF file of these has the head of the model in file `chosen`; None: none, or any of several."""
+    heads = [name for name in names if Path(name).name.startswith(_SEPARATE) and name.endswith(".gguf")]
+    same = [name for name in heads if Path(name).name == _SEPARATE + Path(chosen).name] or heads
+    if len(same) > 1:
+        logger.info("which of %s has the MTP head of %s, no name says", ", ".join(sorted(same)), chosen)
+    return same[0] if len(same) == 1 else None
 
 
 def _gguf_file(folder: Path, tag: str | None) -> Path | None:
@@ -169,7 +180,8 @@ def _download_gguf(fetch: Callable[[list[str]], Path], name: str, revision: str 
     chosen = _choose_gguf(names, tag, name)
     if not chosen and tag is not None:
         raise ModelNotFoundError(f"{name!r} has no GGUF files of which {tag!r} could be one")
-    return fetch(chosen) / chosen[0] if chosen else folder
+    head = separate_head(names, chosen[0]) if chosen else None
+    return fetch([*chosen, *([head] if head else [])]) / chosen[0] if chosen else folder
 
 
 def _why_not_downloaded(error: Exception, revision: str | None) -> str:

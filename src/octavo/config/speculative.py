@@ -1,46 +1,46 @@
-"""Speculative decoding: `speculative_config`, whose keys have vLLM's names, and the draft model or head that it names.
-
-An EAGLE-3 head's `config.json` has several spellings: that of the original repository, SpecForge's and SGLang's with an
-`eagle_config`, and that of vLLM's speculators, with the layer's keys under `transformer_layer_config`.
-"""
+"""Speculative decoding: `speculative_config`, whose keys have vLLM's names, and the draft model or head that drafts."""
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from octavo.config.hf import model_config_of, read_model_config
+from octavo.config.eagle3 import EagleConfig, read_eagle
+from octavo.config.hf import read_model_config
 from octavo.config.hf_quantization import resolve_quantization
 from octavo.config.hub import resolve_model
-from octavo.config.json_fields import JsonFields
 from octavo.config.model import ModelConfig, QuantizationName
+from octavo.config.mtp import MtpConfig, assumed_mtp, find_mtp, resolve_mtp
 from octavo.config.parallel import ParallelConfig
 from octavo.contracts.kv_cache import KVGroup
 from octavo.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
 
-SpeculativeMethod = Literal["ngram", "draft_model", "eagle3"]
+logger = logging.getLogger(__name__)
+
+SpeculativeMethod = Literal["ngram", "draft_model", "eagle3", "mtp", "none"]
 _METHODS = ", ".join(get_args(SpeculativeMethod))
 _MODEL_METHODS = {
     "draft_model": "the draft model: a folder, GGUF file or Hub id",
     "eagle3": "the EAGLE-3 head: a folder or Hub id",
+    "mtp": "a GGUF file with an MTP head; by default, where the model is",
 }
-_LATER_METHODS = ("_mtp", "eagle", "medusa", "mtp", "mlp_speculator", "suffix")  # of other engines
+_DEFAULT_COUNTS = {"ngram": 16, "mtp": 3}  # copies cost nothing to propose, and long ones are common
+_LATER_METHODS = ("eagle", "medusa", "mlp_speculator", "suffix")  # of other engines
 _OPTION = "speculative_config"
 _LOOKUP_KEYS = ("prompt_lookup_min", "prompt_lookup_max")
 _MAX_MATCH = 128
-_HEADS = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
-_AUX_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculativeConfig:
     """How drafts are proposed, and how many. Raises InvalidParameterError: names the key, its value and the limit."""
 
-    method: SpeculativeMethod
+    method: SpeculativeMethod  # none: there are no drafts, even if the checkpoint has an MTP head
     num_speculative_tokens: int = 8  # maximum drafts per request and step
-    model: str | None = None  # a draft model or EAGLE-3 head: a checkpoint, as `model_name` would name it
+    model: str | None = None  # a draft model or a head: a checkpoint, as `model_name` would name it
     revision: str | None = None  # branch, tag or commit of it on the Hub
     quantization: QuantizationName | None = None  # of its weights at load; None: as in the checkpoint
     draft_tensor_parallel_size: int = 1  # a draft model runs whole on every rank
@@ -50,7 +50,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         if self.method not in get_args(SpeculativeMethod):
-            is_later = str(self.method).endswith(_LATER_METHODS)  # vLLM's deepseek_mtp, say
+            is_later = str(self.method).endswith(_LATER_METHODS)
             what = "not supported by this version yet; " if is_later else ""
             raise _error("method", self.method, f"{what}one of {_METHODS}")
         _check_integer("num_speculative_tokens", self.num_speculative_tokens, 1, 64)
@@ -59,9 +59,11 @@ class SpeculativeConfig:
         if type(self.adaptive) is not bool:
             raise _error("adaptive", self.adaptive, "must be true or false")
         if self.method in _MODEL_METHODS:
-            _check_text("model", self.model, _MODEL_METHODS[self.method])
+            if self.method != "mtp" or self.model is not None:
+                _check_text("model", self.model, _MODEL_METHODS[self.method])
         elif given := [key for key in ("model", "revision", "quantization") if getattr(self, key) is not None]:
-            limit = f"only for methods {' and '.join(_MODEL_METHODS)}, not {self.method}"
+            *others, last = _MODEL_METHODS
+            limit = f"only for methods {', '.join(others)} and {last}, not {self.method}"
             raise _error(given[0], getattr(self, given[0]), limit)
         if self.revision is not None:
             _check_text("revision", self.revision, "a branch, tag or commit of the Hub")
@@ -93,60 +95,124 @@ class SpeculativeConfig:
         if "method" not in options and not lengths and "model" not in options:
             raise InvalidParameterError(_OPTION, dict(options), f"method: one of {_METHODS}")
         method = options.get("method", "draft_model" if "model" in options else "ngram")
-        if method in _MODEL_METHODS and lengths:
+        if isinstance(method, str) and method.endswith("_mtp"):  # vLLM's qwen3_next_mtp, say
+            method = "mtp"
+        if method != "ngram" and lengths:
             key, length = next(iter(lengths.items()))
             raise _error(key, length, f"only for method ngram, not {method}")
         if len(lengths) == 1:
             ((key, length),) = lengths.items()
             _check_integer(key, length, 1, _MAX_MATCH)
             lengths = dict.fromkeys(_LOOKUP_KEYS, length)
-        count = 16 if method == "ngram" else 8  # copies cost nothing to propose, and long ones are common
-        return cls(**{"method": method, "num_speculative_tokens": count, **options, **lengths})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EagleConfig:
-    """What an EAGLE-3 head reads of the model, and drafts."""
-
-    aux_layers: tuple[int, ...]  # of the model, ascending: those whose inputs it reads
-    target_hidden_size: int  # of each
-    draft_vocab_size: int  # tokens that it drafts
-    norm_before_residual: bool = False  # its residual stream begins with the normalized hidden state
+        count = _DEFAULT_COUNTS.get(method, 8) if isinstance(method, str) else 8
+        return cls(**{"num_speculative_tokens": count, **options, "method": method, **lengths})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftModelConfig:
-    """The draft model of an engine, or its EAGLE-3 head, resolved. It is computed in the dtype of the model."""
+    """The draft model of an engine, or a head, resolved. It is computed in the dtype of the model."""
 
     model: ModelConfig  # `max_model_len`: the engine's, or less if that is all it supports
     quantization: QuantizationName | None
     tokenizer_path: str
     kv_groups: tuple[int, ...]  # for each of its KV groups, the group of the engine's model whose blocks it uses
-    eagle: EagleConfig | None = None  # None: a model of its own
+    eagle: EagleConfig | None = None  # of an EAGLE-3 head
+    mtp: MtpConfig | None = None  # of an MTP head
+    is_optional: bool = False  # nobody asked for it: where ranks cannot draft with it, there are no drafts
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it reads hidden states of the model; else it is a model of its own."""
+        return self.eagle is not None or self.mtp is not None
 
 
-def resolve_draft_model(
-    options: SpeculativeConfig | None, model: ModelConfig, parallel: ParallelConfig, *, with_weights: bool
-) -> DraftModelConfig | None:
-    """Return the configuration of the model or head that drafts in the ranks; None if none does.
+def resolve_speculation(
+    asked: Mapping[str, Any] | str | None,
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    quantization: QuantizationName | None,
+    *,
+    with_weights: bool,
+) -> tuple[SpeculativeConfig | None, DraftModelConfig | None]:
+    """Return how drafts are proposed, and the model or head that does it in the ranks; None: there is none.
+
+    If nothing is asked for, an MTP head in the model's files drafts. `quantization` is that of the model at load.
 
     Raises ModelNotFoundError, CheckpointError, UnsupportedModelError: about the draft model or head.
     InvalidParameterError: it does not fit the model, or the degrees of parallelism.
     """
-    if options is None or options.model is None:
-        return None
-    is_head = options.method == "eagle3"
-    _check_target(options.model, model, parallel, is_head=is_head)
+    if asked is None:
+        return _by_default(model, parallel, quantization) if with_weights else (None, None)
+    options = SpeculativeConfig.parse(asked)
+    if options.method == "none":
+        return None, None
+    if options.method == "mtp":
+        return options, _resolve_mtp(options, model, parallel, quantization, with_weights=with_weights)
+    return options, _resolve_draft_model(options, model, parallel, with_weights=with_weights)
+
+
+def _by_default(
+    model: ModelConfig, parallel: ParallelConfig, quantization: QuantizationName | None
+) -> tuple[SpeculativeConfig | None, DraftModelConfig | None]:
+    """Return drafting with the MTP head of a model, if it has one that can."""
+    found = find_mtp(model)
+    if found is None:
+        return None, None
+    options = SpeculativeConfig.parse({"method": "mtp"})
     try:
-        path = resolve_model(options.model, options.revision, with_weights=with_weights)
+        draft = _resolve_mtp(options, model, parallel, quantization, with_weights=True)
+    except (UnsupportedModelError, InvalidParameterError) as error:
+        logger.info("%s has an MTP head, which does not draft: %s", model.model, error)
+        return None, None
+    logger.info(
+        'drafting with the MTP head of %s: the same bytes, in fewer steps; speculative_config={"method": "none"} '
+        "turns it off",
+        found.path,
+    )
+    return options, replace(draft, is_optional=True)
+
+
+def _resolve_mtp(
+    options: SpeculativeConfig,
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    quantization: QuantizationName | None,
+    *,
+    with_weights: bool,
+) -> DraftModelConfig:
+    _check_target(options.model or model.model, model, parallel, method=options.method)
+    path = None if options.model is None else _resolved(options, with_weights=with_weights)
+    found = find_mtp(model, path) if with_weights or path is not None else assumed_mtp(model)
+    if found is None:
+        where = options.model or f"{model.model} (in its files, or in a file mtp-*.gguf beside its GGUF file)"
+        limit = f"one that fits the model: there is no MTP head for {model.architecture} in {where}"
+        raise _error("method", "mtp", limit)
+    with named_by_key():
+        head, of_head = resolve_mtp(model, found, options.quantization, quantization)
+    groups = tuple(_group_for(group, model.kv_groups, head) for group in head.kv_groups)
+    return DraftModelConfig(
+        model=head, quantization=of_head, tokenizer_path=str(found.path), kv_groups=groups, mtp=found.config
+    )
+
+
+def _resolved(options: SpeculativeConfig, *, with_weights: bool) -> Path:
+    assert options.model is not None, "there is one to find"
+    try:
+        return resolve_model(options.model, options.revision, with_weights=with_weights)
     except ModelNotFoundError as error:
         raise ModelNotFoundError(f"{_OPTION}: model: {error}") from error
-    eagle = None
+
+
+def _resolve_draft_model(
+    options: SpeculativeConfig, model: ModelConfig, parallel: ParallelConfig, *, with_weights: bool
+) -> DraftModelConfig | None:
+    if options.model is None:
+        return None
+    is_head = options.method == "eagle3"
+    _check_target(options.model, model, parallel, method=options.method)
+    path, eagle = _resolved(options, with_weights=with_weights), None
     if is_head:
-        settings = _head_fields(options.model, path)
-        draft = model_config_of(settings, path, model=options.model, dtype=model.dtype)
-        draft = replace(draft, tie_word_embeddings=False)
-        eagle = _read_eagle(settings, draft, model)
+        draft, eagle = read_eagle(options.model, path, model)
     else:
         draft = read_model_config(path, model=options.model, dtype=model.dtype)
     if draft.recurrent_layers:
@@ -162,17 +228,17 @@ def resolve_draft_model(
     )
 
 
-def _check_target(name: str, model: ModelConfig, parallel: ParallelConfig, *, is_head: bool) -> None:
-    num_stages = parallel.pipeline_parallel_size
+def _check_target(name: str, model: ModelConfig, parallel: ParallelConfig, *, method: SpeculativeMethod) -> None:
+    num_stages, is_head = parallel.pipeline_parallel_size, method in ("eagle3", "mtp")
     if is_head and num_stages > 1:
-        limit = "1 with method eagle3: a head reads hidden states of several stages"
+        limit = f"1 with method {method}: a head reads hidden states of several stages"
         raise InvalidParameterError("pipeline_parallel_size", num_stages, limit)
     if not is_head and parallel.distributed_executor_backend == "ray" and num_stages > 1:
         limit = "1 with a draft model on Ray: stages on different processors would draft different tokens"
         raise InvalidParameterError("pipeline_parallel_size", num_stages, limit)
     if is_head and model.vision is not None:
         raise UnsupportedModelError(
-            f"{_OPTION}: {name}: EAGLE-3 heads read the embeddings of tokens, and {model.model} "
+            f"{_OPTION}: {name}: heads read the embeddings of tokens, and {model.model} "
             f"({model.architecture}) has images in their place"
         )
 
@@ -192,64 +258,6 @@ def _group_for(group: KVGroup, groups: Sequence[KVGroup], draft: ModelConfig) ->
             f"of {windows}, and a draft model uses the model's KV blocks"
         )
     return min(fitting, key=lambda index: fitting[index])
-
-
-def _head_fields(name: str, path: Path) -> JsonFields:
-    """Return the keys of a head's `config.json`, as of a Llama of one layer."""
-    if path.is_file():
-        raise UnsupportedModelError(f"{_OPTION}: {name}: EAGLE-3 heads are read from folders, not GGUF files")
-    found = JsonFields.read(path / "config.json")
-    names = found.texts("architectures")
-    if not any(each in _HEADS or each.startswith("Eagle3") or each.endswith("ForCausalLMEagle3") for each in names):
-        known = ", ".join(_HEADS)
-        raise UnsupportedModelError(f"{found.origin}: architectures={names}: not an EAGLE-3 head, such as {known}")
-    layer = found.nested("transformer_layer_config")
-    values: dict[str, Any] = {**found.values, **layer.values, "architectures": ["LlamaForCausalLM"]}
-    if layer.values:
-        values.setdefault("norm_before_residual", True)
-    head = JsonFields(found.origin, values).with_defaults({"num_hidden_layers": 1})
-    if (num_layers := head.integer("num_hidden_layers")) != 1:
-        raise UnsupportedModelError(f"{head.origin}: num_hidden_layers={num_layers}: heads of one layer are supported")
-    return head
-
-
-def _read_eagle(settings: JsonFields, head: ModelConfig, model: ModelConfig) -> EagleConfig:
-    if not settings.nested("eagle_config").flag("use_aux_hidden_state", True):
-        raise UnsupportedModelError(f"{settings.origin}: eagle_config: use_aux_hidden_state=False is not supported")
-    hidden_key = "target_hidden_size" if "target_hidden_size" in settings else "hidden_size"
-    target_hidden_size = settings.integer(hidden_key)
-    for key, size, wanted in (
-        (hidden_key, target_hidden_size, model.hidden_size),
-        ("vocab_size", head.vocab_size, model.vocab_size),
-    ):
-        if size != wanted:
-            raise _error("model", head.model, f"its {key} is {size}, but {model.model} has {wanted}")
-    draft_vocab_size = settings.integer("draft_vocab_size", head.vocab_size)
-    if draft_vocab_size > head.vocab_size:
-        raise settings.fail("draft_vocab_size", f"at most vocab_size ({head.vocab_size}) is expected")
-    return EagleConfig(
-        aux_layers=_aux_layers(settings, model),
-        target_hidden_size=target_hidden_size,
-        draft_vocab_size=draft_vocab_size,
-        norm_before_residual=settings.flag("norm_before_residual", False),
-    )
-
-
-def _aux_layers(settings: JsonFields, model: ModelConfig) -> tuple[int, ...]:
-    """Return the layers whose inputs a head reads, ascending.
-
-    On the top level, 0 is the embedding; in `eagle_config`, the output of the first layer. By default, what enters the
-    third layer, the middle one, and the last but two.
-    """
-    origin = settings.nested("eagle_config")
-    layers = [output + 1 for output in origin.integers(_AUX_IDS)]
-    if _AUX_IDS in settings:
-        origin, layers = settings, settings.integers(_AUX_IDS)
-    layers = layers or [2, model.num_layers // 2, model.num_layers - 3]
-    if not all(0 <= layer < model.num_layers for layer in layers) or len(set(layers)) < len(layers):
-        why = f"inputs of different layers are expected, of {model.num_layers} of {model.model}; found {layers}"
-        raise origin.fail(_AUX_IDS, why)
-    return tuple(sorted(layers))
 
 
 @contextmanager

@@ -78,7 +78,9 @@ class EngineCore:
             self._prefix_gate = PrefixGate(self._prefixes, running)
             gates.append(self._prefix_gate)
         speculation = None
-        if (drafter := drafter or make_drafter(config)) is not None:
+        is_unsure = config.draft_model is not None and config.draft_model.is_optional
+        has_drafts = not is_unsure or all(executor.call("draws_drafts").result())
+        if (drafter := drafter or (make_drafter(config) if has_drafts else None)) is not None:
             is_adaptive = config.speculative is not None and config.speculative.adaptive
             speculation = Speculation(drafter, running, grammar_gate, is_adaptive=is_adaptive)
         self.scheduler = Scheduler(

@@ -37,7 +37,7 @@ class EngineFront:
         self.client = make_client(config, own_process=bool(args.engine_process))
         try:
             self.tokenizer = read_tokenizer(config.tokenizer_path, args.chat_template)  # while the core process loads
-            if config.draft_model is not None:
+            if config.draft_model is not None and config.draft_model.mtp is None:  # which has no tokenizer of its own
                 check_draft_tokenizer(config.draft_model, config.model, self.tokenizer)
             with without_garbage_collection():
                 self.core = self.client.load()

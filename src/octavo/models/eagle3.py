@@ -1,10 +1,7 @@
 """EAGLE-3 heads (Li et al. 2025, arXiv:2503.01840): one decoder layer that drafts from a model's hidden states.
 
-Entry p of a head's context is token p + 1 and the hidden state of position p. The model's own states at a few layers,
-side by side, are reduced to one vector; for tokens that are drafts, the head's own output takes its place. Attention
-reads the embedding next to that vector. The vocabulary of drafts may be a part of the model's.
-
-A head computes like the last stage of a pipeline: what enters its layer is computed before, op by op.
+The model's own states at a few layers, side by side, are reduced to the hidden state that `DraftHead` speaks of.
+Attention reads the embedding next to it. The vocabulary of drafts may be a part of the model's.
 
 Legend: T = tokens, W = tokens kept after attention, D = hidden size, F = size of the model's states side by side,
 L = rows that get logits, V = vocabulary of drafts.
@@ -18,10 +15,10 @@ import torch
 from torch import nn
 
 from octavo.attention.metadata import AttentionMetadata, LayerCache, LayerKVCache
+from octavo.config.eagle3 import EagleConfig
 from octavo.config.family import DECODER_NAMES, NameTable
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
-from octavo.config.speculative import EagleConfig
 from octavo.distributed.groups import Share
 from octavo.errors import CheckpointError
 from octavo.kernels.reference import Kernels
@@ -32,6 +29,7 @@ from octavo.layers.quant.base import TensorSpec
 from octavo.layers.vocabulary import Embedding
 from octavo.layers.weight_owner import PlainWeights
 from octavo.models.common import DecoderAttention
+from octavo.models.draft_head import DraftHead
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 
 Lookup = Callable[[torch.Tensor], torch.Tensor]  # ids [T] to embeddings [T, D]
@@ -117,7 +115,7 @@ _NAMES = MappingProxyType(
 )
 
 
-class Eagle3Head(CausalLM):
+class Eagle3Head(DraftHead):
     """The head. Accepts the names of the original repository and those that converters use."""
 
     renamed_prefixes = MappingProxyType(
@@ -138,33 +136,33 @@ class Eagle3Head(CausalLM):
     def __init__(
         self, config: ModelConfig, eagle: EagleConfig, context: BuildContext, *, has_embedding: bool, has_map: bool
     ) -> None:
-        """If it has no embedding of its own, call `share_embedding`. `has_map`: see `DraftVocabulary`."""
+        """If it has no embedding of its own, call `share`. `has_map`: see `DraftVocabulary`."""
         self._eagle = eagle
         stage = Stage(first_layer=0, end_layer=1, is_first=False, is_last=True)
         super().__init__(replace(config, vocab_size=eagle.draft_vocab_size), replace(context, stage=stage))
-        context, num_features = self.context, eagle.target_hidden_size * len(eagle.aux_layers)
+        context = self.context
         if has_embedding:
             self.embedding = Embedding(config.vocab_size, config.hidden_size, context=context)
-        features, at = Share.whole(num_features), context.at("reduction")
+        features, at = Share.whole(self.num_features), context.at("reduction")
         self.reduction = Linear(features, config.hidden_size, has_bias=False, context=at)
         self.vocabulary = DraftVocabulary(eagle.draft_vocab_size, config.vocab_size, has_map=has_map, context=context)
         self._num_tokens = config.vocab_size
-        self._look_up: Lookup | None = self.embedding if has_embedding else None
+        self._look_up: Lookup | None = self.embedding.forward if has_embedding else None
 
     @property
-    def has_embedding(self) -> bool:
-        return self._look_up is not None
+    def num_features(self) -> int:
+        return self._eagle.target_hidden_size * len(self._eagle.aux_layers)
 
-    def share_embedding(self, look_up: Lookup) -> None:
-        self._look_up = look_up
+    def share(self, target: CausalLM) -> None:
+        if self._look_up is None:
+            self._look_up = target.embedding.forward
+
+    def states(self, computed: IntermediateTensors) -> Sequence[torch.Tensor]:
+        return computed.aux
 
     @property
     def parts_on_other_ranks(self) -> frozenset[str]:
         return frozenset() if hasattr(self, "embedding") else frozenset({"embedding"})
-
-    @property
-    def bytes_in_file(self) -> int:
-        return 0
 
     @property
     def input_size(self) -> int:
@@ -176,13 +174,11 @@ class Eagle3Head(CausalLM):
         return EagleLayer(norms, attention, self.build_feed_forward(layer), kernels, norms_residual=before)
 
     def reduce(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the hidden states [T, D] of a model's states [T, F]."""
         hidden: torch.Tensor = self.reduction(states)
         return hidden
 
     def inputs(self, ids: torch.Tensor, hidden: torch.Tensor) -> IntermediateTensors:
-        """Return what enters the layer for token ids [T] and hidden states [T, D]."""
-        assert self._look_up is not None, "call share_embedding first"
+        assert self._look_up is not None, "call share first"
         layer = self.layers["0"]
         assert isinstance(layer, EagleLayer)
         return layer.inputs(self._look_up(ids), hidden)

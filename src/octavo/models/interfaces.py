@@ -181,7 +181,14 @@ class CausalLM(nn.Module):
 
     def ignores_weight(self, name: str) -> bool:
         """Return whether a checkpoint may contain this tensor although the model does not use it."""
-        return name.endswith(self.ignored_weights) or name.startswith(self.family.left_out)
+        return name.endswith(self.ignored_weights) or self.leaves_out(name)
+
+    def leaves_out(self, name: str) -> bool:
+        """Return whether a checkpoint's tensor is of a tower that is not computed, or of a head that drafts."""
+        name = self.name_in_table(name)
+        number = name.removeprefix("model.layers.").partition(".")[0]
+        is_behind = name.startswith("model.layers.") and number.isdigit() and int(number) >= self.config.num_layers
+        return name.startswith(self.family.left_out) or (self.family.mtp is not None and is_behind)
 
     def forward(self, batch: ForwardBatch, kv_caches: Sequence[LayerCache]) -> torch.Tensor:
         """Compute the step's hidden states [W, D], writing its keys and values to the caches, one per layer."""

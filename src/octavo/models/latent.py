@@ -99,9 +99,3 @@ class LatentForCausalLM(CausalLM):
 
     def build_attention(self, layer: int) -> nn.Module:
         return LatentAttention(self.config, layer, self.context)
-
-    def ignores_weight(self, name: str) -> bool:
-        """Those of layers behind the last, too: heads that predict further tokens."""
-        number = name.removeprefix("model.layers.").partition(".")[0]
-        is_behind = name.startswith("model.layers.") and number.isdigit() and int(number) >= self.config.num_layers
-        return is_behind or super().ignores_weight(name)

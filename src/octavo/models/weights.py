@@ -45,9 +45,10 @@ class WeightSlot:
 
 
 class OtherStages:
-    """The checkpoint tensors that only other stages use: `name in OtherStages(model)`."""
+    """The checkpoint tensors that only other stages and other models use: `name in OtherStages(model)`."""
 
     def __init__(self, model: CausalLM) -> None:
+        self._model = model
         stems = {template.partition("{layer}")[0] for template in model.weight_targets if "{layer}" in template}
         others = set(range(model.config.num_layers)).difference(model.stage.layers)
         self._stems = tuple(f"{stem}{layer}." for stem in stems for layer in others)
@@ -55,7 +56,8 @@ class OtherStages:
 
     def __contains__(self, name: object) -> bool:
         assert isinstance(name, str)
-        return name.startswith(self._stems) or name.rpartition(".")[0] in self._layers
+        is_on_other_stage = name.startswith(self._stems) or name.rpartition(".")[0] in self._layers
+        return is_on_other_stage or self._model.leaves_out(name)
 
 
 def weight_slots(model: CausalLM) -> dict[str, WeightSlot]:
@@ -64,7 +66,7 @@ def weight_slots(model: CausalLM) -> dict[str, WeightSlot]:
     for template, target in model.weight_targets.items():
         if target in model.parts_on_other_ranks:
             continue
-        for numbers in numbers_in(template, model.stage.layers, model.num_experts):
+        for numbers in numbers_in(template + target, model.stage.layers, model.num_experts):
             slots.update(_slots_of_row(model, template.format(**numbers), target.format(**numbers)))
     return slots
 

@@ -1,20 +1,25 @@
-"""Builds the drafter of a rank: kernels, weights, KV memory; for EAGLE-3 also what keeps hidden states."""
+"""Builds the drafter of a rank: kernels, weights, KV memory; for a head also what keeps hidden states."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import torch
 
 from octavo.config.engine import EngineConfig, LoadFormat
+from octavo.config.model import ModelConfig
+from octavo.config.mtp import MtpConfig
 from octavo.config.parallel import RankPlace, Stage
 from octavo.config.speculative import DraftModelConfig, named_by_key
 from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.device.manager import DeviceManager
 from octavo.distributed.groups import Group
 from octavo.errors import InvalidParameterError
+from octavo.layers.context import BuildContext
 from octavo.loader.registry import get_model_loader
 from octavo.loader.stored_tensors import stored_tensors
+from octavo.models.draft_head import DraftHead
 from octavo.models.eagle3 import Eagle3Head
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
@@ -22,56 +27,67 @@ from octavo.worker.draft_progress import OWN_BLOCKS, DraftProgress, EagleProgres
 from octavo.worker.graph import StepGraph
 from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec, make_prefaults
 from octavo.worker.memory import activation_bytes
-from octavo.worker.rank_drafter import EagleStates, RankDrafter
+from octavo.worker.rank_drafter import HeadStates, RankDrafter
 from octavo.worker.request_rows import RequestRows, RowTables
 
 _EMBEDDING = frozenset({"embed_tokens.weight", "model.embed_tokens.weight"})
+
+
+def mtp_head(mtp: MtpConfig, model: ModelConfig, context: BuildContext) -> DraftHead:
+    """Return an MTP head without weights."""
+    module, _, name = mtp.head.partition(":")
+    head: DraftHead = getattr(import_module(module), name)(model, mtp, context)
+    return head
 
 
 class DraftBuilder:
     """Call in this order: `initialize`, `load`, `build`."""
 
     def __init__(self, config: EngineConfig, draft: DraftModelConfig, place: RankPlace, devices: DeviceManager) -> None:
-        """Raises InvalidParameterError for EAGLE-3 where steps are launched before the last one's tokens are known."""
+        """Raises InvalidParameterError for a head where steps are launched before the last one's tokens are known."""
         self._config, self._draft, self._place = config, draft, place
-        self._devices, self._eagle = devices, draft.eagle
-        self._num_features = self._num_slots = self._own_blocks = 0
-        if draft.eagle is not None:
+        self._devices = devices
+        self._num_slots = self._own_blocks = 0
+        if draft.is_head:
+            assert config.speculative is not None, "a head comes with options"
             if devices.device.type != "cpu":
-                kind = devices.device.type
-                limit = f"one of ngram, draft_model on {kind}: EAGLE-3 heads run on CPUs only in this version"
-                raise InvalidParameterError("speculative_config", {"method": "eagle3"}, limit)
-            assert config.speculative is not None, "a draft model comes with options"
-            self._num_features = draft.eagle.target_hidden_size * len(draft.eagle.aux_layers)
+                kind, method = devices.device.type, config.speculative.method
+                limit = f"one of ngram, draft_model on {kind}: heads run on CPUs only in this version"
+                raise InvalidParameterError("speculative_config", {"method": method}, limit)
             self._own_blocks = OWN_BLOCKS  # of each row
             # Between passes, a row collects less than a block, and then all tokens of one more step.
             self._num_slots = config.cache.block_size + config.speculative.num_speculative_tokens + 1
         with named_by_key():
             self._context = devices.build_context(draft.model, draft.quantization, config)
-        self._state_bytes = self._num_features * self._context.dtype.itemsize
+        num_features = draft.model.hidden_size if draft.mtp is not None else 0
+        if draft.eagle is not None:
+            num_features = draft.eagle.target_hidden_size * len(draft.eagle.aux_layers)
+        self._state_bytes = num_features * self._context.dtype.itemsize
         layout_of, layers = self._context.attention.kv_layout, range(draft.model.num_layers)
         self._spec = make_kv_cache_spec(draft.model, layers, config.cache.block_size, layout_of)
 
     def initialize(self) -> CausalLM:
         """Return the model without weights."""
-        model, context = self._draft.model, self._context
-        if self._eagle is None:
+        draft, model, context = self._draft, self._draft.model, self._context
+        if draft.mtp is not None:
+            return mtp_head(draft.mtp, model, context)
+        if draft.eagle is None:
             return initialize_model(model, context)
         is_dummy = self._config.load.load_format == "dummy"
         names = set() if is_dummy else {tensor.name for tensor in stored_tensors(Path(model.path))}
-        return Eagle3Head(model, self._eagle, context, has_embedding=bool(names & _EMBEDDING), has_map=not is_dummy)
+        return Eagle3Head(model, draft.eagle, context, has_embedding=bool(names & _EMBEDDING), has_map=not is_dummy)
 
     def load(self, model: CausalLM, target: CausalLM) -> CausalLM:
-        """Read its weights. `target` is the model that it drafts for, and perhaps shares its embedding."""
-        if isinstance(model, Eagle3Head) and not model.has_embedding:
-            model.share_embedding(target.embedding)
+        """Read its weights. `target` is the model that it drafts for; a head may use parts of it."""
+        if isinstance(model, DraftHead):
+            model.share(target)
         own: LoadFormat = "dummy" if self._config.load.load_format == "dummy" else "auto"
         return get_model_loader(replace(self._config.load, load_format=own, tensorizer_uri=None)).load(model)
 
     def with_draft(self, spec: KVCacheSpec) -> KVCacheSpec:
         """Return the spec of a model's cache including the draft model's part of the same blocks.
 
-        For EAGLE-3, a block also has the state of its last position.
+        With a head, a block also has the state of its last position.
         """
         draft_bytes = [0] * len(spec.groups)
         for group, num_bytes in zip(self._draft.kv_groups, self._spec.bytes_per_block, strict=True):
@@ -111,11 +127,10 @@ class DraftBuilder:
         limits = {"block_size": config.cache.block_size, "group": group, "max_len": self._draft.model.max_model_len}
         progress, states = DraftProgress(*places, num_blocks[group], **limits), None
         tables = [rows.block_tables[group] for group in groups]
-        if isinstance(model, Eagle3Head):
+        if isinstance(model, DraftHead):
             progress = EagleProgress(*places, num_blocks[group] + num_scratch[group], **limits)
             tables = [torch.from_numpy(progress.tables)]
-            sizes = {"num_features": self._num_features, "num_slots": self._num_slots, "num_blocks": counts[0]}
-            states = EagleStates(model, kv_caches, progress, rows, **sizes)
+            states = HeadStates(model, kv_caches, progress, rows, num_slots=self._num_slots, num_blocks=counts[0])
         drafter = RankDrafter(
             model,
             kv_caches,
@@ -125,7 +140,7 @@ class DraftBuilder:
             progress,
             states,
             max_tokens=max_tokens,
-            uses_processors=self._eagle is not None or (rows.transfers.queue is None and self._place.pp_size == 1),
+            uses_processors=self._draft.is_head or (rows.transfers.queue is None and self._place.pp_size == 1),
             ranks=ranks,
         )
         return drafter, prefaults

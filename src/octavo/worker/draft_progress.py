@@ -5,6 +5,7 @@ It may lag behind, or have computed rejected drafts.
 Legend: N = rows, B = most blocks of a request, R = requests in the step.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +63,13 @@ class DraftProgress:
         followed: NDArray[np.intp] = chunks[self.is_followed[rows[chunks]]]
         return followed
 
+    def forget_blocks(self, groups: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Take these blocks, each of a KV group, as not computed."""
+        self._forget([block for group, block in zip(groups, block_ids, strict=True) if group == self._group])
+
+    def _forget(self, block_ids: list[int]) -> None:
+        self._is_filled[block_ids] = False
+
     def can_draft(self, rows: Int32Array, num_known: Int32Array) -> NDArray[np.bool_]:
         """Return in which rows [R] of `num_known` [R] tokens the draft model has all it needs for the first draft."""
         return np.ones(len(rows), dtype=np.bool_)
@@ -110,7 +118,7 @@ class BlockCopy(NamedTuple):
 
 
 class EagleProgress(DraftProgress):
-    """That of an EAGLE-3 head: positions [base, num_computed) have its keys and values, [base, num_available) states.
+    """That of a head: positions [base, num_computed) have its keys and values, [base, num_available) states.
 
     Entry p of a row is token p + 1 and the model's hidden state of position p; its key and value are in the slot of
     position p and depend on nothing else. So the last entry of a block depends on a token that the block's hash does
@@ -153,6 +161,9 @@ class EagleProgress(DraftProgress):
         self._hits.pop(row, None)
         if num_cached:
             self._hits[row] = num_cached
+
+    def _forget(self, block_ids: list[int]) -> None:
+        self._next_token[block_ids] = _NOTHING
 
     def skip_gaps(self, rows: Int32Array, starts: Int32Array) -> None:
         """Restart at the next block in rows whose states before `starts` [R] are unknown, as after a failed step."""

@@ -212,7 +212,7 @@ class RankModelRunner:
         output = logits_rows.read_output(read, prompts, pooled)
         if self.drafter is not None:
             with self._torch_threads():
-                self.drafter.observe(step, output, computed.aux)
+                self.drafter.observe(step, output, computed)
         return lambda: output
 
     def _pool(

@@ -2,11 +2,11 @@
 
 A draft is sampled as the model will sample that position, with the same seed and output index, hence the same noise: so
 sampled drafts match as often as the two distributions allow. Every rank runs the whole draft model, even with tensor
-parallelism and pipeline stages: nothing is communicated, and a pass can be recorded. It has its own keys and values,
-under the same blocks and slots as the model's.
+parallelism and pipeline stages: nothing is communicated, except where a head uses the model's embedding or logits head,
+and a pass can be recorded. It has its own keys and values, under the same blocks and slots as the model's.
 
-Entry p of a row is what the draft model reads at position p: token p, or with EAGLE-3 token p + 1 and the model's
-hidden state of position p (`EagleStates`).
+Entry p of a row is what the draft model reads at position p: token p, or for a head token p + 1 and the model's hidden
+state of position p (`HeadStates`).
 
 Legend: N = rows, R = requests in the step, P = requests in a pass, S = those that it samples, T = tokens of a pass,
 K = most drafts of a request, B = most blocks of a request, D = hidden size, V = vocabulary.
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from octavo.attention.metadata import ForwardBatch, LayerCache, LayerKVCache
 from octavo.contracts.schedule import DRAWN_IN_RANKS, CachedRequestData, Int32Array, ModelRunnerOutput, SchedulerOutput
 from octavo.distributed.groups import Group
-from octavo.models.eagle3 import Eagle3Head
+from octavo.models.draft_head import DraftHead
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 from octavo.sampling.rows import ARGMAX
 from octavo.sampling.sampler import Sampler
@@ -37,8 +37,8 @@ ComputeEntries = Callable[
 ]
 
 
-class EagleStates:
-    """What an EAGLE-3 head reads besides tokens: hidden states of the model, per row and per block.
+class HeadStates:
+    """What a head reads besides tokens: hidden states of the model, per row and per block.
 
     After each step, the states of accepted positions go to a ring buffer per row, a few positions long. The head
     computes them in the next step if the row gets drafts, or else when a block is complete: so rows without drafts cost
@@ -50,18 +50,17 @@ class EagleStates:
 
     def __init__(
         self,
-        model: Eagle3Head,
+        model: DraftHead,
         kv_caches: Sequence[LayerCache],
         progress: EagleProgress,
         rows: RequestRows,
         *,
-        num_features: int,
         num_slots: int,
         num_blocks: int,
     ) -> None:
-        """`num_features` is F, `num_slots` W, `num_blocks` those of the head's group with the rows' own."""
+        """`num_slots` is W, `num_blocks` are those of the head's group with the rows' own."""
         self._model, self._kv_caches, self._progress, self._rows = model, kv_caches, progress, rows
-        dtype = model.context.dtype
+        dtype, num_features = model.context.dtype, model.num_features
         self._recent = torch.zeros(len(progress.base), num_slots, num_features, dtype=dtype)  # [N, W, F]
         self._last_of_block = torch.zeros(num_blocks, num_features, dtype=dtype)  # state of each block's last position
         self._num_slots, self._block_size = num_slots, rows.block_size
@@ -85,9 +84,10 @@ class EagleStates:
         return replace(batch, input_ids=ids), self._model.inputs(ids, hidden)
 
     def observe(
-        self, step: SchedulerOutput, ends: Int32Array, aux: Sequence[torch.Tensor], compute: ComputeEntries
+        self, step: SchedulerOutput, ends: Int32Array, computed: IntermediateTensors, compute: ComputeEntries
     ) -> None:
-        """Take in the states `aux` [T, .] of a step up to positions `ends` [R]; compute entries that are due."""
+        """Take in the states of a step up to positions `ends` [R]; compute entries that are due."""
+        aux = self._model.states(computed)
         progress, rows, starts = self._progress, step.rows, step.num_computed_tokens
         firsts = np.cumsum(step.num_scheduled_tokens) - step.num_scheduled_tokens - starts  # [R] of position 0 in T
         progress.skip_gaps(rows, starts)
@@ -152,7 +152,7 @@ class RankDrafter:
         rows: RequestRows,
         tables: RowTables,
         progress: DraftProgress,
-        states: EagleStates | None,
+        states: HeadStates | None,
         *,
         max_tokens: int,
         uses_processors: bool,
@@ -173,7 +173,7 @@ class RankDrafter:
     def propose(self, step: SchedulerOutput) -> SchedulerOutput:
         """Return the step with its drafts filled in. Its requests must have been applied to the rows.
 
-        Also computes the prompts in it, but with EAGLE-3: `observe` does.
+        Also computes the prompts in it, but for a head: `observe` does.
         """
         self.passes = []
         self._rows.apply_tables(step)
@@ -225,7 +225,7 @@ class RankDrafter:
         at: NDArray[np.intp],  # [P] in R
         starts: Int32Array,  # [P] of the entries to compute
         ends: Int32Array,  # [P]
-        hidden: torch.Tensor | None,  # [T, D] for EAGLE-3
+        hidden: torch.Tensor | None,  # [T, D] for a head
         samples: NDArray[np.bool_] | None = None,  # [P]; None: no drafts
         table: Int32Array | None = None,  # [R, .] drafts so far; the last column is filled here
     ) -> torch.Tensor | None:
@@ -270,11 +270,16 @@ class RankDrafter:
             return None
         return torch.cat(outputs) if outputs else hidden[:0]
 
-    def observe(self, step: SchedulerOutput, output: ModelRunnerOutput, aux: Sequence[torch.Tensor]) -> None:
-        """Read the results of a step: its output, and `IntermediateTensors.aux`, [T, .] each."""
+    def observe(self, step: SchedulerOutput, output: ModelRunnerOutput, computed: IntermediateTensors) -> None:
+        """Read the results of a step: its output, and what the model has computed."""
         if self._states is not None and len(step.rows):
             ends = counts_of(step)[0] + np.maximum(output.num_sampled - 1, 0)  # [R] behind the last one that is right
-            self._states.observe(step, np.minimum(ends, self.model.config.max_model_len), aux, self.compute_entries)
+            ends = np.minimum(ends, self.model.config.max_model_len)
+            self._states.observe(step, ends, computed, self.compute_entries)
+
+    def forget_blocks(self, groups: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Take blocks of KV groups as not computed: they are filled with the model's keys and values alone."""
+        self._progress.forget_blocks(groups, block_ids)
 
     def _sample_last(
         self, rows: Int32Array, requests: NDArray[np.intp], ends: Int32Array, hidden: torch.Tensor, table: Int32Array

@@ -168,6 +168,7 @@ class RequestRows(RowTables):
         self.sampling, self.states = SamplingRows(num_rows, model.vocab_size), states
         self.prompt_logprobs: dict[int, tuple[int, int]] = {}  # by row: prompt tokens, and how many are wanted of each
         self.pooled: dict[int, PooledRow] = {}  # rows without sampling parameters
+        self.reads_all = config.draft_model is not None and config.draft_model.mtp is not None  # a head, last states
         self._row_of: dict[str, int] = {}
 
     def apply_requests(self, step: SchedulerOutput) -> None:
@@ -197,7 +198,7 @@ class RequestRows(RowTables):
     def step_batch(self, step: SchedulerOutput) -> ForwardBatch:
         """Apply blocks and tokens, and return the step's batch."""
         self.apply_tables(step)
-        keeps_all = bool(self.prompt_logprobs) or reads_all(self.pooled)
+        keeps_all = self.reads_all or bool(self.prompt_logprobs) or reads_all(self.pooled)
         return self.forward_batch(step, self.states, keeps_all=keeps_all)
 
     def write_unverified(self, step: SchedulerOutput) -> None:

@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -22,7 +23,7 @@ from octavo.contracts.stored import BlocksWritten, StoreOpened
 from octavo.device.manager import DeviceManager
 from octavo.device.process import give_back_freed_memory, keep_freed_memory
 from octavo.distributed.connect import make_groups
-from octavo.errors import InvalidParameterError
+from octavo.errors import InvalidParameterError, UserError
 from octavo.loader.packed_cache import cache_folder, checkpoint_digest
 from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
@@ -84,7 +85,10 @@ class Worker:
         draft = config.draft_model
         aux_layers = draft.eagle.aux_layers if draft is not None and draft.eagle is not None else ()
         self._context = replace(context, groups=groups, stage=self._stage, aux_layers=aux_layers)
-        self._draft = None if draft is None else DraftBuilder(config, draft, place, self.devices)
+        self._draft: DraftBuilder | None = None
+        with self._or_no_drafts():
+            self._draft = None if draft is None else DraftBuilder(config, draft, place, self.devices)
+        config = self.config
         self._memory = RankMemory(config, self.devices, self._part, self._stage)
         self.queue = self.devices.queue() if self._stage.is_whole else None
         self._transfers = Transfers(self.devices.device, self.queue)
@@ -129,16 +133,34 @@ class Worker:
         keep_freed_memory()
         check_length_fits(self._part, self._memory.budget_bytes)
         models = [initialize_model(config.model, self._context)]
-        if self._draft is not None:
-            models.append(self._draft.initialize())
+        with self._or_no_drafts():
+            models += [] if self._draft is None else [self._draft.initialize()]
         self._memory.check_weights_fit(*models)
         self._models = [get_model_loader(config.load).load(models[0])]
-        if self._draft is not None:
-            self._models.append(self._draft.load(models[1], self.model))
+        with self._or_no_drafts():
+            self._models += [] if self._draft is None else [self._draft.load(models[1], self.model)]
+        config = self.config
         give_back_freed_memory()  # that no step will use again
         send, memory = self._transfers.send, self.devices.memory
         self._states = ModelStates.of_model(self.model, config, send, lambda: memory().free_bytes)
         logger.info("model %s ready in %.2f s", config.model.model, time.perf_counter() - start_s)
+
+    @contextmanager
+    def _or_no_drafts(self) -> Iterator[None]:
+        """Go on without drafts where a head that nobody asked for cannot draft."""
+        try:
+            yield
+        except UserError as error:
+            draft = self.config.draft_model
+            if draft is None or not draft.is_optional:
+                raise
+            if self.place.rank == 0:
+                logger.warning("%s has an MTP head, which does not draft: %s", self.config.model.model, error)
+            self._draft, self.config = None, replace(self.config, speculative=None, draft_model=None)
+
+    def draws_drafts(self) -> bool:
+        """Return whether this rank drafts."""
+        return self._draft is not None
 
     def count_kv_blocks(self) -> list[int]:
         """Measure the memory left; return how many KV blocks of each group fit into it.
@@ -229,7 +251,8 @@ class Worker:
         """Open the files for KV blocks with this number, or say why not; see `BlockStore.open`."""
         if (reason := self._why_no_block_store()) is not None:
             return StoreOpened(state="unsupported", reason=reason)
-        spec, caches = self.kv_cache_spec, self.runner.kv_caches
+        spec = replace(self.kv_cache_spec, draft_bytes=())  # what a draft model has in them is not kept
+        caches = self.runner.kv_caches
         is_host = self.queue is None and self.devices.device.type == "cpu"
         self._block_store = BlockStore(cache_folder("prefix"), spec, caches, self._facts_of_kv(), is_host=is_host)
         return self._block_store.open(number, max_bytes)
@@ -248,6 +271,8 @@ class Worker:
         self, groups: list[int], block_ids: list[int], slots: list[int], hashes: list[bytes]
     ) -> Future[list[tuple[int, str]]]:
         """Read KV blocks from disk, in a thread, into memory that no step uses; see `BlockStore.read`."""
+        if self.runner.drafter is not None:
+            self.runner.drafter.forget_blocks(groups, block_ids)
         return self.block_store.read(groups, block_ids, slots, hashes)
 
     def place_blocks(self, groups: list[int], block_ids: list[int]) -> None:
@@ -271,8 +296,6 @@ class Worker:
 
     def _why_no_block_store(self) -> str | None:
         """Say why KV blocks cannot be kept on disk; None: they can."""
-        if self._draft is not None:
-            return "keys and values of a draft model are not kept on disk in this version"
         if self.config.load.tensorizer_uri is not None:
             return "weights from tensorizer_uri may change without a trace"
         return None

@@ -9,7 +9,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from octavo.config.family import DECODER_NAMES, Family, GgufFacts, Layers, expert_names, stacked_experts
+from octavo.config.family import (
+    DECODER_NAMES,
+    MTP_BEHIND,
+    NEXTN_NAMES,
+    Family,
+    GgufFacts,
+    Layers,
+    MtpFacts,
+    expert_names,
+    stacked_experts,
+)
 from octavo.config.hf_layers import read_rope
 from octavo.config.json_fields import JsonFields
 from octavo.config.layers import (
@@ -247,8 +257,7 @@ _GGUF_NAMES = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
-    **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
-    **{f"nextn.shared_head_{name}": f"shared_head.{name}" for name in ("head", "norm")},
+    **NEXTN_NAMES,
 }
 _SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
 _GLM_LAYERS, _GLM_VOCAB_SIZE = (47, 48), 154880  # of GLM-4.7-Flash, whose files do not say it
@@ -314,6 +323,7 @@ def _family(
         weight_names=_NAMES,
         other_spellings=stacked_experts(_EXPERT),
         gguf=gguf,
+        mtp=MtpFacts(head="octavo.models.mtp:LatentMtpHead", **MTP_BEHIND),
         defaults=defaults,
         rms_norm_eps=rms_norm_eps,
     )

@@ -12,11 +12,13 @@ from typing import Any
 from octavo.config.family import (
     DECODER_NAMES,
     HEAD_NORM_NAMES,
+    NEXTN_NAMES,
     Family,
     GgufFacts,
     GgufKeys,
     Layers,
     MoEFacts,
+    MtpFacts,
     expert_names,
     stacked_experts,
 )
@@ -118,15 +120,12 @@ _EXPERT_NAMES = {
 
 
 def _gguf_settings(keys: GgufKeys, so_far: Mapping[str, Any]) -> dict[str, Any]:
-    if keys.integer("nextn_predict_layers", 0, minimum=0):
-        raise keys.unsupported("nextn_predict_layers", ": files without a head that predicts several tokens are read")
+    num_layers = keys.integer("block_count") - keys.integer("nextn_predict_layers", 0, minimum=0)
     num_value_heads = keys.integer("ssm.time_step_rank")
     head_dim, has_states = so_far["head_dim"], "blk.{}.ssm_out.weight"
     return {
-        "layer_types": [
-            _LINEAR if has_states.format(layer) in keys.tensors else _FULL
-            for layer in range(keys.integer("block_count"))
-        ],
+        "num_hidden_layers": num_layers,
+        "layer_types": [_LINEAR if has_states.format(layer) in keys.tensors else _FULL for layer in range(num_layers)],
         "partial_rotary_factor": keys.integer("rope.dimension_count", head_dim) / head_dim,
         "linear_num_key_heads": keys.integer("ssm.group_count"),
         "linear_num_value_heads": num_value_heads,
@@ -136,6 +135,18 @@ def _gguf_settings(keys: GgufKeys, so_far: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_MTP = MtpFacts(
+    head="octavo.models.mtp:HybridMtpHead",
+    layer="mtp.layers.{number}",
+    names={
+        "mtp.fc": "projection",
+        "mtp.pre_fc_norm_embedding": "embedding_norm",
+        "mtp.pre_fc_norm_hidden": "hidden_norm",
+        "mtp.norm": "norm",
+        "mtp.embed_tokens": "embedding",
+        "mtp.lm_head": "logits_head",
+    },
+)
 _GGUF = GgufFacts(
     architecture="qwen35",
     names={
@@ -149,6 +160,7 @@ _GGUF = GgufFacts(
         "ssm_dt.bias": "linear_attn.dt_bias",
         "ssm_norm": "linear_attn.norm",
         "ssm_out": "linear_attn.out_proj",
+        **NEXTN_NAMES,
     },
     settings=_gguf_settings,
 )
@@ -165,7 +177,8 @@ _DENSE = Family(
     qk_norm=True,
     has_partial_rotary=True,
     norm_offset=1.0,
-    left_out=("mtp.", "model.mtp."),  # a head that predicts several tokens
+    left_out=("mtp.", "model.mtp."),
+    mtp=_MTP,
     defaults={**_SIZES, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32},
     gguf=_GGUF,
 )

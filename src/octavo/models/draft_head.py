@@ -1,0 +1,43 @@
+"""`DraftHead`: a decoder layer that drafts from a model's hidden states, as the worker sees it.
+
+Entry p of a head's context is token p + 1 and the model's hidden state of position p; for tokens that are drafts, the
+head's own output takes its place. A head computes like the last stage of a pipeline: what enters its layer is computed
+before, op by op.
+
+Legend: T = tokens, D = hidden size, F = size of the model's states.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from octavo.models.interfaces import CausalLM, IntermediateTensors
+
+
+class DraftHead(CausalLM):
+    """What heads have in common. `run_layers` returns the next entry's hidden state as the residual stream."""
+
+    @property
+    def num_features(self) -> int:
+        """F, the elements of the model's states at a position."""
+        raise NotImplementedError
+
+    def states(self, computed: IntermediateTensors) -> Sequence[torch.Tensor]:
+        """Return what the head reads of a step's output, [T, .] each: side by side, they are its states [T, F]."""
+        raise NotImplementedError
+
+    def reduce(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states [T, D] of a model's states [T, F]."""
+        raise NotImplementedError
+
+    def inputs(self, ids: torch.Tensor, hidden: torch.Tensor) -> IntermediateTensors:
+        """Return what enters the layer for token ids [T] and hidden states [T, D]."""
+        raise NotImplementedError
+
+    def share(self, target: CausalLM) -> None:
+        """Use parts of the model that the head drafts for, where it has none of its own."""
+        raise NotImplementedError
+
+    @property
+    def bytes_in_file(self) -> int:
+        return 0
