@@ -75,7 +75,7 @@ def test_labels_of_several_tokens_are_scored_by_all_of_them(make_llm: MakeLLM) -
         total, ids = 0.0, tokenizer.encode(text, add_special_tokens=False)
         for token_id in tokenizer.encode_plain(letter):
             params = PoolingParams(label_token_ids=(token_id,))
-            [logprob] = llm.embed({"prompt_token_ids": ids}, params, use_tqdm=False)[0].embedding or ()
+            [logprob] = llm.embed({"prompt_token_ids": ids}, params, use_tqdm=False)[0].embedding or [math.nan]
             total, ids = total + logprob, [*ids, token_id]
         scores.append(math.exp(total))
     assert list(shares.values()) == pytest.approx([score / sum(scores) for score in scores], rel=1e-6)
