@@ -150,6 +150,7 @@ def test_a_response_in_the_background_is_cancelled(server: HttpServer) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.full
 def test_what_is_kept_outlives_the_server(tmp_path: Path) -> None:
     """One that was being computed in the background is computed by the next server, with the same bytes."""
     flags = ("--state-dir", str(tmp_path / "state"), "--seed", "1")
@@ -196,6 +197,17 @@ async def test_the_store_is_bounded_and_no_chain_loses_its_beginning() -> None:
     with pytest.raises(ApiError, match="not found"):
         await store.history("o", "resp_4")
     store.close()
+
+
+async def test_the_store_outlives_its_server(tmp_path: Path) -> None:
+    for number in range(2):
+        store = ResponseStore(ServerArgs(state_dir=str(tmp_path)))
+        await store.put(
+            "o", response(number, number - 1 if number else None), with_ids([{"role": "user"}], str(number))
+        )
+        assert len(await store.history("o", f"resp_{number}")) == 2 * number + 2
+        store.close()
+    assert (tmp_path / "responses.sqlite3").stat().st_mode & 0o077 == 0
 
 
 async def test_old_responses_go() -> None:

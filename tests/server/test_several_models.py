@@ -60,15 +60,15 @@ def test_all_models_are_listed_with_their_state(server: HttpServer, other: str) 
 def test_every_api_reaches_both(server: HttpServer, other: str) -> None:
     said = {"role": "user", "content": "Hello"}
     requests: list[tuple[str, dict[str, Any]]] = [
-        (CHAT, ASK | {"model": "other"}),
-        ("/v1/completions", {"model": "fast-1", "prompt": "x", "max_tokens": 2}),
-        ("/v1/messages", {"model": "other", "messages": [said], "max_tokens": 2}),
-        ("/v1/responses", {"model": "fast-2", "input": "Hello", "max_output_tokens": 2}),
+        (CHAT, ASK),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 2}),
+        ("/v1/messages", {"messages": [said], "max_tokens": 2}),
+        ("/v1/responses", {"input": "Hello", "max_output_tokens": 2}),
     ]
     for path, body in requests:
-        reply = server.post(path, body)
+        reply = server.post(path, body | {"model": "fast-1"})
         assert (reply.status_code, reply.json()["model"]) == (200, other), reply.text
-        assert server.post(path, body | {"model": "big"}).json()["model"] == "demo"
+    first = reply.json()
     lines = server.post("/api/chat", {"model": "other:latest", "messages": [said], "stream": False})
     assert lines.status_code == 200, lines.text
     assert server.post("/tokenize", {"model": "other", "prompt": "x"}).status_code == 200
@@ -76,46 +76,38 @@ def test_every_api_reaches_both(server: HttpServer, other: str) -> None:
     assert server.client.get("/server_info").json()["settings"]["model_name"] == other
     wrong = server.post(CHAT, ASK | {"model": "nothing"})
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (404, "model_not_found")
-    assert server.post(CHAT, {"model": 3}).status_code == 400
-
-
-def test_a_conversation_goes_on_in_another_model(server: HttpServer) -> None:
-    first = server.post("/v1/responses", {"model": "demo", "input": "Hello", "max_output_tokens": 4}).json()
-    body = {"model": "other", "input": "And?", "previous_response_id": first["id"], "max_output_tokens": 4}
+    for path, body in requests:
+        assert server.post(path, body | {"model": "big"}).json()["model"] == "demo"
+    body = {"model": "demo", "input": "And?", "previous_response_id": first["id"], "max_output_tokens": 4}
     assert server.post("/v1/responses", body).json()["status"] == "incomplete"
-    assert server.client.get(f"/v1/responses/{first['id']}").json()["model"] == "demo"
+    assert server.client.get(f"/v1/responses/{first['id']}").json()["model"] == other
+    assert server.post(CHAT, {"model": 3}).status_code == 400
+    text = server.client.get("/metrics").text
+    assert 'octavo_requests_running{model_name="demo"}' in text
 
 
-def test_a_stream_waits_for_its_model_and_says_why(server: HttpServer, other: str) -> None:
-    server.post(CHAT, ASK)
+@pytest.mark.parametrize("temperature", [1, -1])
+def test_a_stream_waits_for_its_model_and_says_why(server: HttpServer, other: str, temperature: int) -> None:
+    """What is wrong with a request that has waited ends its stream."""
+    loaded, wanted = ("demo", other) if states(server)[0] == "loaded" else (other, "demo")
     with ThreadPoolExecutor() as threads:
-        running = threads.submit(server.stream, CHAT, LONG)
+        running = threads.submit(server.stream, CHAT, LONG | {"model": loaded})
         while not server.client.get("/load").json()["server_load"]:
             time.sleep(0.01)
-        with server.client.stream("POST", CHAT, json=ASK | {"model": "other", "stream": True}) as response:
+        asked = ASK | {"model": wanted, "stream": True, "temperature": temperature}
+        with server.client.stream("POST", CHAT, json=asked) as response:
             text = response.read().decode()
-        assert text.startswith(f": {other} waits for a place: at most 1 loaded, in use: demo (1 requests)")
-        assert text.endswith("data: [DONE]\n\n")
+        assert text.startswith(f": {wanted} waits for a place: at most 1 loaded, in use: {loaded} (1 requests)")
+        assert text.endswith("}\n\ndata: [DONE]\n\n")
+        assert ('"param":"temperature"' in text) == (temperature < 0)
         assert running.result()[-1]["choices"][0]["finish_reason"] == "length"
 
 
-def test_what_is_wrong_with_a_stream_that_has_waited_ends_it(server: HttpServer) -> None:
-    server.post(CHAT, ASK)
-    with ThreadPoolExecutor() as threads:
-        running = threads.submit(server.stream, CHAT, LONG)
-        while not server.client.get("/load").json()["server_load"]:
-            time.sleep(0.01)
-        wrong = ASK | {"model": "other", "stream": True, "temperature": -1}
-        text = server.post(CHAT, wrong).text
-        assert '"param":"temperature"' in text
-        assert text.endswith("}\n\ndata: [DONE]\n\n")
-        running.result()
-
-
 def test_a_core_that_is_killed_is_replaced_and_its_requests_go_on(server: HttpServer) -> None:
-    expected = server.post(CHAT, LONG | {"model": "other", "seed": 1}).json()["choices"][0]["message"]
+    name = "demo" if states(server)[0] == "loaded" else "other"
+    expected = server.post(CHAT, LONG | {"model": name, "seed": 1}).json()["choices"][0]["message"]
     with ThreadPoolExecutor() as threads:
-        running = threads.submit(server.post, CHAT, LONG | {"model": "other", "seed": 1})
+        running = threads.submit(server.post, CHAT, LONG | {"model": name, "seed": 1})
         while not server.client.get("/load").json()["server_load"]:
             time.sleep(0.01)
         time.sleep(0.1)
@@ -124,6 +116,7 @@ def test_a_core_that_is_killed_is_replaced_and_its_requests_go_on(server: HttpSe
         assert running.result().json()["choices"][0]["message"] == expected
 
 
+@pytest.mark.full
 def test_a_model_that_cannot_be_loaded_harms_nobody(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     with HttpServer(str(tmp_path / "broken"), "--idle-unload-s", "0.3", has_model=False) as server:
