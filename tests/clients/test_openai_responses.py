@@ -3,9 +3,12 @@
 import json
 from typing import Any
 
+import pydantic
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from openai.types.responses import Response, ResponseStreamEvent
 from tests.clients.words import ADA, FORECAST, MODEL, WEATHER, WEATHER_TOOL, Person
+from tests.server.http_server import HttpServer
 
 GREEDY: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": 200}
 QUESTION = "What is a block?"
@@ -112,3 +115,29 @@ def test_counts_and_models(client: OpenAI) -> None:
     counted = client.responses.input_tokens.count(model=MODEL, input=QUESTION)
     assert counted.input_tokens > 3
     assert client.models.list().data[0].id == MODEL
+
+
+BODIES: list[dict[str, Any]] = [
+    {"input": QUESTION, "instructions": "You are kind.", "metadata": {"a": "b"}},
+    {"input": QUESTION, "max_output_tokens": 3},
+    {"input": WEATHER, "tools": [TOOL, SHELL, {"type": "web_search"}]},
+    {"input": "ls", "tools": [SHELL], "tool_choice": {"type": "custom", "name": "shell"}},
+    {"input": WEATHER, "tools": [{"type": "namespace", "name": "n", "description": "d", "tools": [TOOL]}]},
+    {"input": "What is 123 + 456?", "include": ["reasoning.encrypted_content"], **THINKING["extra_body"]},
+    {"input": "What is 123 + 456?", "reasoning": {"summary": "auto"}, **THINKING["extra_body"]},
+    {"input": QUESTION, "include": ["message.output_text.logprobs"], "top_logprobs": 2},
+    {"input": RECORD, "text": {"format": {"type": "json_object"}}},
+]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_every_event_and_response_is_as_published(server: HttpServer, body: dict[str, Any]) -> None:
+    """Held to the models of OpenAI's own package: nothing is missing, nothing of another type."""
+    fields = {**GREEDY, **body}
+    Response.model_validate(server.post("/v1/responses", fields).json())
+    adapter: Any = pydantic.TypeAdapter(ResponseStreamEvent)
+    with server.client.stream("POST", "/v1/responses", json={**fields, "stream": True}) as response:
+        frames = response.read().decode().split("\n\n")[:-1]
+    for frame in frames:
+        event = json.loads(frame.partition("\ndata: ")[2])
+        assert adapter.validate_python(event).type == event["type"]

@@ -11,7 +11,7 @@ from octavo.server.errors import ApiError
 from octavo.server.openai.parsers.base import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 from octavo.server.responses.items import covered
 from octavo.server.responses.protocol import ResponsesRequest
-from octavo.server.responses.tools import chat_tools, custom_input
+from octavo.server.responses.tools import InputReader, chat_tools, custom_input
 from octavo.server.responses.translate import translated
 from octavo.server.responses.writer import ItemWriter
 
@@ -126,6 +126,27 @@ def test_the_input_of_a_custom_tool_is_raw() -> None:
     assert custom_input('{"input": "a\\nb"}') == "a\nb"
     assert custom_input('{"input": "a') == '{"input": "a'
     assert custom_input('{"other": 1}') == '{"other": 1}'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"input": "a\\n\\"b\\" \\u00e9 \\ud83d\\ude00 \\\\"}', 'a\n"b" é 😀 \\'),
+        (' {\n "input":"x"}', "x"),
+        ('{"input": "a\\', "a"),
+        ('{"input": "ab\\ud83d', "ab"),
+        ('{"other": 1}', '{"other": 1}'),
+        ('{"x": 1, "input": "late"}', "late"),
+        ('{"inp', '{"inp'),
+        ("", ""),
+    ],
+)
+def test_the_input_of_a_custom_tool_comes_as_it_is_written(arguments: str, expected: str) -> None:
+    for size in (1, 2, 5, 100):
+        reader = InputReader()
+        pieces = [reader.push(arguments[at : at + size]) for at in range(0, len(arguments), size)]
+        pieces.append(reader.finish())
+        assert ("".join(pieces), reader.text) == (expected, expected)
 
 
 PIECES: list[Delta] = [

@@ -223,3 +223,15 @@ def test_input_items_have_ids() -> None:
     items = with_ids([{"role": "user", "content": "x"}, {"type": "reasoning", "id": "rs_1"}], "n")
     assert [(item["id"], item["type"]) for item in items] == [("msg_n_in0", "message"), ("rs_1", "reasoning")]
     assert msgspec.to_builtins(items[0])["content"] == "x"
+
+
+@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "k"}])
+def test_a_stream_that_fails_says_so_as_its_api_does(server: HttpServer, headers: dict[str, str]) -> None:
+    body = ASK | {"stream": True, "max_output_tokens": 1500}
+    limit = {"x-request-timeout": "0.5", **headers}
+    with server.client.stream("POST", PATH, json=body, headers=limit) as response:
+        events = events_of(response.read().decode())
+    last = events[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    assert last["response"]["error"]["code"] == "request_timeout"
+    assert last["response"]["output"][0]["status"] == "incomplete"

@@ -126,7 +126,11 @@ class EnginePool:
         if slot.serving is not None and (refusal := slot.lifecycle.refusal()) is not None:
             return f"{slot.name}: {refusal.detail.message}"
         num_before = sum(other is not slot for other, _ in self._line)
-        users = ", ".join(f"{other.name} ({other.num_users} requests)" for other in self.slots if other.has_place)
+        users = ", ".join(
+            f"{other.name} ({'being unloaded' if other.unloading else f'{other.num_users} requests'})"
+            for other in self.slots
+            if other.has_place
+        )
         return (
             f"{slot.name} waits for a place: at most {self._max_loaded} loaded, in use: {users}; {num_before} in line"
         )

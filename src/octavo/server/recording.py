@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from octavo.server.errors import ApiError, bad_request
-from octavo.server.sse import FrameSource
+from octavo.server.sse import FrameSource, OwnEnding
 
 _END = b"\n\n"  # of an event; JSON contains no line break
 _EVENT_BYTES = 150  # of an event's objects, beside its text
@@ -53,6 +53,7 @@ class Recording:
         self.is_over = False
         self.is_evicted = False  # no more readers: what all present ones have read is dropped
         self.error: Exception | None = None  # how it ended, after its last event
+        self._ending: bytes | None = None  # what readers are sent then; None: nobody has asked
         self.on_change: Callable[[], None] = lambda: None  # a reader has come or gone, or it is over
 
     @property
@@ -101,6 +102,13 @@ class Recording:
         if not self.is_over:
             self.error, self._is_held = error, False
             self._end()
+
+    def ending(self, error: ApiError) -> bytes:
+        """Return the end of a stream that has failed, the same for all readers; empty: as others of its route end."""
+        if self._ending is None:
+            source: object = self._source
+            self._ending = source.ending(error) if isinstance(source, OwnEnding) else b""
+        return self._ending
 
     def close(self) -> None:
         """Stop the source, finished or not."""
@@ -237,6 +245,10 @@ class Reader:
 
     def count_tokens(self) -> tuple[int, int]:
         return self._recording.count_tokens()
+
+    def ending(self, error: ApiError) -> bytes:
+        """Return the end of the stream that fails; empty: it ends as others do."""
+        return self._recording.ending(error)
 
     def close(self) -> None:
         self._recording.detach(self)

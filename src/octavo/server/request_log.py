@@ -23,7 +23,7 @@ from octavo.server.kept_responses import Begin, Reply
 from octavo.server.logged_requests import FILE_NAME, LOG, Contents, Facts, Identity
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.embeddings import Embeddings
-from octavo.server.sse import FrameSource
+from octavo.server.sse import FrameSource, OwnEnding
 from octavo.server.state_db import StateDatabase
 from octavo.server.state_dir import private_folder
 from octavo.server.write_problem import WriteProblem
@@ -222,6 +222,11 @@ class LoggedReply:
         if data:
             self._parts.append(data)
         return data
+
+    def ending(self, error: ApiError) -> bytes:
+        """Return the end of the stream that fails; empty: it ends as others do."""
+        reply: object = self._reply
+        return reply.ending(error) if isinstance(reply, OwnEnding) else b""
 
     async def whole(self) -> msgspec.Struct:
         is_complete = False

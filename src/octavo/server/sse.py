@@ -44,7 +44,7 @@ class OwnEnding(Protocol):
     """A source whose streams do not fail as other streams of their route."""
 
     def ending(self, error: ApiError) -> bytes:
-        """Return the end of the stream that fails."""
+        """Return the end of the stream that fails; empty: it ends as others do."""
 
 
 class EventStreamResponse(Response):
@@ -88,8 +88,8 @@ class EventStreamResponse(Response):
 
     def last_words(self, error: ApiError) -> bytes:
         """Return the end of a stream that fails after it has begun."""
-        if isinstance(self._source, OwnEnding):
-            return self._source.ending(error)
+        if isinstance(self._source, OwnEnding) and (end := self._source.ending(error)):
+            return end
         return error_frames(error, route_path(self._exchange.scope))
 
     async def _first_frames(self, leaving: "asyncio.Future[None]") -> bytes:

@@ -4,6 +4,7 @@ To the model all tools are functions: a `custom` tool has one string, and a tool
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -33,6 +34,11 @@ _CUSTOM_PARAMETERS = {
     "required": [_INPUT],
     "additionalProperties": False,
 }
+_INPUT_START = re.compile(rf'\s*\{{\s*"{_INPUT}"\s*:\s*"')
+_WHOLE_CHARACTERS = re.compile(  # of a JSON string: no half of an escape, or of a pair of surrogates
+    r"""(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}"""
+    r"""|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*"""
+)
 _FUNCTION, _CUSTOM, _NAMESPACE = "function", "custom", "namespace"
 _MODES = ("auto", "required", "none")
 _MAX_GRAMMAR = 20_000  # characters
@@ -130,6 +136,40 @@ def custom_input(arguments: str) -> str:
         return arguments
     found = value.get(_INPUT) if isinstance(value, dict) else None
     return found if isinstance(found, str) else arguments
+
+
+class InputReader:
+    """Reads the raw input of a custom tool's call while its arguments are written."""
+
+    def __init__(self) -> None:
+        self._arguments = ""
+        self._position = 0  # of what has not been read
+        self.text = ""  # of the input so far
+
+    def push(self, arguments: str) -> str:
+        """Return what more of the arguments adds to the input."""
+        self._arguments += arguments
+        if not self._position and (start := _INPUT_START.match(self._arguments)) is not None:
+            self._position = start.end()
+        if not self._position:
+            return ""
+        found = _WHOLE_CHARACTERS.match(self._arguments, self._position)
+        assert found is not None
+        self._position = found.end()
+        new = str(json.loads(f'"{found[0]}"'))
+        self.text += new
+        return new
+
+    def finish(self) -> str:
+        """Return the rest of the input, now that all arguments are there. Of a call that was cut off, there is none."""
+        whole = custom_input(self._arguments)
+        rest = whole[len(self.text) :] if whole.startswith(self.text) and not self._is_cut_off(whole) else ""
+        self.text += rest
+        return rest
+
+    def _is_cut_off(self, whole: str) -> bool:
+        """Whether the arguments are no JSON, though they have begun as those of a custom tool."""
+        return bool(self._position) and whole == self._arguments
 
 
 def custom_arguments(text: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from octavo.server.openai.parsers.base import Content, Delta, Reasoning, ToolCal
 from octavo.server.openai.replies import TokenRow
 from octavo.server.responses.items import covered
 from octavo.server.responses.protocol import ReplyItem, ReplyPart
-from octavo.server.responses.tools import ToolNames, custom_input
+from octavo.server.responses.tools import InputReader, ToolNames
 
 _MESSAGE, _THOUGHT, _CALL, _CUSTOM = "message", "reasoning", "function_call", "custom_tool_call"
 _PREFIXES = {_MESSAGE: "msg", _THOUGHT: "rs", _CALL: "fc", _CUSTOM: "ctc"}
@@ -35,7 +35,8 @@ class ItemWriter:
         self._shows_summaries, self._covers_thoughts = shows_summaries, covers_thoughts
         self.items: list[ReplyItem] = []
         self._is_open = False
-        self._arguments: list[str] = []  # of the open call
+        self._arguments: list[str] = []  # of the open call of a function
+        self._input = InputReader()  # of the open call of a custom tool
         self._texts: list[str] = []  # of the open part
 
     def write(self, piece: Delta, rows: Sequence[TokenRow] = ()) -> None:
@@ -56,12 +57,14 @@ class ItemWriter:
                     item.input = ""
                 else:
                     item.arguments = ""
-                self._arguments = []
+                self._arguments, self._input = [], InputReader()
                 self._begin(item)
             case ToolCallArguments(_, text):
-                self._arguments.append(text)
                 if self.items[-1].type == _CALL:
+                    self._arguments.append(text)
                     self._about("response.function_call_arguments.delta", delta=text)
+                elif new := self._input.push(text):
+                    self._about("response.custom_tool_call_input.delta", delta=new)
 
     def end(self, *, is_cut: bool = False) -> None:
         """End the open item, if there is one."""
@@ -77,9 +80,9 @@ class ItemWriter:
                 item.arguments = "".join(self._arguments)
                 self._about("response.function_call_arguments.done", name=item.name, arguments=item.arguments)
             case _:
-                item.input = custom_input("".join(self._arguments))
-                if item.input:
-                    self._about("response.custom_tool_call_input.delta", delta=item.input)
+                if rest := self._input.finish():
+                    self._about("response.custom_tool_call_input.delta", delta=rest)
+                item.input = self._input.text
                 self._about("response.custom_tool_call_input.done", input=item.input)
         item.status = _INCOMPLETE if is_cut else _COMPLETED
         self._is_open = False
