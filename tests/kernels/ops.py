@@ -398,6 +398,8 @@ CASES = [
     Case(name="select_columns-2100-padded", make=_select_columns(2100, 70)),
     Case(name="gelu-tanh-37", make=_gelu(37, "gelu_tanh")),
     Case(name="gelu-quick-100", make=_gelu(100, "quick_gelu")),
+    Case(name="gelu-exact-37", make=_gelu(37, "gelu")),
+    Case(name="gelu-exact-128", make=_gelu(128, "gelu")),
     Case(name="rotary-16x128", make=_rotary(16, 128)),
     Case(name="rotary-3x20", make=_rotary(3, 20)),
 ]

@@ -11,6 +11,7 @@ P = parts of a merged linear, R = the largest rank.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,7 @@ from octavo.kernels.types import (
     Routing,
 )
 
+_ALIGNED = 64  # elements: as many as two vectors of 16-bit floats
 _ERF_SCALE = 0.3275911
 _ERF_TERMS = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)  # of the highest power first
 _GELU_FACTOR, _GELU_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
@@ -303,6 +305,8 @@ class Kernels:
         """
         wide = x.float()  # from here on in place where it can be: fresh memory costs more than the arithmetic
         if kind == "gelu":
+            if x.device.type == "cpu" and x.shape[-1] % _ALIGNED == 0 and _cuts_no_vectors(x.dtype):
+                return F.gelu(x)  # a twelfth of the time
             return (wide * _normal_mass(wide)).to(x.dtype)
         if kind == "quick_gelu":
             powers = wide * -1.702
@@ -381,6 +385,16 @@ class Kernels:
         for head, linear in zip(x.chunk(len(heads.linears), dim=1), heads.linears, strict=True):
             outs += [self.linear(head[:, : heads.in_size], linear), head[:, heads.in_size :]]
         return torch.cat(outs, dim=1)
+
+
+@cache
+def _cuts_no_vectors(dtype: torch.dtype) -> bool:
+    """Return whether torch's exact GELU gives rows of whole vectors the same bits in any batch: measured, once.
+
+    Elements in the tail of a vector, or of a thread's range, may be computed by other instructions.
+    """
+    x = torch.linspace(-9.0, 9.0, 131 * 9 * _ALIGNED).to(dtype).view(131, -1)
+    return torch.equal(F.gelu(x), torch.cat([F.gelu(row) for row in x.split(1)]))
 
 
 def _normal_mass(x: Tensor) -> Tensor:
