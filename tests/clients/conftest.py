@@ -14,6 +14,7 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from tests.server.http_server import HttpServer
+from tests.server.proxies import nginx
 
 SERVER_PYTHON = str(Path(__file__).parents[2] / ".venv/bin/python")
 
@@ -22,7 +23,11 @@ SERVER_PYTHON = str(Path(__file__).parents[2] / ".venv/bin/python")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     state_dir = str(tmp_path_factory.mktemp("state"))
     with HttpServer("--max-temperature", "5", "--state-dir", state_dir, python=SERVER_PYTHON) as running:
-        yield running
+        if os.environ.get("CLIENTS_THROUGH") == "nginx":  # the same tests, with nginx in between
+            with nginx(running, tmp_path_factory.mktemp("nginx")) as running.url:
+                yield running
+        else:
+            yield running
         assert "Traceback" not in running.log
 
 
