@@ -203,7 +203,7 @@ def test_images_are_attached_and_told_where_the_model_reads_text_only(tab: Tab, 
     chooser.value.set_files(tmp_path / "dot.svg")
     expect(page.locator("#problem")).to_contain_text("reads text only")
     about = page.evaluate("fetch('ui/about').then((r) => r.json())")
-    page.route("**/ui/about", lambda route: route.fulfill(json={**about, "takes_images": True}))
+    page.route("**/ui/about*", lambda route: route.fulfill(json={**about, "takes_images": True}))
     tab.open()
     bodies = tab.answer_with({"content": "A dot."})
     with page.expect_file_chooser() as chooser:

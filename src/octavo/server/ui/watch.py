@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.engine.async_llm_engine import AsyncLLMEngine
+from octavo.engine.front import EngineFront
 from octavo.errors import OctavoError
 from octavo.metrics.collect import EngineMetrics, Histogram, HttpMetrics
 from octavo.server.lifecycle import EngineLifecycle
@@ -78,20 +79,21 @@ class EngineWatch:
         event |= {"requests": []} if self._tenants is None else self._tenants()
         if status != "ready":
             return event, 0.0
-        engine = self._lifecycle.engine
+        engine, service = self._lifecycle.engine, self._lifecycle.service  # either may end while this waits
+        front = engine.front
         is_slow = time.monotonic() >= self._slow_s
         if is_slow:
             self._slow_s = time.monotonic() + _SLOW_S
             event["memory"] = await asyncio.to_thread(process_memory)
-        event |= self._of_engine(engine)
+        event |= self._of_engine(engine.metrics, front) | {"models": [card.id for card in service.models.cards]}
         states = await self._states(engine, with_blocks=is_slow)
         known: set[str] = set()
         for replica, state in enumerate(states):
             for request in state["requests"]:
                 known.add(request["id"])
                 event["requests"].append(request | {"replica": replica} | self._of_client(request["id"]))
-        event["requests"] += self._homeless(engine, known, is_restarting=bool(event["outages"]) or not states)
-        self._add_times(engine, event["requests"])
+        event["requests"] += self._homeless(front, known, is_restarting=bool(event["outages"]) or not states)
+        self._add_times(front, event["requests"])
         if states:
             event |= {"token_s": states[0]["token_s"], "decode_s": states[0]["decode_s"]}
             event["max_running"] = sum(state["max_running"] for state in states)
@@ -113,6 +115,10 @@ class EngineWatch:
             states = call.result()
         except OctavoError:  # the engine has ended: the next event says so
             return []
+        except RuntimeError:  # or it has been unloaded
+            if self._lifecycle.status == "ready":
+                raise
+            return []
         if with_blocks and any("blocks" not in state for state in states):  # the answer to a question of before
             self._slow_s = 0.0
             return [state | {"blocks": []} for state in states]
@@ -127,8 +133,7 @@ class EngineWatch:
             "num_replayed": http.num_replayed + http.num_resumed,
         }
 
-    def _of_engine(self, engine: AsyncLLMEngine) -> dict[str, Any]:
-        metrics, front = engine.metrics, engine.front
+    def _of_engine(self, metrics: EngineMetrics, front: EngineFront) -> dict[str, Any]:
         parallel = front.config.parallel
         stats = None if metrics.stats is None else msgspec.structs.asdict(metrics.stats)
         return {
@@ -144,14 +149,13 @@ class EngineWatch:
             "inter_token": _counts(metrics.inter_token_latency),
             "drafts": _drafts(metrics),
             "adapters": _adapters(metrics),
-            "models": [card.id for card in self._lifecycle.service.models.cards],
         }
 
     def _of_client(self, core_id: str) -> dict[str, Any]:
         name = self._names.get(core_id)
         return {"name": None, "tenant": None} if name is None else {"name": name.request_id, "tenant": name.tenant}
 
-    def _homeless(self, engine: AsyncLLMEngine, known: set[str], *, is_restarting: bool) -> list[dict[str, Any]]:
+    def _homeless(self, front: EngineFront, known: set[str], *, is_restarting: bool) -> list[dict[str, Any]]:
         """Describe the requests that no core has: they wait for one that restarts."""
         if not is_restarting:
             return []
@@ -167,13 +171,13 @@ class EngineWatch:
                 "priority": state.request.priority,
                 **self._of_client(sample.request_id),
             }
-            for state, sample in engine.front.outputs.unfinished()
+            for state, sample in front.outputs.unfinished()
             if sample.request_id not in known
         ]
 
-    def _add_times(self, engine: AsyncLLMEngine, requests: list[dict[str, Any]]) -> None:
+    def _add_times(self, front: EngineFront, requests: list[dict[str, Any]]) -> None:
         """Add when each request first ran and got its first token, as the frontend knows."""
-        times = {sample.request_id: state for state, sample in engine.front.outputs.unfinished()}
+        times = {sample.request_id: state for state, sample in front.outputs.unfinished()}
         for request in requests:
             if (state := times.get(request.get("id", ""))) is not None:
                 request["scheduled_s"] = None if state.admitted is None else state.admitted.scheduled_time_s

@@ -51,7 +51,12 @@ export class Answer {
     const { message } = this;
     let isComplete = false;
     let pausedMs = performance.now();
-    for await (const { data, id } of events(response)) {
+    for await (const { data, id, comment } of events(response)) {
+      if (comment) { // why it has to wait: the model is being loaded, for instance
+        message.waits = comment;
+        this.onChange();
+        continue;
+      }
       if (id) this.streamId = id.split(":")[0];
       if (data === "[DONE]") {
         isComplete = true;

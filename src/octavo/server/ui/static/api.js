@@ -69,6 +69,8 @@ export async function* events(response) {
         const lines = part.split("\n");
         const data = lines.filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart());
         const id = lines.find((line) => line.startsWith("id:"));
+        const said = lines.find((line) => line.startsWith(":"))?.slice(1).trim();
+        if (said && said !== "ping") yield { comment: said };
         if (data.length) yield { data: data.join("\n"), id: id ? id.slice(3).trim() : null };
       }
     }

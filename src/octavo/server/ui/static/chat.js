@@ -222,6 +222,7 @@ export class Chat {
     await answer.run();
     this.answers.delete(message.id);
     delete message.numPieces;
+    delete message.waits;
     this.views.get(message.id)?.show();
     this.showControls();
     announce(message.status === "done" ? "The answer is complete." : "");

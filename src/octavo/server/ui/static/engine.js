@@ -33,6 +33,16 @@ export class EngineView {
     this.settings.show(about);
   }
 
+  /** Show the engine of this model, where a server has several. */
+  choose(model) {
+    if (model === this.model) return;
+    this.model = model;
+    if (this.isOn) {
+      this.stop();
+      this.start();
+    }
+  }
+
   start() {
     if (this.isOn) return;
     this.isOn = true;
@@ -50,10 +60,11 @@ export class EngineView {
   async follow(signal) {
     while (!signal.aborted) {
       try {
-        const response = await request("ui/engine", { signal });
+        const model = this.model ? `?model=${encodeURIComponent(this.model)}` : "";
+        const response = await request(`ui/engine${model}`, { signal });
         for await (const { data } of events(response)) {
           if (signal.aborted) return;
-          this.take(JSON.parse(data));
+          if (data) this.take(JSON.parse(data));
         }
       } catch (error) {
         if (signal.aborted) return;

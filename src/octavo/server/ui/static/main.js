@@ -62,14 +62,21 @@ function connectPanel(buttonId, panelId) {
   return set;
 }
 
+/** Ask the server for its models, and about the chosen one, until it answers or another one is chosen. */
 async function waitForModel(chat, parameters, engine) {
+  const isFirst = !parameters.model.options.length;
+  const asked = isFirst ? null : parameters.model.value;
   for (;;) {
     try {
-      const about = await json("ui/about");
+      if (!parameters.model.options.length) parameters.models((await json("v1/models")).data.map(({ id }) => id));
+      const name = parameters.model.value;
+      if (asked !== null && name !== asked) return;
+      engine.choose(name);
+      const about = await json(`ui/about?model=${encodeURIComponent(name)}`);
       parameters.about(about);
       engine.about(about);
       chat.attachments.takesImages = about.takes_images;
-      byId("about").textContent = `${about.models[0]} · Octavo ${about.version}`;
+      byId("about").textContent = `${name} · Octavo ${about.version}`;
       chat.say("");
       return;
     } catch (error) {
@@ -117,6 +124,7 @@ async function main() {
   await sidebar.reload();
   const last = sessionStorage.getItem(OPEN) ?? "";
   await chat.open(sidebar.all.some(({ id }) => id === last) ? last : null);
+  parameters.onModel = () => waitForModel(chat, parameters, engine);
   await waitForModel(chat, parameters, engine);
 }
 

@@ -79,7 +79,7 @@ export class MessageView {
         el("pre", { tabIndex: 0 }, el("code", {}, call.args))));
     }
     if (this.isRunning && !message.content && message.reasoning === undefined) {
-      parts.push(el("p", { class: "note" }, "Waiting for the first token …"));
+      parts.push(el("p", { class: "note" }, message.waits ?? "Waiting for the first token …"));
     }
     if (message.status === "stopped") parts.push(el("p", { class: "note" }, "Stopped."));
     if (message.error) {

@@ -34,7 +34,11 @@ export class Parameters {
     })));
     const box = el("input", { type: "checkbox", id: "p-probabilities", checked: Boolean(this.set.probabilities) });
     box.addEventListener("change", () => this.keep("probabilities", box.checked));
-    this.model = el("select", { id: "p-model", onchange: () => this.keep("model", this.model.value) });
+    this.onModel = () => {};
+    this.model = el("select", { id: "p-model", onchange: () => {
+      this.keep("model", this.model.value);
+      this.onModel();
+    } });
     byId("parameters").append(
       el("h2", {}, "Parameters"),
       el("div", { class: "field" }, el("label", { htmlFor: "p-model" }, "Model"), this.model),
@@ -55,11 +59,15 @@ export class Parameters {
       hint ? el("p", { class: "hint", id: `h-${name}` }, hint) : null);
   }
 
-  /** Take over what the server says about its models. */
-  about({ defaults, models }) {
+  /** Take over the names of the server's models. */
+  models(names) {
+    const chosen = names.includes(this.set.model) ? this.set.model : names[0];
+    this.model.replaceChildren(...names.map((name) => el("option", { value: name, selected: name === chosen }, name)));
+  }
+
+  /** Take over what the server says about the chosen model. */
+  about({ defaults }) {
     this.defaults = defaults;
-    const chosen = models.includes(this.set.model) ? this.set.model : models[0];
-    this.model.replaceChildren(...models.map((name) => el("option", { value: name, selected: name === chosen }, name)));
     this.show();
   }
 
