@@ -48,7 +48,8 @@ class Admission:
     def __init__(self, max_running: int, max_waiting: int) -> None:
         self._max_running, self._max_waiting = max_running, max_waiting
         self._exchanges: set[Exchange] = set()
-        self._ends_s: deque[float] = deque(maxlen=_RATE_WINDOW)
+        self._ends_s: deque[float] = deque(maxlen=_RATE_WINDOW)  # since a request last had to wait for none
+        self._request_s: float | None = None  # that one takes which did not wait, as a mean of the last ones
         self.is_idle = asyncio.Event()  # no requests are left
         self.is_idle.set()
         self.is_draining = False  # new requests are rejected; admitted ones continue
@@ -84,13 +85,21 @@ class Admission:
             message = f"The expected wait is {wait_s:.1f} s, more than {max_wait_s:g} s. Please try again later."
             after = {"Retry-After": str(min(_MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s - max_wait_s))))}
             raise ApiError(429, message, code="wait_too_long", headers=after)
+        is_at_once = not has_place and self.num_samples < self._max_running
+        if is_at_once:  # the rate of before says nothing about a queue: perhaps nobody came
+            self._ends_s.clear()
         self._exchanges.add(exchange)
         self.is_idle.clear()
+        start_s = time.monotonic()
         try:
             yield
         finally:
             self._exchanges.remove(exchange)
-            self._ends_s.append(time.monotonic())
+            now_s = time.monotonic()
+            self._ends_s.append(now_s)
+            if is_at_once:
+                before_s = now_s - start_s if self._request_s is None else self._request_s
+                self._request_s = (before_s + now_s - start_s) / 2.0
             if not self._exchanges:
                 self.is_idle.set()
 
@@ -123,7 +132,7 @@ class Admission:
 
     def _seconds_per_end(self) -> float | None:
         if len(self._ends_s) < 2:
-            return None
+            return None if self._request_s is None else self._request_s / self._max_running
         return (time.monotonic() - self._ends_s[0]) / len(self._ends_s)
 
 

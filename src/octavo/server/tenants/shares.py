@@ -41,6 +41,8 @@ class FairShares:
     async def turn(self, tenant: Tenant, exchange: Exchange) -> AsyncGenerator[bool, None]:
         """Wait until the request may go on; it runs during the block. False: its client has left meanwhile."""
         place = Place(exchange)
+        if not any(each.waiting for each in self._tenants):  # the rate of before says nothing about a queue
+            self._ends_s.clear()
         if not tenant.is_active:
             others = [each.virtual_tokens for each in self._tenants if each.is_active]
             tenant.lift(min(others, default=0.0))
