@@ -53,7 +53,9 @@ def test_every_option_can_be_set_in_the_file_and_in_the_environment(tmp_path: Pa
     (tmp_path / "all.yaml").write_text("\n".join(shown))
     again = resolve(file=tmp_path / "all.yaml")
     assert (again.engine, again.server) == (resolve().engine, ServerArgs())
-    assert again.engine == EngineArgs(engine_process=True, step_target_s=0.25, prefix_cache_disk=2.0)
+    assert again.engine == EngineArgs(
+        engine_process=True, step_target_s=0.25, prefix_cache_disk=2.0, spare_process=True
+    )
     assert set(again.origins) == set(table)
     texts = {f"OCTAVO_{name.upper()}": str(value) for name, value in table.items() if value not in (None, [], "")}
     from_environment = resolve(environ=texts)

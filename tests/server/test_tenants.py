@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2 as httpx
@@ -176,6 +177,21 @@ def test_an_expected_wait_that_is_too_long_is_refused_at_once() -> None:
                 assert len(admission) == 3
 
     asyncio.run(admitted())
+
+
+def test_an_idle_hour_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr("octavo.server.policy.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    admission = Admission(max_running=1, max_waiting=10)
+    for _ in range(3):
+        with admission.admit(exchange()):
+            now_s[0] += 1.0
+    now_s[0] += 3600.0
+    with admission.admit(exchange()):
+        with admission.admit(exchange(), max_wait_s=1.5):
+            assert len(admission) == 2
+        with pytest.raises(ApiError, match=r"The expected wait is 1\.0 s"), admission.admit(exchange(), max_wait_s=0.5):
+            pass
 
 
 async def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
