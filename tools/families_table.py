@@ -26,7 +26,8 @@ def rows() -> Iterator[str]:
         own: tuple[Family, ...] = loaded.FAMILIES
         first = (loaded.__doc__ or "").strip().split("\n")[0].rstrip(".")
         names = ", ".join(f"`{family.name}`" for family in own)
-        gguf = ", ".join(dict.fromkeys(f"`{family.gguf.architecture}`" for family in own if family.gguf is not None))
+        files = (name for family in own if family.gguf is not None for name in family.gguf.architectures)
+        gguf = ", ".join(dict.fromkeys(f"`{name}`" for name in files))
         experts = "yes" if any(_has_experts(family) for family in own) else ""
         towers = [family for family in own if family.read_tower is not None]
         images = "yes" if towers else "left out" if any(family.left_out for family in own) else ""

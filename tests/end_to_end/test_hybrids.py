@@ -19,7 +19,13 @@ from octavo.inputs import Prompt
 from octavo.kernels.dispatch import native_kernels
 from octavo.sampling_params import SamplingParams
 
-HYBRIDS = pick(["qwen3-5"], ["qwen3-5", "qwen3-next", "qwen3-5-moe", "qwen3-next-one-head"])
+HYBRIDS = pick(
+    ["qwen3-5"],
+    [
+        *("qwen3-5", "qwen3-next", "qwen3-5-moe", "qwen3-next-one-head", "lfm2", "lfm2-moe", "lfm3", "granite-hybrid"),
+        *("granite-hybrid-dense", "nemotron-h", "nemotron-h-latent", "falcon-h1", "mamba2"),
+    ],
+)
 DTYPES = ["float32"] if native_kernels() is None else pick(["bfloat16"], ["float32", "bfloat16", "float16"])
 
 

@@ -9,8 +9,9 @@ from tests.breadth import pick
 from tests.kernels.conftest import native
 from tests.kernels.levels import LEVEL_DTYPES
 
-from octavo.kernels.gated_delta import GatedDeltaWeights, StateStep, StateTensors
+from octavo.kernels.gated_delta import GatedDeltaWeights
 from octavo.kernels.reference import Kernels
+from octavo.kernels.states import StateStep, StateTensors
 
 NUM_TOKENS, NUM_SLOTS, MAX_DRAFTS = 41, 9, 4
 # Key heads, value heads, key size, value size, tokens of the convolution: odd, and as published models have them.

@@ -18,7 +18,6 @@ from octavo.config.parallel import RankPlace
 from octavo.contracts.kv_cache import KVGroup
 from octavo.distributed.groups import ParallelGroups
 from octavo.kernels.dispatch import select_kernels
-from octavo.kernels.gated_delta import StateTensors
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.registry import make_schemes
 from octavo.loader.registry import get_model_loader
@@ -72,8 +71,7 @@ class PagedRunner:
         spec = make_kv_cache_spec(part, layers, block_size, model.context.attention.kv_layout)
         self._caches = allocate_kv_caches(spec, [num_blocks] * len(spec.groups), CPU)
         for cache in self._caches:
-            pools = (cache.conv, cache.matrix) if isinstance(cache, StateTensors) else cache.pools
-            for pool in pools:  # rubbish in unwritten slots must not show, so it is large
+            for pool in cache.pools:  # rubbish in unwritten slots must not show, so it is large
                 pool.fill_(1e4 if pool.dtype.is_floating_point else torch.iinfo(pool.dtype).max)
         self._free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
         self._blocks: dict[int, list[int]] = {}

@@ -18,7 +18,7 @@ from octavo.config import args, families
 from octavo.config.hf import read_model_config
 from octavo.config.layers import AttentionSpec, LayerSpec, RecurrentSpec
 from octavo.config.model import ModelConfig
-from octavo.kernels.gated_delta import StateTensors
+from octavo.kernels.states import StateTensors
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
 from octavo.models.common import DecoderAttention
@@ -35,6 +35,10 @@ class ProjectedSpec(RecurrentSpec, frozen=True, kw_only=True):
     projections: AttentionSpec
 
     @property
+    def max_shards(self) -> int:
+        return self.projections.num_heads
+
+    @property
     def conv_shape(self) -> tuple[int, ...]:
         return 2, *self.matrix_shape
 
@@ -44,7 +48,8 @@ class ProjectedSpec(RecurrentSpec, frozen=True, kw_only=True):
 
 
 def _attending(layer: LayerSpec) -> LayerSpec:
-    return replace(layer, mixer=layer.mixer.projections) if isinstance(layer.mixer, ProjectedSpec) else layer
+    mixer: Any = layer.mixer
+    return replace(layer, mixer=mixer.projections) if isinstance(mixer, ProjectedSpec) else layer
 
 
 class RecurrentMixer(DecoderAttention):

@@ -4,12 +4,14 @@ transformers builds and saves them; Octavo reads what it saved. Sizes are no mul
 hidden / heads, and weights are large enough that every part (biases, norms, windows, scalings) shows in the logits.
 """
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from tests.breadth import RUNS_ALL
 
 VOCAB_SIZE = 97
 MAX_LEN = 64
@@ -114,6 +116,50 @@ _LATENT = {
 }
 _LATENT_GLM = {**{key: value for key, value in _LATENT.items() if key != "first_k_dense_replace"}, "rms_norm_eps": 1e-5}
 _GROUPS = {"n_group": 3, "topk_group": 2}
+_SHORT_CONV = {"layer_types": ["conv", "full_attention", "conv"], "intermediate_size": 100, "block_multiple_of": 8}
+_LFM3_KINDS = ["conv", "sliding_attention", "full_attention"]
+_MAMBA2 = {
+    "layer_types": ["mamba", "attention", "mamba"],
+    "mamba_n_heads": 6,
+    "mamba_d_state": 10,
+    "mamba_d_head": 12,
+    "mamba_n_groups": 3,
+    "position_embedding_type": "rope",
+    "shared_intermediate_size": 27,
+    **_MULTIPLIERS,
+}
+_BRANCHES = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 7,
+    "n_groups": 3,
+    "ssm_state_size": 10,
+    "n_routed_experts": 6,
+    "n_group": 3,
+    "topk_group": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 21,
+    "moe_shared_expert_intermediate_size": 27,
+    "routed_scaling_factor": 1.5,
+}
+_BESIDE = {
+    "mamba_d_ssm": 42,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 7,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 10,
+    "mamba_rms_norm": True,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 1.7,
+    "mlp_multipliers": [0.6, 1.4],
+    "key_multiplier": 1.3,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.7,
+    "ssm_in_multiplier": 0.8,
+    "ssm_out_multiplier": 1.1,
+    "ssm_multipliers": [0.9, 1.2, 0.7, 1.4, 1.6],
+}
+_MAMBA2_ALONE = {"num_heads": 6, "head_dim": 12, "state_size": 10, "n_groups": 3}
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 4.0,
@@ -132,6 +178,7 @@ class TinyModel:
     family: str  # prefix of transformers' classes
     settings: dict[str, Any] = field(default_factory=dict)
     tolerance: float = 1e-4  # between logits that reach 7: both sides err
+    is_variant: bool = False  # of a family that another row has: only `make test-all` tries it
 
     def build(self, seed: int = 0) -> Any:
         """Return transformers' model in float32, with random weights."""
@@ -139,6 +186,9 @@ class TinyModel:
         config = getattr(transformers, name)(**{**_ODD, **self.settings})
         config._attn_implementation = config._experts_implementation = "eager"  # others have no odd sizes
         model = getattr(transformers, self.family + "ForCausalLM")(config).eval()
+        for module in model.modules():
+            if hasattr(module, "time_step_limit"):  # which Nemotron-H's does not take from its configuration
+                module.time_step_limit = (0.0, math.inf)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -149,7 +199,7 @@ class TinyModel:
             for name, buffer in model.named_buffers():
                 if name.endswith("layer_scalar"):
                     buffer.copy_(0.7 + 0.1 * torch.rand(buffer.shape, generator=generator))
-                if name.endswith("e_score_correction_bias"):  # some corrected scores are negative
+                if name.endswith(("e_score_correction_bias", "expert_bias")):  # some corrected scores are negative
                     buffer.copy_(torch.randn(buffer.shape, generator=generator) - 0.5)
         return model
 
@@ -160,7 +210,7 @@ class TinyModel:
         return model
 
 
-TINY_MODELS = [
+_ALL = [
     TinyModel(name="llama", family="Llama"),
     TinyModel(name="llama-multi-head", family="Llama", settings=_MULTI_HEAD),
     TinyModel(name="llama-gqa-8", family="Llama", settings=_ONE_KV_HEAD_OF_8),
@@ -335,6 +385,100 @@ TINY_MODELS = [
             "original_max_position_embeddings": 16,
         },
     ),
+    TinyModel(name="lfm2", family="Lfm2", settings=_SHORT_CONV, is_variant=True),
+    TinyModel(
+        name="lfm2-biases",
+        is_variant=True,
+        family="Lfm2",
+        settings={
+            **_SHORT_CONV,
+            "layer_types": None,
+            "full_attn_idxs": [0],
+            "conv_bias": True,
+            "conv_L_cache": 5,
+            "block_ffn_dim_multiplier": 1.7,
+            "tie_word_embeddings": False,
+        },
+    ),
+    TinyModel(
+        name="lfm2-moe",
+        family="Lfm2Moe",
+        settings={**_SHORT_CONV, **_EXPERTS, "num_dense_layers": 1, "routed_scaling_factor": 1.5},
+    ),
+    TinyModel(name="lfm3", family="Lfm3", settings={"layer_types": _LFM3_KINDS, "sliding_window": 6}),
+    TinyModel(
+        name="lfm3-plain",
+        is_variant=True,
+        family="Lfm3",
+        settings={
+            "layer_types": ["full_attention", "conv", "sliding_attention"],
+            "sliding_window": 5,
+            "conv_L_cache": 4,
+            "conv_bias": True,
+            "use_sandwich_norm": False,
+            "use_attention_gate": False,
+            "attention_bias": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 60.0},
+            },
+            "tie_word_embeddings": False,
+        },
+    ),
+    TinyModel(
+        name="granite-hybrid",
+        family="GraniteMoeHybrid",
+        settings={**_MAMBA2, "num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    TinyModel(
+        name="granite-hybrid-dense",
+        is_variant=True,
+        family="GraniteMoeHybrid",
+        settings={
+            **_MAMBA2,
+            "layer_types": ["attention", "mamba", "mamba"],
+            "num_local_experts": 0,
+            "position_embedding_type": None,
+            "mamba_n_groups": 1,
+            "mamba_d_conv": 3,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    TinyModel(name="nemotron-h", family="NemotronH", settings=_BRANCHES),
+    TinyModel(
+        name="nemotron-h-latent",
+        is_variant=True,
+        family="NemotronH",
+        settings={
+            **_BRANCHES,
+            "layers_block_type": ["mlp", "full_attention", "linear_attention", "linear_attention", "moe"],
+            "moe_latent_size": 17,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "n_groups": 1,
+            "norm_topk_prob": False,
+        },
+    ),
+    TinyModel(name="falcon-h1", family="FalconH1", settings=_BESIDE),
+    TinyModel(
+        name="falcon-h1-plain",
+        is_variant=True,
+        family="FalconH1",
+        settings={
+            "mamba_d_ssm": 40,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 10,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 9,
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    TinyModel(name="mamba2", family="Mamba2", settings=_MAMBA2_ALONE),
     # transformers computes linear attention in two ways, which differ by up to 1e-4 in logits of these models.
     TinyModel(name="qwen3-5", family="Qwen3_5", settings=_HYBRID, tolerance=5e-4),
     TinyModel(
@@ -379,7 +523,8 @@ TINY_MODELS = [
         },
     ),
 ]
+TINY_MODELS = [case for case in _ALL if RUNS_ALL or not case.is_variant]
 
 
 def by_name(name: str) -> TinyModel:
-    return next(case for case in TINY_MODELS if case.name == name)
+    return next(case for case in _ALL if case.name == name)

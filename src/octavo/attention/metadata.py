@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from octavo.contracts.kv_cache import KVGroup
-from octavo.kernels.gated_delta import StateStep, StateTensors
 from octavo.kernels.reference import Kernels
+from octavo.kernels.states import StateStep, StateTensors
 
 RotaryTable = tuple[Tensor, Tensor]  # cos and sin of the step's tokens, [T, A] float32 each
 

@@ -4,7 +4,7 @@ The instances are in `config/families/`. Defaults of absent keys equal those of 
 checkpoints omit keys that have default values.
 """
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -97,9 +97,9 @@ class MoEFacts:
 
 
 class GgufKeys(JsonFields):
-    """The architecture's own keys in a GGUF file, without prefix, and the names of its tensors."""
+    """The architecture's own keys in a GGUF file, without prefix, and the shapes of its tensors by name."""
 
-    def __init__(self, origin: str, values: Mapping[str, Any], tensors: Set[str]) -> None:
+    def __init__(self, origin: str, values: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__(origin, values)
         self.tensors = tensors
 
@@ -109,6 +109,7 @@ class GgufFacts:
     """What llama.cpp's converter makes of a family."""
 
     architecture: str  # general.architecture
+    other_architectures: tuple[str, ...] = ()  # that it may have, too
     # Whether it is this family, by the architecture's own keys (without prefix), where several have the name.
     fits: Callable[[GgufKeys], bool] = lambda keys: True
     # Names of tensors, or of a block's parts, where they differ from the usual ones: see `gguf/names.py`.
@@ -122,6 +123,11 @@ class GgufFacts:
     interleaves_rows: bool = False  # of queries and keys, for rotation of adjacent pairs
     is_written: bool = False  # by `octavo convert`
     is_converted: bool = True  # to other formats; else checkpoints hold the weights in another layout than files
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """All names that such files may have."""
+        return self.architecture, *self.other_architectures
 
 
 # Parts of a block in GGUF files that only the layer of an MTP head has.
@@ -208,7 +214,7 @@ class Family:
     has_attention_scale_key: bool = False  # the key query_pre_attn_scalar: scores are divided by its root
     has_score_cap_key: bool = False  # the key attn_logit_softcapping
     scales_embedding: bool = False  # by the root of the hidden size
-    has_multipliers: bool = False  # the keys embedding_multiplier, residual_multiplier and logits_scaling
+    has_multipliers: bool = False  # the keys embedding_multiplier, residual_multiplier, logits_scaling ...
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that others require
     moe: MoEFacts | None = None
     has_rotary_axes: bool = False  # rotary positions count time, height and width

@@ -69,7 +69,9 @@ class _Translation:
         self._prefix = architecture + "."
         own = {key.removeprefix(self._prefix): key for key in file.metadata if key.startswith(self._prefix)}
         values = {name: _plain_float(file.metadata[key]) for name, key in own.items()}
-        self._own = GgufKeys(f"{file.path}: {architecture}", values, file.tensors.keys())
+        self._own = GgufKeys(
+            f"{file.path}: {architecture}", values, {name: tensor.shape for name, tensor in file.tensors.items()}
+        )
         self._family, self._facts = self._find_family()
 
     def fields(self) -> JsonFields:
@@ -142,9 +144,9 @@ class _Translation:
         """Return the family and what is known of such files: the one that fits of those with this architecture."""
         known = [(family, family.gguf) for family in families.FAMILIES.values() if family.gguf is not None]
         for family, facts in known:
-            if facts.architecture == self._file.architecture and facts.fits(self._own):
+            if self._file.architecture in facts.architectures and facts.fits(self._own):
                 return family, facts
-        names = ", ".join(sorted({facts.architecture for _, facts in known}))
+        names = ", ".join(sorted({name for _, facts in known for name in facts.architectures}))
         what = f"architecture {self._file.architecture!r} is not supported"
         raise UnsupportedModelError(f"{self._file.path}: {what}; known: {names}")
 

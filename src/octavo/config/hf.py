@@ -42,7 +42,11 @@ _SAMPLING = {name: name for name in ("temperature", "top_p", "top_k", "min_p")}
 _OTHERS = {"repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens"}
 # By an architecture's activation: the key that names it, and the names that it may have.
 _ACTIVATIONS = MappingProxyType(
-    {"silu": ("hidden_act", "silu", "swish"), "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh")}
+    {
+        "silu": ("hidden_act", "silu", "swish"),
+        "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh"),
+        "relu2": ("mlp_hidden_act", "relu2"),
+    }
 )
 
 
@@ -163,11 +167,11 @@ def _config_of(
         ),
         rms_norm_eps=fields.number("rms_norm_eps", family.rms_norm_eps),
         norm_offset=family.norm_offset,
-        norms=family.norms,
+        norms="before" if fields.values.get("use_sandwich_norm") is False else family.norms,
         embedding_scale=_embedding_scale(fields, family),
         rounds_embedding_scale=family.scales_embedding,
         residual_scale=fields.number("residual_multiplier", 1.0) if family.has_multipliers else 1.0,
-        logits_scale=1.0 / fields.number("logits_scaling", 1.0) if family.has_multipliers else 1.0,
+        logits_scale=_logits_scale(fields) if family.has_multipliers else 1.0,
         activation=family.activation,
         token_inputs=_token_inputs(fields) if family.has_token_inputs else None,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
@@ -243,6 +247,10 @@ def _embedding_scale(fields: JsonFields, family: Family) -> float | None:
     if family.has_multipliers:
         return fields.number("embedding_multiplier", 1.0)
     return float(fields.integer("hidden_size") ** 0.5) if family.scales_embedding else None
+
+
+def _logits_scale(fields: JsonFields) -> float:
+    return fields.number("lm_head_multiplier", 1.0) / fields.number("logits_scaling", 1.0)
 
 
 def _token_inputs(fields: JsonFields) -> TokenInputs | None:

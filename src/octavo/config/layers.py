@@ -4,6 +4,7 @@ Counts are of the whole model, or, after sharding, of one rank. What a layer may
 travels to other processes.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -85,6 +86,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     has_keys_as_values: bool = False  # values are the keys' projection, without their norm and rotation
     shares_kv_of: int | None = None  # the layer whose keys and values these are; None: its own
     has_sinks: bool = False  # a logit per head joins its softmax, and has no value
+    has_head_gate: bool = False  # each head of the result is multiplied by the sigmoid of a gate of its own
     has_output_gate: bool = False  # each element of the result is multiplied by the sigmoid of a gate of its own
     latent: LatentSpec | None = None  # None: a key and a value for each kv head are cached; else of one, of its size
     entry_kind: int = 0  # layers whose cached keys and values have other sizes have other numbers
@@ -101,13 +103,18 @@ class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True):
     interval: int = 512  # tokens between the states that are kept for prefix hits
 
     @property
+    def max_shards(self) -> int:
+        """How many ranks can have a part of it."""
+        raise NotImplementedError
+
+    @property
     def conv_shape(self) -> tuple[int, ...]:
         """Of the state of the convolution, in the model's dtype."""
         raise NotImplementedError
 
     @property
-    def matrix_shape(self) -> tuple[int, ...]:
-        """Of the state of the recurrence, in float32."""
+    def matrix_shape(self) -> tuple[int, ...] | None:
+        """Of the state of the recurrence, in float32; None: there is none behind the convolution."""
         raise NotImplementedError
 
     @property
@@ -128,6 +135,10 @@ class GatedDeltaSpec(RecurrentSpec, frozen=True, kw_only=True, tag="gated_delta"
     value_size: int  # of a head of values
     conv_size: int  # tokens that the convolution sees, the last one included
     has_rows_by_head: bool = False  # checkpoints hold the projections' rows key head by key head, else kind by kind
+
+    @property
+    def max_shards(self) -> int:
+        return self.num_value_heads
 
     @property
     def num_channels(self) -> int:
@@ -151,11 +162,87 @@ class GatedDeltaSpec(RecurrentSpec, frozen=True, kw_only=True, tag="gated_delta"
         return msgspec.structs.replace(self, num_key_heads=num_key_heads, num_value_heads=num_value_heads)
 
 
+class ShortConvSpec(RecurrentSpec, frozen=True, kw_only=True, tag="short_conv"):
+    """A convolution between two gates, each channel for itself, and no recurrence (LFM2)."""
+
+    num_channels: int
+    conv_size: int  # tokens that the convolution sees, the last one included
+    has_bias: bool = False  # on the convolution and the projections
+    interval: int = 64  # a state takes no more than the keys and values of a few tokens
+
+    @property
+    def max_shards(self) -> int:
+        return self.num_channels
+
+    @property
+    def conv_shape(self) -> tuple[int, ...]:
+        return self.conv_size - 1, self.num_channels
+
+    @property
+    def matrix_shape(self) -> None:
+        return None
+
+    @property
+    def input_size(self) -> int:
+        return self.num_channels
+
+
+class Mamba2Spec(RecurrentSpec, frozen=True, kw_only=True, tag="mamba2"):
+    """Mamba-2 (Dao and Gu 2024, arXiv:2405.21060): a state space behind a short convolution, and a norm behind it.
+
+    Consecutive heads are in a group, which has keys and queries for all of them.
+    """
+
+    num_groups: int
+    num_heads: int
+    state_size: int  # of a key or query
+    head_dim: int  # of a head's values
+    conv_size: int  # tokens that the convolution sees, the last one included
+    has_bias: bool = False  # on the projection of inputs
+    has_out_bias: bool = False
+    has_conv_bias: bool = True
+    dt_limit: tuple[float, float] = (0.0, math.inf)  # how far a token steps, at least and at most
+    norm: Literal["after_gate", "before_gate", "none"] = "after_gate"  # of each group; the gate is there in any case
+    input_scales: tuple[float, ...] = (1.0,) * 5  # of projected gates, values, keys, queries and steps
+
+    @property
+    def max_shards(self) -> int:
+        return self.num_heads
+
+    @property
+    def width(self) -> int:
+        """The values of all heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_channels(self) -> int:
+        """What the convolution mixes: values of all heads, keys and queries of all groups."""
+        return self.width + 2 * self.num_groups * self.state_size
+
+    @property
+    def conv_shape(self) -> tuple[int, ...]:
+        return self.conv_size - 1, self.num_channels
+
+    @property
+    def matrix_shape(self) -> tuple[int, ...]:
+        return self.num_heads, self.state_size, self.head_dim
+
+    @property
+    def input_size(self) -> int:
+        return self.num_channels + self.num_heads
+
+    def with_heads(self, num_groups: int, num_heads: int) -> "Mamba2Spec":
+        """Return the same with so many heads: those of a rank."""
+        return msgspec.structs.replace(self, num_groups=num_groups, num_heads=num_heads)
+
+
 class DenseSpec(msgspec.Struct, frozen=True, kw_only=True, tag="dense"):
     """An MLP that every token uses."""
 
     intermediate_size: int
     has_bias: bool = False
+    gate_scale: float = 1.0
+    out_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,6 +275,7 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     top_k: int  # experts per token
     intermediate_size: int  # of one expert
     shared_intermediate_size: int | None = None  # of the shared expert, which every token uses; None: there is none
+    latent_size: int | None = None  # of what experts read and write, projected from and to tokens; None: tokens
     renormalizes: bool  # the weights of the chosen experts are normalized to sum to 1
     beside: DenseSpec | None = None  # an MLP whose output is added to theirs; None: there is none
     has_bias: bool = False  # on the linears of experts
@@ -197,16 +285,23 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     routing: RoutingSpec = RoutingSpec()
 
 
-Mixer = AttentionSpec | GatedDeltaSpec
+Mixer = AttentionSpec | GatedDeltaSpec | ShortConvSpec | Mamba2Spec
 FeedForward = DenseSpec | ExpertsSpec
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One block: what mixes the tokens of a request, and what each token goes through alone."""
+    """One block: what mixes the tokens of a request, and what each token goes through alone. It may lack either."""
 
-    mixer: Mixer
-    feed_forward: FeedForward
+    mixer: Mixer | None
+    feed_forward: FeedForward | None
+    beside: Mixer | None = None  # reads what the mixer reads; both results are added
+    mixer_scales: tuple[float, float] = (1.0, 1.0)  # with one beside: of both results
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """What keeps something of a context, in the order of its caches."""
+        return tuple(mixer for mixer in (self.mixer, self.beside) if mixer is not None)
 
     @property
     def attention(self) -> AttentionSpec:

@@ -1,7 +1,7 @@
 """The model's architecture in numbers, read once from `config.json`, the same for every checkpoint format."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -10,8 +10,8 @@ from octavo.config.layers import (
     AttentionSpec,
     DenseSpec,
     ExpertsSpec,
-    GatedDeltaSpec,
     LayerSpec,
+    Mixer,
     RecurrentSpec,
     RotarySpec,
 )
@@ -20,7 +20,7 @@ from octavo.errors import InvalidParameterError, UnsupportedModelError
 
 DType = Literal["float32", "bfloat16", "float16"]
 QuantizationName = Literal["int8", "int4", "fp8", "gguf", "dequantize"]  # at load
-ActivationName = Literal["silu", "gelu_tanh"]
+ActivationName = Literal["silu", "gelu_tanh", "relu2"]
 ModelImpl = Literal["octavo", "transformers"]
 NormPlacement = Literal["before", "around", "after"]  # of a branch: before it, on both sides, after it
 MLPActivation = Literal["gelu", "gelu_tanh", "silu", "relu"]
@@ -264,14 +264,24 @@ class ModelConfig:
         return self.layers[layer].attention
 
     @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """The mixers of all layers."""
+        return tuple(mixer for layer in self.layers for mixer in layer.mixers)
+
+    def kept(self, layers: Iterable[int]) -> list[tuple[int, Mixer]]:
+        """Return what has a cache of its own in these layers, with the layer, in the order of the caches."""
+        return [(layer, mixer) for layer in layers for mixer in self.layers[layer].mixers]
+
+    @property
     def attending(self) -> tuple[AttentionSpec, ...]:
         """The specs of all layers that attend."""
-        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+        return tuple(mixer for mixer in self.mixers if isinstance(mixer, AttentionSpec))
 
     @property
     def recurrent_layers(self) -> tuple[int, ...]:
         """The layers that keep a state of fixed size."""
-        return tuple(at for at, layer in enumerate(self.layers) if isinstance(layer.mixer, RecurrentSpec))
+        states = (map(_keeps_state, layer.mixers) for layer in self.layers)
+        return tuple(at for at, layer in enumerate(states) if any(layer))
 
     @property
     def sliding_windows(self) -> tuple[int | None, ...]:
@@ -281,9 +291,9 @@ class ModelConfig:
 
     @property
     def max_tensor_parallel_size(self) -> int:
-        """Every rank needs a query head of each layer that attends, and a value head of each that keeps a state."""
-        states = (layer.mixer for layer in self.layers if isinstance(layer.mixer, GatedDeltaSpec))
-        counts = [*(spec.num_heads for spec in self.attending), *(spec.num_value_heads for spec in states)]
+        """Every rank needs a query head of each layer that attends, and a part of each that keeps a state."""
+        states = (mixer for mixer in self.mixers if isinstance(mixer, RecurrentSpec))
+        counts = [*(spec.num_heads for spec in self.attending), *(spec.max_shards for spec in states)]
         return min(counts, default=_NO_LIMIT)
 
     @property
@@ -308,15 +318,20 @@ class ModelConfig:
         """
         if self.encoder is not None:
             return (KVGroup(),)  # of tokens that are computed, none of which is kept
-        groups = dict.fromkeys(map(self._kv_group, range(self.num_layers)))
+        groups = dict.fromkeys(map(self._kv_group, self.mixers))
         return tuple(sorted(groups, key=lambda group: group.kind == "recurrent"))
 
     def kv_group_of(self, layer: int) -> int:
-        """Return the group of a layer, as an index into `kv_groups`."""
-        return 0 if self.encoder is not None else self.kv_groups.index(self._kv_group(layer))
-
-    def _kv_group(self, layer: int) -> KVGroup:
+        """Return the group of a layer's mixer, as an index into `kv_groups`."""
         mixer = self.layers[layer].mixer
+        assert mixer is not None, f"layer {layer} keeps nothing"
+        return self.kv_group_of_mixer(mixer)
+
+    def kv_group_of_mixer(self, mixer: Mixer) -> int:
+        """Return the group of what a mixer keeps."""
+        return 0 if self.encoder is not None else self.kv_groups.index(self._kv_group(mixer))
+
+    def _kv_group(self, mixer: Mixer) -> KVGroup:
         if isinstance(mixer, RecurrentSpec):
             return KVGroup.recurrent(mixer.interval)
         window = mixer.sliding_window
@@ -325,3 +340,7 @@ class ModelConfig:
             sliding_window=window if window and window < self.max_model_len else None,
             entry_kind=mixer.entry_kind,
         )
+
+
+def _keeps_state(mixer: Mixer) -> bool:
+    return isinstance(mixer, RecurrentSpec)

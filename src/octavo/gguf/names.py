@@ -36,7 +36,7 @@ _PLAIN = MappingProxyType(
 )
 # Per block; in old files each expert is a tensor of its own.
 _IN_BLOCK = re.compile(
-    r"blk\.(?P<layer>\d+)\.(?P<part>(?:nextn\.)?\w+)(?:\.(?P<expert>\d+))?(?:\.(?P<what>weight|bias|scale))?"
+    r"blk\.(?P<layer>\d+)\.(?P<part>(?:nextn\.|shortconv\.)?\w+)(?:\.(?P<expert>\d+))?(?:\.(?P<what>weight|bias|scale))?"
 )
 _OUTSIDE = re.compile(r"(?P<part>\w+)\.(?P<what>weight|bias)")
 # Settings, which `config/gguf.py` reads; and rows of the logits head's, of yes and no, in decoders that rank.

@@ -5,13 +5,16 @@ bits depend on the tokens before it alone, not on how steps divide them, nor on 
 
 Legend: T = tokens of the step, R = requests, C = channels: queries, keys and values, one head after the other, G = key
 heads, H = value heads, consecutive ones share a key head, K = key size, V = value size, S = tokens that the state of
-the convolution holds, D = most drafts of a request, N = rows of requests.
+the convolution holds, D = most drafts of a request.
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from octavo.kernels.short_conv import causal_conv
+from octavo.kernels.states import StateStep, StateTensors
 
 _L2_EPS = 1e-6
 
@@ -34,52 +37,6 @@ class GatedDeltaWeights:
     def num_channels(self) -> int:
         """Return C."""
         return self.conv.shape[1]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StateStep:
-    """One step of a recurrent KV group.
-
-    Request r first computes `num_replayed[r]` tokens again, from their logged inputs: they had been drafts, and the
-    state at `begins[r]` is the one before them. Then its tokens of the step, of which the last `num_drafts[r]` are
-    drafts: their states are nowhere to be kept, but their inputs are logged.
-    """
-
-    kv_group: int
-    query_start_loc: Tensor  # [R + 1] int32
-    query_start_loc_list: list[int]
-    slots: Tensor  # [T] int64, where the state after each token is kept; -1: nowhere
-    begins: Tensor  # [R] int64, where the state is that requests begin with; -1: zeros
-    num_replayed: Tensor | None = None  # [R] int32; None: no request replays or logs any
-    num_drafts: Tensor | None = None  # [R] int32
-    rows: Tensor | None = None  # [R] int64, below N: whose part of the log a request has
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.slots)
-
-    @property
-    def has_one_each(self) -> bool:
-        """Whether every request computes one token, and none again."""
-        return self.num_replayed is None and len(self.begins) == len(self.slots)
-
-
-@dataclass(frozen=True, slots=True)
-class StateTensors:
-    """One layer's states, one per block; and what its drafts had as inputs."""
-
-    conv: Tensor  # [blocks, S, C]
-    matrix: Tensor  # [blocks, H, K, V] float32
-    log: Tensor | None = None  # [N, D, C + 2 * H], for drafts; None: there are none
-
-
-def causal_conv(window: Tensor, weight: Tensor) -> Tensor:
-    """Return silu(sum of weight [S + 1, C] times rows) of each row but the first S of window [S + T, C]: float32."""
-    wide, num_rows = window.float(), len(window) + 1 - len(weight)
-    total = wide[:num_rows] * weight[0]
-    for tap in range(1, len(weight)):
-        total += wide[tap : tap + num_rows] * weight[tap]
-    return total / (1.0 + torch.exp(-total))
 
 
 def gated_delta(
@@ -141,22 +98,16 @@ def _one_request_after_another(
 ) -> Tensor:
     reads: list[Tensor] = []
     slots, starts = step.slots.tolist(), step.query_start_loc_list
-    nothing = [0] * len(step.begins)
-    replayed = nothing if step.num_replayed is None else step.num_replayed.tolist()
-    drafted = nothing if step.num_drafts is None else step.num_drafts.tolist()
+    replayed, drafted = step.replayed_and_drafted()
     for request, begin in enumerate(step.begins.tolist()):
         conv = states.conv[begin].clone() if begin >= 0 else torch.zeros_like(states.conv[0])  # [S, C]
         matrix = states.matrix[begin : begin + 1].clone() if begin >= 0 else torch.zeros_like(states.matrix[:1])
         first, end, num_again = starts[request], starts[request + 1], replayed[request]
         its_channels, its_gates = channels[first:end], gates[first:end]
         if num_again or drafted[request]:
-            assert states.log is not None and step.rows is not None, "drafts are logged"  # noqa: PT018 - both or none
-            log = states.log[step.rows[request]]  # [D, C + 2 * H]
-            again = log[:num_again].clone()
-            if count := drafted[request]:
-                log[:count] = torch.cat((its_channels[-count:], its_gates[-count:]), dim=1)
-            its_channels = torch.cat((again[:, : weights.num_channels], its_channels))
-            its_gates = torch.cat((again[:, weights.num_channels :], its_gates))
+            both = torch.cat((its_channels, its_gates), dim=1)
+            both = states.with_logged(both, step.row(request), num_again, drafted[request])
+            its_channels, its_gates = both[:, : weights.num_channels], both[:, weights.num_channels :]
         window = torch.cat((conv, its_channels))  # [S + tokens, C]
         heads = _heads(weights, causal_conv(window, weights.conv), its_gates)
         for token in range(len(its_channels)):

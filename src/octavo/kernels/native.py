@@ -26,8 +26,8 @@ from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.blocks import BlockFormat
-from octavo.kernels.gated_delta import GatedDeltaWeights, StateStep, StateTensors
 from octavo.kernels.large_pages import zeros_on_large_pages
+from octavo.kernels.native_states import NativeStates
 from octavo.kernels.native_weights import (
     NO_ADDRESS,
     LinearSpec,
@@ -38,7 +38,7 @@ from octavo.kernels.native_weights import (
     native_dtype,
 )
 from octavo.kernels.quantization import GROUP_SIZES, Weight, WeightFormat
-from octavo.kernels.reference import ExpertAdapters, Kernels, LoraAdapters
+from octavo.kernels.reference import ExpertAdapters, LoraAdapters
 from octavo.kernels.types import (
     SILU,
     Activation,
@@ -118,16 +118,22 @@ class Tape:
         self._kernels, self.calls, self.buffers = kernels, calls, TapeBuffers()
 
     def replay(
-        self, num_tokens: int, steps: "list[_cpu.AttentionStep]", state_steps: "Sequence[_cpu.StateStep]" = ()
+        self,
+        num_tokens: int,
+        steps: "list[_cpu.AttentionStep]",
+        state_steps: "Sequence[_cpu.StateStep]" = (),
+        kept: Tensor | None = None,
     ) -> None:
         """Execute all calls for the first T rows of every tensor, no more than were recorded.
 
-        `steps` are this step's attention for each KV group, `state_steps` those of recurrent groups, behind the others.
+        `steps` are this step's attention for each KV group, `state_steps` those of recurrent groups, behind the others;
+        `kept` [W] int64, of its rows those that `kept_rows` keeps; None: all.
         """
-        self._kernels.timed(self._kernels.native.replay, self.calls, num_tokens, steps, list(state_steps))
+        rows = num_tokens, num_tokens if kept is None else len(kept), address(kept)
+        self._kernels.timed(self._kernels.native.replay, self.calls, *rows, steps, list(state_steps))
 
 
-class NativeKernels(Kernels):
+class NativeKernels(NativeStates):
     """The ops, the same for all kinds of weights; packing is up to `kernels/native_weights.py`.
 
     In `dtype`; ops not overridden here run on the reference. With float32, all weights are dense.
@@ -363,42 +369,9 @@ class NativeKernels(Kernels):
         assert logits.stride(1) == 1
         x, out = x.contiguous(), self.empty(*x.shape)
         num_rows, size = x.shape
-        self.native.gate(x.data_ptr(), logits.data_ptr(), num_rows, size, logits.stride(0), out.data_ptr())
+        strides = logits.stride(0), size // logits.shape[1]
+        self.native.gate(x.data_ptr(), logits.data_ptr(), num_rows, size, *strides, out.data_ptr())
         return out
-
-    def gated_delta_net(
-        self, weights: GatedDeltaWeights, rows: Tensor, gates: Tensor, states: StateTensors, step: StateStep
-    ) -> Tensor:
-        out = self.empty(len(rows), weights.num_value_heads * weights.value_size)
-        layer = self._cpu.GatedDelta(
-            num_key_heads=weights.num_key_heads,
-            num_value_heads=weights.num_value_heads,
-            key_size=weights.key_size,
-            value_size=weights.value_size,
-            conv_size=len(weights.conv),
-            conv=weights.conv.data_ptr(),
-            decay_rates=weights.decay_rates.data_ptr(),
-            dt_bias=weights.dt_bias.data_ptr(),
-            norm=weights.norm.data_ptr(),
-            eps=weights.eps,
-        )
-        log_tokens = 0 if states.log is None else states.log.shape[1]
-        addresses = (rows.data_ptr(), gates.data_ptr(), states.conv.data_ptr(), states.matrix.data_ptr())
-        ends = address(states.log), log_tokens, out.data_ptr()
-        self.native.gated_delta(self.state_step(step), layer, step.kv_group, *addresses, *ends)
-        return out
-
-    def state_step(self, step: StateStep) -> "_cpu.StateStep":
-        """Return the kernels' description of a step, which points to its tensors."""
-        return self._cpu.StateStep(
-            num_requests=len(step.begins),
-            query_start_loc=step.query_start_loc.data_ptr(),
-            slots=step.slots.data_ptr(),
-            begins=step.begins.data_ptr(),
-            num_replayed=address(step.num_replayed),
-            num_drafts=address(step.num_drafts),
-            rows=address(step.rows),
-        )
 
     def packed_rows(self, ids: Tensor, packed: PackedLinear, size: int) -> Tensor:
         ids, out = ids.to(torch.int64).contiguous(), torch.empty(len(ids), size, dtype=self.dtype)

@@ -17,10 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels import gated_delta
-from octavo.kernels.gated_delta import GatedDeltaWeights, StateStep, StateTensors
+from octavo.kernels import gated_delta, short_conv, state_space
+from octavo.kernels.gated_delta import GatedDeltaWeights
 from octavo.kernels.quantization import Weight, WeightFormat
 from octavo.kernels.routing import choose_experts
+from octavo.kernels.short_conv import ShortConvWeights
+from octavo.kernels.state_space import GroupNorm, StateSpaceWeights
+from octavo.kernels.states import StateStep, StateTensors
 from octavo.kernels.types import (
     Activation,
     Fused,
@@ -329,6 +332,8 @@ class Kernels:
         if activation.kind == "gelu_tanh":  # GEGLU (same paper), GELU approximated (Hendrycks 2016, arXiv:1606.08415)
             # (1 + tanh(a)) / 2 is the sigmoid of 2a
             logits = 2.0 * (_GELU_FACTOR * (gate + _GELU_CUBIC * gate * gate * gate))
+        elif activation.kind == "scaled_silu":
+            gate = logits = activation.alpha * gate
         elif activation.kind == "clamped_swiglu":  # as in gpt-oss: gates are bounded above, ups on both sides, shifted
             gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit) + 1.0
             logits = activation.alpha * gate if activation.alpha != 1.0 else gate
@@ -345,14 +350,33 @@ class Kernels:
         return (x if residual is None else x + residual) * scale
 
     def gate(self, x: Tensor, logits: Tensor) -> Tensor:
-        """Return x [T, D] times the sigmoid of logits [T, D], whose rows may be parts of longer ones."""
-        return (x.float() / (1.0 + torch.exp(-logits.float()))).to(x.dtype)
+        """Return x [T, D] times the sigmoid of logits [T, D], or [T, H], one a head; they may be ends of rows."""
+        logits = logits.float()
+        if logits.shape != x.shape:
+            logits = logits.repeat_interleave(x.shape[1] // logits.shape[1], dim=1)
+        return (x.float() / (1.0 + torch.exp(-logits))).to(x.dtype)
 
     def gated_delta_net(
         self, weights: GatedDeltaWeights, rows: Tensor, gates: Tensor, states: StateTensors, step: StateStep
     ) -> Tensor:
         """Return `gated_delta.gated_delta_net`: linear attention of rows [T, C + H * V] and gates [T, 2 * H]."""
         return gated_delta.gated_delta_net(weights, rows, gates, states, step)
+
+    def short_conv(self, weights: ShortConvWeights, rows: Tensor, states: StateTensors, step: StateStep) -> Tensor:
+        """Return `short_conv.short_conv`: a convolution between two gates, of rows [T, 3 * C]."""
+        return short_conv.short_conv(weights, rows, states, step)
+
+    def state_space(self, weights: StateSpaceWeights, rows: Tensor, states: StateTensors, step: StateStep) -> Tensor:
+        """Return `state_space.state_space`: Mamba-2 of rows [T, W + C + H]."""
+        return state_space.state_space(weights, rows, states, step)
+
+    def group_sums(self, x: Tensor, norm: GroupNorm) -> Tensor:
+        """Return `state_space.group_sums`: what ranks that share groups of columns add up before `norm_groups`."""
+        return state_space.group_sums(x, norm)
+
+    def norm_groups(self, x: Tensor, norm: GroupNorm, gates: Tensor | None, sums: Tensor | None) -> Tensor:
+        """Return `state_space.norm_groups`: the norm of groups of columns of x [T, W]."""
+        return state_space.norm_groups(x, norm, gates, sums)
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate x [T, H, D] by cos, sin [T, P] float32, 2 * P <= D: element i pairs with i + P; the rest is unchanged.

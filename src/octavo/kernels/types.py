@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.config.layers import RoutingSpec
 
-ActivationKind = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"]
+ActivationKind = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu", "scaled_silu"]
 GeluKind = Literal["gelu", "gelu_tanh", "quick_gelu"]  # by the error function, a tanh, or a sigmoid
 # Which ops read a linear. Gated ones are [2 * I, K], gates first; a router is [X, D], or [X + 1, D] with a gated
 # shared expert, and computed in float32.
@@ -23,7 +23,7 @@ class Activation:
 
     kind: ActivationKind = "silu"
     limit: float = 7.0  # of clamped_swiglu: the bound on gates and ups
-    alpha: float = 1.702  # of clamped_swiglu: the factor in its sigmoid
+    alpha: float = 1.702  # of clamped_swiglu: the factor in its sigmoid; of scaled_silu: of gates
 
     @property
     def is_gated(self) -> bool:

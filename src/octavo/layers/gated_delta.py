@@ -5,20 +5,19 @@ Under tensor parallelism each rank has some value heads, and the key heads that 
 Legend: T = tokens, W = tokens kept after the last layer, D = hidden size; the rest as in `kernels/gated_delta.py`.
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import nn
 
 from octavo.attention.metadata import AttentionMetadata
 from octavo.config.layers import GatedDeltaSpec
 from octavo.distributed.groups import HeadShare, Share
-from octavo.kernels.gated_delta import GatedDeltaWeights, StateTensors
+from octavo.kernels.gated_delta import GatedDeltaWeights
+from octavo.kernels.states import StateTensors
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear, RegroupedLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import TensorSpec
-from octavo.layers.weight_owner import WeightOwner
+from octavo.layers.state_weights import StateWeights, channels_of, conv_spec
 
 
 class GatedDeltaMixer(nn.Module):
@@ -76,20 +75,18 @@ class GatedDeltaMixer(nn.Module):
         return self.output(mixed), residual
 
 
-class RecurrenceWeights(WeightOwner):
-    """The weights of the convolution, of forgetting, and of the norm behind; `values` are this rank's heads.
-
-    In float32, as a checkpoint has them; those of the convolution after rounding to the model's dtype.
-    """
+class RecurrenceWeights(StateWeights):
+    """The weights of the convolution, of forgetting, and of the norm behind; `values` are this rank's heads."""
 
     def __init__(self, spec: GatedDeltaSpec, heads: HeadShare, eps: float, *, context: BuildContext) -> None:
-        super().__init__()
-        self._context, self._spec, self._heads = context, spec, heads
+        self._spec, self._heads = spec, heads
         mine = spec.with_heads(heads.kv.size, heads.query.size)
         sizes = ((spec.conv_size, mine.num_channels), mine.num_value_heads, mine.num_value_heads, spec.value_size)
         conv, decay_rates, dt_bias, norm = (
             torch.empty(size, dtype=torch.float32, device=context.device) for size in sizes
         )
+        names = {"conv.weight": conv, "A_log": decay_rates, "dt_bias": dt_bias, "norm.weight": norm}
+        super().__init__(names, context=context)
         self.values = GatedDeltaWeights(
             num_key_heads=mine.num_key_heads,
             num_value_heads=mine.num_value_heads,
@@ -104,63 +101,19 @@ class RecurrenceWeights(WeightOwner):
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
         spec = self._spec
-        channels, heads = spec.num_channels, (spec.num_value_heads,)
+        heads = (spec.num_value_heads,)
         return {
-            "conv.weight": TensorSpec((channels, 1, spec.conv_size), other_shapes=((channels, spec.conv_size),)),
+            "conv.weight": conv_spec(spec.num_channels, spec.conv_size),
             "A_log": TensorSpec(heads),
             "dt_bias": TensorSpec(heads),
             "norm.weight": TensorSpec((spec.value_size,)),
         }
 
-    @property
-    def num_weights(self) -> int:
-        return sum(tensor.numel() for tensor in self._tensors.values())
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._tensors.values())
-
-    @property
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        """What this rank has, by the checkpoint's names."""
-        values = self.values
-        return {
-            "conv.weight": values.conv,
-            "A_log": values.decay_rates,
-            "dt_bias": values.dt_bias,
-            "norm.weight": values.norm,
-        }
-
-    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        self._load(name, self._shard(name, tensor))
-
-    def shard_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: self._shard(name, tensor) for name, tensor in tensors.items()}
-
-    def adopt_shard(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        for name, tensor in tensors.items():
-            self._load(name, tensor)
-
-    def packed_tensors(self) -> dict[str, torch.Tensor]:
-        return self._tensors
-
-    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        for name, tensor in tensors.items():
-            self._tensors[name].copy_(tensor)
-
-    def _shard(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def shard(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         spec, heads = self._spec, self._heads
         if name == "norm.weight":
             return tensor
         if name != "conv.weight":
             return tensor[heads.query.start : heads.query.stop]
         key, value = heads.kv.times(spec.key_size), heads.query.times(spec.value_size)
-        by_kind = tensor.split_with_sizes((key.total, key.total, value.total))
-        return torch.cat([rows[of.start : of.stop] for rows, of in zip(by_kind, (key, key, value), strict=True)])
-
-    def _load(self, name: str, shard: torch.Tensor) -> None:
-        if name == "conv.weight":
-            shard = shard.flatten(1).to(self._context.dtype).T
-        elif name == "A_log":
-            shard = shard.float().exp()
-        self._tensors[name].copy_(shard)
+        return channels_of(tensor, (key, key, value))

@@ -264,6 +264,20 @@ class RegroupedLinear(MergedLinear):
         return super().shard_of(loaded)
 
 
+def one_tensor_linear(
+    inputs: Share, parts: Mapping[str, Share], *, has_bias: bool, context: BuildContext
+) -> MergedLinear:
+    """Return a linear of several parts that checkpoints have as one tensor, one part after the other.
+
+    Only where ranks have a part of each, rows are put in another order: see `RegroupedLinear`.
+    """
+    if all(part.is_whole for part in parts.values()):
+        whole = {"": Share.whole(sum(part.total for part in parts.values()))}
+        return MergedLinear(inputs, whole, has_bias=has_bias, context=context)
+    stored = {"": tuple(parts)}
+    return RegroupedLinear(inputs, parts, stored=stored, num_groups=1, has_bias=has_bias, context=context)
+
+
 class QKVLinear(MergedLinear):
     """The projections to queries, keys and values, for this rank's heads; `projects`: or to the first of these only."""
 
@@ -339,6 +353,15 @@ class GatedLinear(MergedLinear):
             return kernels.activated_linear(self.selected(x), self.packed, self.activation)
         both = self._adapted(x, adapter_ids, is_gated=True)  # [T, 2 * I]
         return kernels.activate(both, self.activation)
+
+
+class UpLinear(MergedLinear):
+    """The first half of an MLP without gates."""
+
+    def __init__(self, in_size: int, out_size: int, *, has_bias: bool, context: BuildContext) -> None:
+        group = context.groups.tensor
+        self.outputs = Share.of_features(out_size, group.rank, group.size)
+        super().__init__(Share.whole(in_size), {"": self.outputs}, has_bias=has_bias, context=context)
 
 
 def _join(part: str, parameter: str) -> str:

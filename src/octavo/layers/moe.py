@@ -25,7 +25,7 @@ from octavo.errors import UnsupportedModelError
 from octavo.kernels.reference import ExpertAdapters
 from octavo.kernels.types import Activation, PackedExperts, Routes, Routing
 from octavo.layers.context import BuildContext
-from octavo.layers.linear import GatedLinear, Linear, MergedLinear
+from octavo.layers.linear import GatedLinear, Linear, MergedLinear, UpLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import TensorSpec
 
@@ -82,14 +82,21 @@ class ExpertRouter(MergedLinear):
 
 
 class Expert(nn.Module):
-    """The weights of down(silu(gate(x)) * up(x)). The mixture computes all experts at once."""
+    """The weights of down(silu(gate(x)) * up(x)), or without gates. The mixture computes all experts at once."""
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, *, has_bias: bool = False, context: BuildContext
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        has_bias: bool = False,
+        is_gated: bool = True,
+        context: BuildContext,
     ) -> None:
         super().__init__()
         gate_up, down = context.at("gate_up"), context.at("down")
-        self.gate_up = GatedLinear(hidden_size, intermediate_size, has_bias=has_bias, context=gate_up)
+        first = GatedLinear if is_gated else UpLinear
+        self.gate_up = first(hidden_size, intermediate_size, has_bias=has_bias, context=gate_up)
         self.down = Linear(self.gate_up.outputs, hidden_size, has_bias=has_bias, context=down)
 
 
@@ -120,11 +127,14 @@ class LinearElsewhere(MergedLinear):
 class ExpertOnOtherRank(nn.Module):
     """An expert of another rank."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, has_bias: bool, context: BuildContext) -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, has_bias: bool, is_gated: bool, context: BuildContext
+    ) -> None:
         super().__init__()
         hidden, inner = Share.whole(hidden_size), Share.whole(intermediate_size)
         gate_up, down = context.at("gate_up"), context.at("down")
-        self.gate_up = LinearElsewhere(hidden, {"gate": inner, "up": inner}, has_bias=has_bias, context=gate_up)
+        parts = {"gate": inner, "up": inner} if is_gated else {"": inner}
+        self.gate_up = LinearElsewhere(hidden, parts, has_bias=has_bias, context=gate_up)
         self.down = LinearElsewhere(inner, {"": hidden}, has_bias=has_bias, context=down)
 
 
@@ -161,7 +171,8 @@ class MixtureOfExperts(nn.Module):
         self.experts = nn.ModuleList(self.build_expert(number, hidden_size, moe) for number in range(moe.num_experts))
         self.shared_expert: Expert | None = None
         if shared_size is not None:
-            self.shared_expert = Expert(hidden_size, shared_size, context=context.at("shared_expert"))
+            own = context.at("shared_expert")
+            self.shared_expert = Expert(hidden_size, shared_size, is_gated=activation.is_gated, context=own)
         names = {linear.scheme.family: linear.scheme.name for linear in self._linears}
         if len(names) > 1:
             found = ", ".join(names.values())
@@ -172,7 +183,8 @@ class MixtureOfExperts(nn.Module):
 
     def build_expert(self, number: int, hidden_size: int, moe: ExpertsSpec) -> Expert | ExpertOnOtherRank:
         context = self._context.at(f"experts.{number}")
-        return Expert(hidden_size, moe.intermediate_size, has_bias=moe.has_bias, context=context)
+        is_gated = self._activation.is_gated
+        return Expert(hidden_size, moe.intermediate_size, has_bias=moe.has_bias, is_gated=is_gated, context=context)
 
     @property
     def packed(self) -> PackedExperts:
@@ -237,7 +249,8 @@ class ExpertParallelMoE(MixtureOfExperts):
         if held.start <= number < held.stop:
             return super().build_expert(number, hidden_size, moe)
         context = self._context.at(f"experts.{number}")
-        return ExpertOnOtherRank(hidden_size, moe.intermediate_size, has_bias=moe.has_bias, context=context)
+        sizes, is_gated = (hidden_size, moe.intermediate_size), self._activation.is_gated
+        return ExpertOnOtherRank(*sizes, has_bias=moe.has_bias, is_gated=is_gated, context=context)
 
     @cached_property
     def _owners(self) -> torch.Tensor:

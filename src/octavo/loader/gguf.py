@@ -63,9 +63,7 @@ class GgufLoader(ModelLoader):
         assert facts is not None, f"{model.config.architecture} has GGUF files"
         names, file = TensorNames(path, facts.names), GgufFile.read(path)
         self._look_at_decoded(file)
-        spec = model.config.attending[0]
-        paired = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads} if facts.interleaves_rows else {}
-        num_read, ahead, linear = 0, ReadAhead(file.paths), linear_attention_spec(model.config)
+        num_read, ahead = 0, ReadAhead(file.paths)
         heads = LatentHeads()
         for tensor in file.tensors.values():
             if tensor.name in IGNORED:
@@ -75,15 +73,7 @@ class GgufLoader(ModelLoader):
                 continue
             has_blocks = any(name in slots and slots[name].spec.is_integer for name in wanted)
             values = torch.from_numpy(tensor.data) if has_blocks else self.numbers(tensor)
-            if linear is not None:
-                values = as_in_checkpoints(part, values, linear, has_blocks=has_blocks)
-            if part.endswith("norm") and model.config.norm_offset and part != "ssm_norm":  # files have whole factors
-                values = values - model.config.norm_offset
-            if (
-                part in paired
-            ):  # of each head, interleaved pairs become halves: all first elements, then all second ones
-                pairs = values.reshape(paired[part], -1, 2, *values.shape[1:])
-                values = pairs.transpose(1, 2).reshape(values.shape)
+            values = _as_in_checkpoints(part, values, model, has_blocks=has_blocks)
             if part in heads.parts:
                 yield from heads.joined(part, wanted[0], values)
             else:
@@ -125,3 +115,22 @@ class GgufLoader(ModelLoader):
 def tensor_rows(tensor: GgufTensor) -> Tensor:
     """Return a tensor's bytes, [N, bytes of a row]."""
     return torch.from_numpy(tensor.data).view(-1, tensor.data.shape[-1])
+
+
+def _as_in_checkpoints(part: str, values: Tensor, model: CausalLM, *, has_blocks: bool) -> Tensor:
+    """Return a tensor as checkpoints have it; `part` is its name in a block of the file."""
+    config, facts = model.config, model.family.gguf
+    assert facts is not None, "the family has GGUF files"
+    if part == "ssm_a":  # minus the rates of forgetting, whose logarithms checkpoints have
+        values = torch.log(-values)
+    if (linear := linear_attention_spec(config)) is not None:
+        values = as_in_checkpoints(part, values, linear, has_blocks=has_blocks)
+    if part.endswith("norm") and config.norm_offset and part != "ssm_norm":  # files have whole factors
+        values = values - config.norm_offset
+    if part in ("attn_q", "attn_k") and facts.interleaves_rows:
+        # Of each head, interleaved pairs become halves: all first elements, then all second ones.
+        spec = config.attending[0]
+        num_heads = spec.num_heads if part == "attn_q" else spec.num_kv_heads
+        pairs = values.reshape(num_heads, -1, 2, *values.shape[1:])
+        values = pairs.transpose(1, 2).reshape(values.shape)
+    return values

@@ -22,8 +22,6 @@ def as_in_checkpoints(part: str, values: Tensor, spec: GatedDeltaSpec, *, has_bl
 
     Raises UnsupportedModelError: columns of quantized blocks would have to be put in another order.
     """
-    if part == "ssm_a":  # minus the rates of forgetting, whose logarithms checkpoints have
-        values = torch.log(-values)
     if spec.num_value_heads == spec.num_key_heads:
         return values
     keys, size = 2 * spec.num_key_heads * spec.key_size, spec.value_size

@@ -33,7 +33,9 @@ OF_VISION_MODELS = MappingProxyType(
     }
 )
 # What transformers' class without the logits head leaves out of names.
-WITHOUT_HEAD = MappingProxyType({f"{part}.": f"model.{part}." for part in ("embed_tokens", "layers", "norm")})
+WITHOUT_HEAD = MappingProxyType(
+    {f"{part}.": f"model.{part}." for part in ("embed_tokens", "layers", "norm", "embedding_norm")}
+)
 
 
 class DecoderAttention(nn.Module):

@@ -4,7 +4,7 @@ Legend: T = tokens of the step, W = tokens kept after the last layer's attention
 logits, D = hidden size, V = vocabulary.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
@@ -15,7 +15,7 @@ from torch import nn
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache
 from octavo.config import families
 from octavo.config.family import NameTable
-from octavo.config.layers import AttentionSpec, DenseSpec
+from octavo.config.layers import AttentionSpec, DenseSpec, ExpertsSpec
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
 from octavo.distributed.groups import HeadShare
@@ -163,9 +163,8 @@ class CausalLM(nn.Module):
     def group_sizes(self) -> tuple[int, ...]:
         """Query heads per kv head, for each KV group whose layers attend; the order is that of the groups."""
         by_group: dict[int, int] = {}
-        for layer, spec in enumerate(self.config.layers):
-            if isinstance(spec.mixer, AttentionSpec):
-                by_group.setdefault(self.config.kv_group_of(layer), self._heads_of(spec.mixer).group_size)
+        for spec in self.config.attending:
+            by_group.setdefault(self.config.kv_group_of_mixer(spec), self._heads_of(spec).group_size)
         return tuple(by_group[group] for group in sorted(by_group))
 
     def _heads_of(self, spec: AttentionSpec) -> HeadShare:
@@ -269,6 +268,7 @@ class CausalLM(nn.Module):
         spec = self.config.layers[layer].feed_forward
         if isinstance(spec, DenseSpec):
             return self.build_mlp(layer, spec)
+        assert isinstance(spec, ExpertsSpec), f"layer {layer} has nothing behind its mixer"
         mixture = ExpertParallelMoE if self.context.groups.experts.size > 1 else MixtureOfExperts
         limit, activation = spec.swiglu_limit, self.activation
         if limit is not None:
@@ -305,7 +305,8 @@ class CausalLM(nn.Module):
         It depends only on tensors of the step, so it can be recorded. On the first stage there is no residual yet.
         """
         aux: list[torch.Tensor] = []
-        for number, layer, kv_cache in zip(self.stage.layers, self.layers.values(), kv_caches, strict=True):
+        caches = self._caches_of_layers(kv_caches)
+        for number, layer, kv_cache in zip(self.stage.layers, self.layers.values(), caches, strict=True):
             if number in self.context.aux_layers:
                 aux.append(x if residual is None else self.norm.add(x, residual)[1])
             x, residual = layer(x, residual, kv_cache, step)
@@ -313,6 +314,15 @@ class CausalLM(nn.Module):
         if self.stage.is_last:
             x, residual = self.norm.add(x, residual)
         return IntermediateTensors(x, residual, tuple(aux))
+
+    def _caches_of_layers(
+        self, kv_caches: Sequence[LayerCache]
+    ) -> Iterator[LayerCache | tuple[LayerCache, ...] | None]:
+        """Yield the cache of each layer of this stage, or its caches; None: it keeps nothing."""
+        left = iter(kv_caches)
+        for layer in self.stage.layers:
+            own = tuple(next(left) for _ in self.config.layers[layer].mixers)
+            yield own[0] if len(own) == 1 else own or None
 
     def laid_out(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
         """Hook for families whose checkpoints lay weights out in another way than [N, K]: those of the table."""

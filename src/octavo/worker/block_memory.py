@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.attention.metadata import LayerCache, LayerKVCache
+from octavo.attention.metadata import LayerCache
 
 Bytes = NDArray[np.uint8]
 
@@ -94,10 +94,6 @@ class DeviceBlocks(BlockMemory):
 
 def block_memory(caches: Sequence[LayerCache], entries_per_block: int, *, is_host: bool) -> BlockMemory:
     """Return the blocks of a group whose layers have these caches; `is_host`: steps compute there, one at a time."""
-    pools = [pool for cache in caches for pool in _pools(cache)]
+    pools = [pool for cache in caches for pool in cache.pools]
     flat = [pool.view(len(pool) // entries_per_block, -1).view(torch.uint8) for pool in pools]
     return HostBlocks(flat) if is_host else DeviceBlocks(flat)
-
-
-def _pools(cache: LayerCache) -> tuple[torch.Tensor, ...]:
-    return cache.pools if isinstance(cache, LayerKVCache) else (cache.conv, cache.matrix)

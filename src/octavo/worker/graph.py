@@ -89,7 +89,8 @@ class StepGraph:
         sizes = zip(step.plans, self._group_sizes, strict=True)
         steps = [make_step(plan, step.rotary, group_size) for plan, group_size in sizes]
         recurrent = (group for group, of in enumerate(batch.groups) if of.state_slots is not None)
-        recording.tape.replay(num_tokens, steps, [self._kernels.state_step(batch.state_step(of)) for of in recurrent])
+        state_steps = [self._kernels.state_step(batch.state_step(of)) for of in recurrent]
+        recording.tape.replay(num_tokens, steps, state_steps, batch.kept_indices)
         num_rows = num_tokens
         if self._model.stage.is_last and batch.kept_indices is not None:
             num_rows = len(batch.kept_indices)

@@ -11,8 +11,8 @@ from octavo.config.layers import AttentionSpec, Mixer, RecurrentSpec
 from octavo.config.model import DType, ModelConfig
 from octavo.contracts.kv_cache import KVCacheSpec, KVGroupSpec, KVPart
 from octavo.errors import InvalidParameterError, UnsupportedModelError
-from octavo.kernels.gated_delta import StateTensors
 from octavo.kernels.large_pages import LARGE_PAGE_BYTES, prefault, zeros_on_large_pages
+from octavo.kernels.states import StateTensors
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +30,12 @@ def make_kv_cache_spec(
     Raises InvalidParameterError: latent vectors in another dtype than the model's; UnsupportedModelError: a layer reads
     the keys and values of one that is on another stage.
     """
-    shared = _shared_layers(model, layers)
-    keeps = model.encoder is None
-    group_of = [model.kv_group_of(layer) if keeps and at not in shared else None for at, layer in enumerate(layers)]
+    kept = model.kept(layers) if model.encoder is None else []
+    shared = _shared_layers(model, kept)
+    group_of = [None if at in shared else model.kv_group_of_mixer(mixer) for at, (_, mixer) in enumerate(kept)]
     groups = []
     for index, group in enumerate(model.kv_groups):
-        mixer = next(each.mixer for at, each in enumerate(model.layers) if model.kv_group_of(at) == index)
+        mixer = next(each for each in model.mixers if model.kv_group_of_mixer(each) == index)
         latent = mixer.latent if isinstance(mixer, AttentionSpec) else None
         groups.append(
             KVGroupSpec(
@@ -48,11 +48,10 @@ def make_kv_cache_spec(
     return KVCacheSpec(block_size=block_size, groups=tuple(groups), shared=tuple(shared.items()))
 
 
-def _shared_layers(model: ModelConfig, layers: Sequence[int]) -> dict[int, int]:
-    """Return which layers read the cache of which, by their places among `layers`."""
-    shared = {}
-    for at, layer in enumerate(layers):
-        mixer = model.layers[layer].mixer
+def _shared_layers(model: ModelConfig, kept: Sequence[tuple[int, Mixer]]) -> dict[int, int]:
+    """Return which layers read the cache of which, by their places among all that is kept."""
+    shared, layers = {}, [layer for layer, _ in kept]
+    for at, (layer, mixer) in enumerate(kept):
         if not isinstance(mixer, AttentionSpec) or mixer.shares_kv_of is None:
             continue
         if mixer.shares_kv_of not in layers:
@@ -70,7 +69,8 @@ def attention_parts(num_kv_heads: int, layout: KVLayout) -> tuple[KVPart, ...]:
 def _parts(mixer: Mixer, dtype_name: DType, layout_of: Callable[[int], KVLayout]) -> tuple[KVPart, ...]:
     dtype: torch.dtype = getattr(torch, dtype_name)
     if isinstance(mixer, RecurrentSpec):
-        return _part(mixer.conv_shape, dtype), _part(mixer.matrix_shape, torch.float32)
+        conv = _part(mixer.conv_shape, dtype)
+        return (conv,) if mixer.matrix_shape is None else (conv, _part(mixer.matrix_shape, torch.float32))
     layout = layout_of(mixer.head_dim)
     if mixer.latent is None:
         return attention_parts(mixer.num_kv_heads, layout)

@@ -15,7 +15,17 @@ from torch import nn
 
 from octavo.attention.torch_sdpa import SdpaAttention
 from octavo.config.engine import CacheConfig, EngineConfig, SchedulerConfig
-from octavo.config.layers import AttentionSpec, DenseSpec, FeedForward, GatedDeltaSpec, LayerSpec, Mixer
+from octavo.config.layers import (
+    AttentionSpec,
+    DenseSpec,
+    FeedForward,
+    GatedDeltaSpec,
+    LayerSpec,
+    Mamba2Spec,
+    Mixer,
+    RecurrentSpec,
+    ShortConvSpec,
+)
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import RankPlace, Stage
 from octavo.contracts.kv_cache import KVCacheSpec, capacity_tokens
@@ -87,15 +97,26 @@ def sharded_config(model: ModelConfig, place: RankPlace, *, is_expert_parallel: 
 
 
 def _shard(layer: LayerSpec, rank: int, size: int, *, is_expert_parallel: bool) -> LayerSpec:
-    after = _shard_feed_forward(layer.feed_forward, rank, size, is_expert_parallel=is_expert_parallel)
-    mixer = layer.mixer
+    after = layer.feed_forward
+    if after is not None:
+        after = _shard_feed_forward(after, rank, size, is_expert_parallel=is_expert_parallel)
+    mixer, beside = (None if each is None else _shard_mixer(each, rank, size) for each in (layer.mixer, layer.beside))
+    return LayerSpec(mixer, after, beside)
+
+
+def _shard_mixer(mixer: Mixer, rank: int, size: int) -> Mixer:
     if isinstance(mixer, GatedDeltaSpec):
         heads = HeadShare.of(mixer.num_value_heads, mixer.num_key_heads, rank, size)
         mixer = mixer.with_heads(heads.kv.size, heads.query.size)
+    elif isinstance(mixer, Mamba2Spec):
+        heads = HeadShare.of(mixer.num_heads, mixer.num_groups, rank, size)
+        mixer = mixer.with_heads(heads.kv.size, heads.query.size)
+    elif isinstance(mixer, ShortConvSpec):
+        mixer = structs.replace(mixer, num_channels=Share.of_features(mixer.num_channels, rank, size).size)
     elif isinstance(mixer, AttentionSpec):
         heads = HeadShare.of(mixer.num_heads, mixer.num_kv_heads, rank, size)
         mixer = structs.replace(mixer, num_heads=heads.query.size, num_kv_heads=heads.kv.size)
-    return LayerSpec(mixer, after)
+    return mixer
 
 
 def _shard_feed_forward(spec: FeedForward, rank: int, size: int, *, is_expert_parallel: bool) -> FeedForward:
@@ -125,7 +146,13 @@ def activation_bytes(model: ModelConfig, stage: Stage, limits: SchedulerConfig, 
     incoming and outgoing tensors.
     """
     layers, size = [model.layers[layer] for layer in stage.layers], model.hidden_size
-    width = max(max(_inner_width(each.feed_forward, size), _mixing_width(each.mixer, size)) for each in layers)
+    width = max(
+        max(
+            3 * size if each.feed_forward is None else _inner_width(each.feed_forward, size),
+            sum(_mixing_width(mixer, size) for mixer in each.mixers),
+        )
+        for each in layers
+    )
     if not stage.is_whole:
         width += 4 * model.hidden_size
     if (inputs := model.token_inputs) is not None:  # of all layers, and what they are made from
@@ -136,7 +163,9 @@ def activation_bytes(model: ModelConfig, stage: Stage, limits: SchedulerConfig, 
 
 def _mixing_width(spec: Mixer, size: int) -> int:
     """Return the same of a mixer whose queries are wider than the hidden size: twice, with their working copies."""
-    if not isinstance(spec, AttentionSpec) or spec.latent is None:
+    if isinstance(spec, RecurrentSpec):
+        return 3 * size + 2 * spec.input_size
+    if spec.latent is None:
         return 0
     latent = spec.latent
     return 3 * size + 2 * spec.num_heads * (latent.key_size + latent.rotary_size + latent.size + latent.rank)

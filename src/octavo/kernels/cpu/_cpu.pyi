@@ -80,6 +80,48 @@ class GatedDelta:
         eps: float,
     ) -> None: ...
 
+class ShortConv:
+    def __init__(self, num_channels: int, conv_size: int, conv: int, bias: int) -> None: ...
+
+class StateSpace:
+    def __init__(
+        self,
+        num_groups: int,
+        num_heads: int,
+        key_size: int,
+        value_size: int,
+        conv_size: int,
+        conv: int,
+        conv_bias: int,
+        decay_rates: int,
+        dt_bias: int,
+        skip: int,
+        least_dt: float,
+        most_dt: float,
+        dt_scale: float,
+        gate_scale: float,
+        applies_gates: bool,
+    ) -> None: ...
+
+class GroupNorm:
+    def __init__(
+        self,
+        x: int,
+        gates: int,
+        gate_stride: int,
+        gate_scale: float,
+        num_rows: int,
+        width: int,
+        group_size: int,
+        first_column: int,
+        num_groups: int,
+        weight: int,
+        eps: float,
+        sums: int,
+        only_sums: bool,
+        out: int,
+    ) -> None: ...
+
 class StateStep:
     def __init__(
         self,
@@ -242,7 +284,33 @@ class Kernels:
         out: int,
         /,
     ) -> None: ...
-    def gate(self, x: int, logits: int, num_rows: int, size: int, stride: int, out: int, /) -> None: ...
+    def short_conv(
+        self,
+        step: StateStep,
+        layer: ShortConv,
+        kv_group: int,
+        rows: int,
+        conv_states: int,
+        log: int,
+        log_tokens: int,
+        out: int,
+        /,
+    ) -> None: ...
+    def state_space(
+        self,
+        step: StateStep,
+        layer: StateSpace,
+        kv_group: int,
+        rows: int,
+        conv_states: int,
+        matrices: int,
+        log: int,
+        log_tokens: int,
+        out: int,
+        /,
+    ) -> None: ...
+    def norm_groups(self, norm: GroupNorm, /) -> None: ...
+    def gate(self, x: int, logits: int, num_rows: int, size: int, stride: int, together: int, out: int, /) -> None: ...
     def keep_rows(self, x: int, row_bytes: int, out: int, /) -> None: ...
     def select_columns(self, rows: Rows, order: int, num_columns: int, out: int, /) -> None: ...
     def packed_rows(self, packed: PackedWeight, size: int, num_ids: int, ids: int, out: int, /) -> None: ...
@@ -250,7 +318,14 @@ class Kernels:
     def begin_recording(self, tape: Tape, /) -> None: ...
     def end_recording(self) -> None: ...
     def replay(
-        self, tape: Tape, num_rows: int, steps: list[AttentionStep], state_steps: list[StateStep], /
+        self,
+        tape: Tape,
+        num_rows: int,
+        num_kept: int,
+        kept: int,
+        steps: list[AttentionStep],
+        state_steps: list[StateStep],
+        /,
     ) -> None: ...
     def start_phases(self) -> None: ...
     def phase_seconds(self) -> dict[str, float]: ...

@@ -74,6 +74,46 @@ inline GatedDelta make_gated_delta(std::int64_t num_key_heads, std::int64_t num_
           at<const float>(conv), at<const float>(decay_rates), at<const float>(dt_bias), at<const float>(norm), eps};
 }
 
+inline ShortConv make_short_conv(std::int64_t num_channels, std::int64_t conv_size, std::uintptr_t conv, std::uintptr_t bias) {
+  if (conv_size < 1 || conv_size - 1 > kMaxConvTokens) throw std::invalid_argument("a convolution sees too many tokens");
+  return {num_channels, conv_size, at<const float>(conv), at<const float>(bias)};
+}
+
+inline StateSpace make_state_space(std::int64_t num_groups, std::int64_t num_heads, std::int64_t key_size,
+                                   std::int64_t value_size, std::int64_t conv_size, std::uintptr_t conv,
+                                   std::uintptr_t conv_bias, std::uintptr_t decay_rates, std::uintptr_t dt_bias,
+                                   std::uintptr_t skip, float least_dt, float most_dt, float dt_scale,
+                                   float gate_scale, bool applies_gates) {
+  if (num_groups < 1 || num_heads % num_groups) throw std::invalid_argument("heads are in groups of one size");
+  if (conv_size < 1 || conv_size - 1 > kMaxConvTokens) throw std::invalid_argument("a convolution sees too many tokens");
+  return {num_groups,
+          num_heads,
+          key_size,
+          value_size,
+          conv_size,
+          at<const float>(conv),
+          at<const float>(conv_bias),
+          at<const float>(decay_rates),
+          at<const float>(dt_bias),
+          at<const float>(skip),
+          least_dt,
+          most_dt,
+          dt_scale,
+          gate_scale,
+          applies_gates};
+}
+
+inline GroupNormArgs make_group_norm(std::uintptr_t x, std::uintptr_t gates, std::int64_t gate_stride, float gate_scale,
+                                     std::int64_t num_rows, std::int64_t width, std::int64_t group_size, std::int64_t first_column,
+                                     std::int64_t num_groups, std::uintptr_t weight, float eps, std::uintptr_t sums,
+                                     bool only_sums, std::uintptr_t out) {
+  if (group_size < 1 || first_column + width > num_groups * group_size)
+    throw std::invalid_argument("columns are beyond the last group");
+  if (only_sums && !sums) throw std::invalid_argument("there is no place for sums");
+  return {at<void>(x), at<void>(gates), gate_stride, gate_scale, num_rows,  width,        group_size, first_column,
+          num_groups, at<const float>(weight), eps, at<float>(sums), only_sums, at<void>(out)};
+}
+
 inline StateStep make_state_step(std::int64_t num_requests, std::uintptr_t query_start_loc, std::uintptr_t slots,
                                  std::uintptr_t begins, std::uintptr_t num_replayed, std::uintptr_t num_drafts,
                                  std::uintptr_t rows) {
@@ -86,6 +126,7 @@ inline Activation make_activation(const std::string& kind, float limit, float al
   constexpr std::pair<const char*, ActivationKind> kinds[] = {{"silu", ActivationKind::silu},
                                                               {"gelu_tanh", ActivationKind::gelu_tanh},
                                                               {"clamped_swiglu", ActivationKind::clamped_swiglu},
+                                                              {"scaled_silu", ActivationKind::scaled_silu},
                                                               {"relu2", ActivationKind::relu2}};
   for (const auto& [name, known] : kinds)
     if (kind == name) return {known, limit, alpha};

@@ -87,7 +87,10 @@ constexpr std::int64_t kExpertChunksPerThread = 32;  // for all experts together
 #include "attention_block.inc.h"
 #include "attention_split.inc.h"
 #include "attention.inc.h"
+#include "recurrence.inc.h"
 #include "gated_delta.inc.h"
+#include "short_conv.inc.h"
+#include "state_space.inc.h"
 
 }  // namespace
 }  // namespace octavo::OCTAVO_LEVEL
@@ -111,6 +114,9 @@ const LayerOps OCTAVO_JOIN(OCTAVO_OPS, OCTAVO_LEVEL) = {
     .rms_norm = OCTAVO_LEVEL::rms_norm<OCTAVO_LEVEL::Element>,
     .attention = OCTAVO_LEVEL::attention,
     .gated_delta = OCTAVO_LEVEL::gated_delta,
+    .short_conv = OCTAVO_LEVEL::short_conv,
+    .state_space = OCTAVO_LEVEL::state_space,
+    .norm_groups = OCTAVO_LEVEL::norm_groups,
     .gate = OCTAVO_LEVEL::gate,
 };
 

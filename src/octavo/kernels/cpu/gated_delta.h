@@ -7,9 +7,10 @@
 
 #include <cstdint>
 
+#include "state_step.h"
+
 namespace octavo {
 
-constexpr std::int64_t kMaxConvTokens = 8;  // S, at most
 constexpr std::int64_t kMaxShared = 64;     // value heads of a key head
 
 // One layer, in every step.
@@ -26,17 +27,6 @@ struct GatedDelta {
   std::int64_t row_size() const { return num_channels() + num_value_heads * value_size; }
 };
 
-// One step, in every layer of a recurrent KV group: `StateStep` of kernels/gated_delta.py.
-struct StateStep {
-  std::int64_t num_requests;            // R
-  const std::int32_t* query_start_loc;  // [R + 1], a request's tokens in T
-  const std::int64_t* slots;            // [T], where the state after each token is kept; -1: nowhere
-  const std::int64_t* begins;           // [R], where the state is that requests begin with; -1: zeros
-  const std::int32_t* num_replayed;     // [R], or null: tokens that are computed again, from the log
-  const std::int32_t* num_drafts;       // [R], or null: of the last tokens, whose inputs are logged
-  const std::int64_t* rows;             // [R], below N, or null
-};
-
 struct GatedDeltaArgs : GatedDelta, StateStep {
   const void* rows_in;     // [T, C + H * V]: channels, then the gates of the result
   const void* gates;       // [T, 2 * H]
@@ -48,11 +38,11 @@ struct GatedDeltaArgs : GatedDelta, StateStep {
   std::int64_t kv_group;
 };
 
-// x times the sigmoid of logits, which are the ends of longer rows.
+// x times the sigmoid of logits, which are the ends of longer rows. Each is for `together` elements of x, one after the other.
 struct GateArgs {
   const void* x;            // [T, D]
-  const void* logits;       // [T, stride], of which D
-  std::int64_t num_rows, size, stride;
+  const void* logits;       // [T, stride], of which D / together
+  std::int64_t num_rows, size, stride, together;
   void* out;                // [T, D]
 };
 

@@ -2,104 +2,7 @@
 // Included inside namespace octavo::OCTAVO_LEVEL.
 //
 // A chunk of work is a key head of a request, with the value heads that share it. It takes some tokens at once: first
-// their convolution, then, for some columns of the state at a time, one token after the other. A token's change of the
-// state and what the next one reads of it are one pass: a row of the state is loaded and stored once per token.
-// Everything that is summed is summed in one order, so it does not matter where a state was stored in between.
-
-constexpr std::int64_t kTokensAtOnce = 16;
-constexpr int kStateRegisters = 4;  // of a row of the state
-
-// What some tokens of one key head have after the convolution.
-struct DeltaTokens {
-  float *query, *key, *value, *read;  // [tokens][K], [tokens][K], [tokens][r * V], [tokens][r * V]
-  float product[kTokensAtOnce];       // of query and key
-  float *decay, *beta;                // [tokens][r]
-};
-
-// The state of one value head while a request is computed: where it was after the last token, and where it goes.
-struct StateSpan {
-  const float* from[kTokensAtOnce];  // before each token; null: zeros
-  float* to[kTokensAtOnce];          // after it; null: nobody reads it
-};
-
-// A register of a row of the state, or the first `rest` columns of one.
-template <bool kIsPart>
-static inline Register load_columns(const float* from, std::int64_t rest) {
-  if constexpr (!kIsPart) return load<Register>(from);
-  Register result = {};
-  __builtin_memcpy(&result, from, static_cast<std::size_t>(rest) * sizeof(float));
-  return result;
-}
-
-template <bool kIsPart>
-static inline void store_columns(float* to, Register value, std::int64_t rest) {
-  if constexpr (!kIsPart) return store(to, value);
-  __builtin_memcpy(to, &value, static_cast<std::size_t>(rest) * sizeof(float));
-}
-
-// For `kCount` registers of columns from `column` on: what the tokens read, and the states after them.
-template <int kCount, bool kIsPart>
-static inline void delta_columns(const GatedDeltaArgs& args, const DeltaTokens& tokens, const StateSpan& span,
-                                 std::int64_t num_tokens, std::int64_t head, std::int64_t column) {
-  const std::int64_t size = args.key_size, width = args.value_size, r = args.shared(), row = r * width;
-  const std::int64_t at = head * width + column, rest = width - column;
-  Register by_key[kCount] = {}, by_query[kCount] = {};
-  if (span.from[0]) {
-    const float *state = span.from[0] + column, *key = tokens.key, *query = tokens.query;
-    for (std::int64_t k = 0; k < size; ++k, state += width) {
-      for (int i = 0; i < kCount; ++i) {
-        const Register values = load_columns<kIsPart>(state + i * kLanes, rest);
-        by_key[i] = values * key[k] + by_key[i];
-        by_query[i] = values * query[k] + by_query[i];
-      }
-    }
-  }
-  for (std::int64_t token = 0; token < num_tokens; ++token) {
-    const float decay = tokens.decay[token * r + head], beta = tokens.beta[token * r + head];
-    Register change[kCount];
-    for (int i = 0; i < kCount; ++i) {
-      const Register value = load_columns<kIsPart>(tokens.value + token * row + at + i * kLanes, rest);
-      change[i] = (value - by_key[i] * decay) * beta;
-      const Register read = change[i] * tokens.product[token] + by_query[i] * decay;
-      store_columns<kIsPart>(tokens.read + token * row + at + i * kLanes, read, rest);
-      by_key[i] = by_query[i] = Register{};
-    }
-    float* to = span.to[token];
-    if (!to) continue;
-    const float *from = span.from[token], *key = tokens.key + token * size;
-    to += column;
-    // Of the last token the next one's products are computed, too, with its own key and query: one loop for both, as in
-    // two a compiler might round sums differently.
-    const bool goes_on = token + 1 < num_tokens;
-    const float* next_key = goes_on ? key + size : key;
-    const float* next_query = tokens.query + (goes_on ? token + 1 : token) * size;
-    const auto update = [&](auto is_first) {
-      const float* old = from + (is_first.value ? 0 : column);
-      for (std::int64_t k = 0; k < size; ++k, to += width) {
-        for (int i = 0; i < kCount; ++i) {
-          Register values = change[i] * key[k];
-          if constexpr (!decltype(is_first)::value)
-            values = load_columns<kIsPart>(old + k * width + i * kLanes, rest) * decay + values;
-          store_columns<kIsPart>(to + i * kLanes, values, rest);
-          by_key[i] = values * next_key[k] + by_key[i];
-          by_query[i] = values * next_query[k] + by_query[i];
-        }
-      }
-    };
-    from ? update(Constant<0>{}) : update(Constant<1>{});
-  }
-}
-
-static inline void delta_head(const GatedDeltaArgs& args, const DeltaTokens& tokens, const StateSpan& span,
-                              std::int64_t num_tokens, std::int64_t head) {
-  const std::int64_t width = args.value_size;
-  std::int64_t column = 0;
-  for (; column + kStateRegisters * kLanes <= width; column += kStateRegisters * kLanes)
-    delta_columns<kStateRegisters, false>(args, tokens, span, num_tokens, head, column);
-  for (; column + kLanes <= width; column += kLanes)
-    delta_columns<1, false>(args, tokens, span, num_tokens, head, column);
-  if (column < width) delta_columns<1, true>(args, tokens, span, num_tokens, head, column);
-}
+// their convolution, then, for some columns of the state at a time, one token after the other: recurrence.inc.h.
 
 // The tokens of one request, and one of its key heads.
 struct DeltaWork {
@@ -125,42 +28,11 @@ struct DeltaWork {
   }
 };
 
-// The channels of one kind that belong to a key head: queries, keys, or the values of its value heads.
-struct ChannelRun {
-  std::int64_t first, size;
-};
-
 static inline void runs_of(const GatedDeltaArgs& args, std::int64_t key_head, ChannelRun* runs) {
   const std::int64_t keys = args.num_key_heads * args.key_size, values = args.shared() * args.value_size;
   runs[0] = {key_head * args.key_size, args.key_size};
   runs[1] = {keys + key_head * args.key_size, args.key_size};
   runs[2] = {2 * keys + key_head * values, values};
-}
-
-// Writes `count` numbers, mostly 16.
-static inline void put(float* to, f32x16 value, std::int64_t count) {
-  count == 16 ? store_whole(to, value) : store_part(to, value, count);
-}
-
-// Convolves some channels of a token; rows[0] is the earliest that it sees.
-static inline void convolve(const GatedDeltaArgs& args, const Element* const* rows, ChannelRun run, float* out) {
-  const std::int64_t num_channels = args.num_channels();
-  for (std::int64_t i = 0; i < run.size; i += 16) {
-    const std::int64_t count = smaller(16, run.size - i), channel = run.first + i;
-    f32x16 sum = load_some(rows[0] + channel, count) * load_some(args.conv + channel, count);
-    for (std::int64_t tap = 1; tap < args.conv_size; ++tap)
-      sum = load_some(rows[tap] + channel, count) * load_some(args.conv + tap * num_channels + channel, count) + sum;
-    put(out + i, silu(sum), count);
-  }
-}
-
-static inline float dot_product(const float* a, const float* b, std::int64_t size) {
-  f32x16 sum = splat(0.0f);
-  for (std::int64_t i = 0; i < size; i += 16) {
-    const std::int64_t count = smaller(16, size - i);
-    sum = load_some(a + i, count) * load_some(b + i, count) + sum;
-  }
-  return sum_of_lanes(sum);
 }
 
 static inline void scale_to_unit(float* x, std::int64_t size, float factor) {
@@ -171,8 +43,6 @@ static inline void scale_to_unit(float* x, std::int64_t size, float factor) {
   }
 }
 
-static inline float to_float(const Element* from) { return load_part(from, 1)[0]; }
-
 // Decay and beta of each value head of a token.
 static inline void read_gates(const DeltaWork& work, std::int64_t token, float* decay, float* beta) {
   const GatedDeltaArgs& args = work.args;
@@ -180,8 +50,7 @@ static inline void read_gates(const DeltaWork& work, std::int64_t token, float* 
   for (std::int64_t i = 0; i < args.shared(); ++i) {
     const std::int64_t head = work.key_head * args.shared() + i;
     const float step = to_float(gates + args.num_value_heads + head) + args.dt_bias[head];
-    const float softplus = step > 20.0f ? step : __builtin_log1pf(__builtin_expf(step));
-    decay[i] = __builtin_expf(-args.decay_rates[head] * softplus);
+    decay[i] = __builtin_expf(-args.decay_rates[head] * softplus(step));
     beta[i] = 1.0f / (1.0f + __builtin_expf(-to_float(gates + head)));
   }
 }
@@ -254,9 +123,9 @@ static void compute_key_head(const DeltaWork& work) {
     for (std::int64_t i = 0; i < count; ++i) {
       const Element* rows[kMaxConvTokens + 1];
       for (std::int64_t tap = 0; tap <= past; ++tap) rows[tap] = row_of(first + i - past + tap);
-      convolve(args, rows, runs[0], tokens.query + i * key_size);
-      convolve(args, rows, runs[1], tokens.key + i * key_size);
-      convolve(args, rows, runs[2], tokens.value + i * values);
+      float* to[3] = {tokens.query + i * key_size, tokens.key + i * key_size, tokens.value + i * values};
+      for (int kind = 0; kind < 3; ++kind)
+        convolve(args.conv, nullptr, args.conv_size, num_channels, rows, runs[kind], to[kind]);
       scale_to_unit(tokens.query + i * key_size, key_size, 1.0f / __builtin_sqrtf(static_cast<float>(key_size)));
       scale_to_unit(tokens.key + i * key_size, key_size, 1.0f);
       tokens.product[i] = dot_product(tokens.query + i * key_size, tokens.key + i * key_size, key_size);
@@ -274,7 +143,7 @@ static void compute_key_head(const DeltaWork& work) {
         }
         latest[head] = span.to[i];
       }
-      delta_head(args, tokens, span, count, head);
+      state_head<true>({key_size, args.value_size, r}, tokens, span, count, head);
     }
     for (std::int64_t i = 0; i < count; ++i)
       if (first + i >= work.num_again) write_head(work, first + i, tokens.read + i * values);
@@ -322,9 +191,16 @@ static void gate(const GateArgs& args, Pool& pool) {
       const Element* x = static_cast<const Element*>(args.x) + row * args.size;
       const Element* logits = static_cast<const Element*>(args.logits) + row * args.stride;
       Element* out = static_cast<Element*>(args.out) + row * args.size;
-      for (std::int64_t i = 0; i < args.size; i += 16) {
+      for (std::int64_t i = 0; args.together == 1 && i < args.size; i += 16) {
         const std::int64_t count = smaller(16, args.size - i);
         store_some(out + i, swish(load_some(x + i, count), load_some(logits + i, count)), count);
+      }
+      for (std::int64_t first = 0; args.together > 1 && first < args.size; first += args.together) {
+        const f32x16 logit = splat(to_float(logits + first / args.together));
+        for (std::int64_t i = 0; i < args.together; i += 16) {
+          const std::int64_t count = smaller(16, args.together - i);
+          store_some(out + first + i, swish(load_some(x + first + i, count), logit), count);
+        }
       }
     }
   });

@@ -144,9 +144,25 @@ class Kernels {
                        at<void>(log), log_tokens, at<void>(out), kv_group});
   }
 
+  void short_conv(const StateStep& step, const ShortConv& layer, std::int64_t kv_group, std::uintptr_t rows,
+                  std::uintptr_t conv_states, std::uintptr_t log, std::int64_t log_tokens, std::uintptr_t out) {
+    run(layer_ops_.short_conv, ShortConvArgs{layer, step, at<void>(rows), at<void>(conv_states), at<void>(log), log_tokens,
+                                             at<void>(out), kv_group});
+  }
+
+  void state_space(const StateStep& step, const StateSpace& layer, std::int64_t kv_group, std::uintptr_t rows,
+                   std::uintptr_t conv_states, std::uintptr_t matrices, std::uintptr_t log, std::int64_t log_tokens,
+                   std::uintptr_t out) {
+    run(layer_ops_.state_space, StateSpaceArgs{layer, step, at<void>(rows), at<void>(conv_states), at<float>(matrices),
+                                               at<void>(log), log_tokens, at<void>(out), kv_group});
+  }
+
+  void norm_groups(const GroupNormArgs& args) { run(layer_ops_.norm_groups, args); }
+
   void gate(std::uintptr_t x, std::uintptr_t logits, std::int64_t num_rows, std::int64_t size, std::int64_t stride,
-            std::uintptr_t out) {
-    run(layer_ops_.gate, GateArgs{at<void>(x), at<void>(logits), num_rows, size, stride, at<void>(out)});
+            std::int64_t together, std::uintptr_t out) {
+    if (together < 1 || size % together) throw std::invalid_argument("a logit is for as many elements as any other");
+    run(layer_ops_.gate, GateArgs{at<void>(x), at<void>(logits), num_rows, size, stride, together, at<void>(out)});
   }
 
   void latent_attention(const AttentionStep& step, const AttentionLayer& layer, std::uintptr_t queries,
@@ -193,9 +209,10 @@ class Kernels {
   void begin_recording(Tape& tape) { recorded_tape() = &tape; }
   void end_recording() { recorded_tape() = nullptr; }
 
-  void replay(const Tape& tape, std::int64_t num_rows, const Tape::Steps& steps, const Tape::StateSteps& state_steps) {
+  void replay(const Tape& tape, std::int64_t num_rows, std::int64_t num_kept, std::uintptr_t kept, const Tape::Steps& steps,
+              const Tape::StateSteps& state_steps) {
     nb::gil_scoped_release released;
-    tape.replay(pool_, num_rows, steps, state_steps);
+    tape.replay(pool_, num_rows, {num_kept, at<const std::int64_t>(kept)}, steps, state_steps);
   }
 
  private:

@@ -139,7 +139,10 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // activations kept
 #include "attention_block.inc.h"
 #include "attention_split.inc.h"
 #include "attention.inc.h"
+#include "recurrence.inc.h"
 #include "gated_delta.inc.h"
+#include "short_conv.inc.h"
+#include "state_space.inc.h"
 
 template <class Element>
 constexpr IntegerOps kIntegerOps = {
@@ -175,6 +178,9 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
             .rms_norm = OCTAVO_LEVEL::rms_norm<bf16>,
             .attention = OCTAVO_LEVEL::attention,
             .gated_delta = OCTAVO_LEVEL::gated_delta,
+            .short_conv = OCTAVO_LEVEL::short_conv,
+            .state_space = OCTAVO_LEVEL::state_space,
+            .norm_groups = OCTAVO_LEVEL::norm_groups,
             .gate = OCTAVO_LEVEL::gate,
         },
     .float16 = &OCTAVO_LEVEL::kFloat16Ops,

@@ -80,6 +80,15 @@ NB_MODULE(_cpu, m) {
   nb::class_<GatedDelta>(m, "GatedDelta")
       .def(nb::new_(&make_gated_delta), "num_key_heads"_a, "num_value_heads"_a, "key_size"_a, "value_size"_a,
            "conv_size"_a, "conv"_a, "decay_rates"_a, "dt_bias"_a, "norm"_a, "eps"_a);
+  nb::class_<ShortConv>(m, "ShortConv")
+      .def(nb::new_(&make_short_conv), "num_channels"_a, "conv_size"_a, "conv"_a, "bias"_a);
+  nb::class_<StateSpace>(m, "StateSpace")
+      .def(nb::new_(&make_state_space), "num_groups"_a, "num_heads"_a, "key_size"_a, "value_size"_a, "conv_size"_a, "conv"_a,
+           "conv_bias"_a, "decay_rates"_a, "dt_bias"_a, "skip"_a, "least_dt"_a, "most_dt"_a, "dt_scale"_a,
+           "gate_scale"_a, "applies_gates"_a);
+  nb::class_<GroupNormArgs>(m, "GroupNorm")
+      .def(nb::new_(&make_group_norm), "x"_a, "gates"_a, "gate_stride"_a, "gate_scale"_a, "num_rows"_a, "width"_a, "group_size"_a,
+           "first_column"_a, "num_groups"_a, "weight"_a, "eps"_a, "sums"_a, "only_sums"_a, "out"_a);
   nb::class_<StateStep>(m, "StateStep")
       .def(nb::new_(&make_state_step), "num_requests"_a, "query_start_loc"_a, "slots"_a, "begins"_a, "num_replayed"_a,
            "num_drafts"_a, "rows"_a);
@@ -150,6 +159,9 @@ NB_MODULE(_cpu, m) {
       .def("start_phases", &Kernels::start_phases)
       .def("phase_seconds", &Kernels::phase_seconds)
       .def("gated_delta", &Kernels::gated_delta)
+      .def("short_conv", &Kernels::short_conv)
+      .def("state_space", &Kernels::state_space)
+      .def("norm_groups", &Kernels::norm_groups)
       .def("gate", &Kernels::gate)
       .def("latent_attention", &Kernels::latent_attention)
       .def("attention", &Kernels::attention);

@@ -9,6 +9,8 @@
 #include "blocks.h"
 #include "draw.h"
 #include "gated_delta.h"
+#include "short_conv.h"
+#include "state_space.h"
 #include "pool.h"
 
 namespace octavo {
@@ -31,7 +33,7 @@ constexpr std::int64_t size_of(DType dtype) { return dtype == DType::float32 ? 4
 // An activation is [T, K], row-major. Untyped pointers are of the dtype of the op: `LayerOps`.
 
 // The activation between an MLP's two linears: kernels/activation.py. All but relu2 are gated.
-enum class ActivationKind { silu, gelu_tanh, clamped_swiglu, relu2 };
+enum class ActivationKind { silu, gelu_tanh, clamped_swiglu, scaled_silu, relu2 };
 
 struct Activation {
   ActivationKind kind = ActivationKind::silu;
@@ -317,6 +319,9 @@ struct LayerOps {
   void (*rms_norm)(const NormArgs&, Pool&);
   void (*attention)(const AttentionArgs&, Pool&);
   void (*gated_delta)(const GatedDeltaArgs&, Pool&);
+  void (*short_conv)(const ShortConvArgs&, Pool&);
+  void (*state_space)(const StateSpaceArgs&, Pool&);
+  void (*norm_groups)(const GroupNormArgs&, Pool&);
   void (*gate)(const GateArgs&, Pool&);
 };
 

@@ -151,6 +151,10 @@ static inline f32x16 swish(f32x16 x, f32x16 logits) {
     const f32x16 inner = 0.7978845608f * (gate + 0.044715f * gate * gate * gate);
     return swish(gate, 2.0f * inner) * up;
   }
+  if (activation.kind == ActivationKind::scaled_silu) {
+    const f32x16 scaled = activation.alpha * gate;
+    return swish(scaled, scaled) * up;
+  }
   const f32x16 most = splat(activation.limit), least = splat(-activation.limit);
   gate = select(gate > most, most, gate);  // NaN stays
   up = select(up > most, most, select(up < least, least, up));

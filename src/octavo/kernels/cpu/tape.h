@@ -29,6 +29,12 @@ struct KeepRowsArgs {
   char* out;
 };
 
+// The rows of a step that are kept behind the last layer that mixes tokens: W.
+struct KeptRows {
+  std::int64_t count;
+  const std::int64_t* rows;  // [W], in T; null: the first ones
+};
+
 // Calls recorded instead of made. `replay` makes them with another step and number of rows: T, and W from the first
 // KeepRows on. There is one step per KV group, those of recurrent groups are the last.
 class Tape {
@@ -56,20 +62,21 @@ class Tape {
 
   void add(const KeepRowsArgs& args) {
     calls_.push_back([args](Replay& replay) {
-      const AttentionStep& step = replay.steps[0];
+      const auto [count, rows] = replay.kept;
       const auto size = static_cast<std::size_t>(args.row_bytes);
-      if (!step.kept) std::memcpy(args.out, args.x, size * static_cast<std::size_t>(step.num_kept));
-      for (std::int64_t i = 0; step.kept && i < step.num_kept; ++i)
-        std::memcpy(args.out + i * args.row_bytes, args.x + step.kept[i] * args.row_bytes, size);
-      replay.num_rows = step.num_kept;
+      if (!rows) std::memcpy(args.out, args.x, size * static_cast<std::size_t>(count));
+      for (std::int64_t i = 0; rows && i < count; ++i)
+        std::memcpy(args.out + i * args.row_bytes, args.x + rows[i] * args.row_bytes, size);
+      replay.num_rows = count;
     });
   }
 
   std::size_t size() const { return calls_.size(); }
 
-  void replay(Pool& pool, std::int64_t num_rows, const Steps& steps, const StateSteps& state_steps) const {
+  void replay(Pool& pool, std::int64_t num_rows, const KeptRows& kept, const Steps& steps,
+              const StateSteps& state_steps) const {
     const InPhase phase(pool.phases(), Phase::other);
-    Replay replay = {pool, num_rows, steps, state_steps};
+    Replay replay = {pool, num_rows, kept, steps, state_steps};
     for (const Call& call : calls_) call(replay);
   }
 
@@ -77,6 +84,7 @@ class Tape {
   struct Replay {
     Pool& pool;
     std::int64_t num_rows;  // T, then W
+    const KeptRows& kept;
     const Steps& steps;
     const StateSteps& state_steps;
   };
@@ -90,10 +98,15 @@ class Tape {
     set_step(args, replay.steps.at(static_cast<std::size_t>(args.kv_group)));
   }
 
-  static void set(GatedDeltaArgs& args, const Replay& replay) {
+  static void set(GatedDeltaArgs& args, const Replay& replay) { set_state_step(args, replay); }
+  static void set(ShortConvArgs& args, const Replay& replay) { set_state_step(args, replay); }
+  static void set(StateSpaceArgs& args, const Replay& replay) { set_state_step(args, replay); }
+  template <class Args>
+  static void set_state_step(Args& args, const Replay& replay) {
     static_cast<StateStep&>(args) = replay.state_steps.at(static_cast<std::size_t>(args.kv_group) - replay.steps.size());
   }
   static void set(GateArgs& args, const Replay& replay) { args.num_rows = replay.num_rows; }
+  static void set(GroupNormArgs& args, const Replay& replay) { args.num_rows = replay.num_rows; }
 
   std::vector<Call> calls_;
 };

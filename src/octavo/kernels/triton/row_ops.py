@@ -47,6 +47,9 @@ def gated(gate: tl.tensor, up: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor
         gate = tl.where(gate > limit, limit, gate)  # NaN stays
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
         result = _swish(gate, ACTIVATION.alpha * gate) * (up + 1.0)
+    elif ACTIVATION.kind == "scaled_silu":
+        gate = ACTIVATION.alpha * gate
+        result = _swish(gate, gate) * up
     else:
         result = gate / (1.0 + tl.exp(-gate)) * up
     return result
