@@ -72,7 +72,7 @@ def test_in_a_batch(name: str, options: dict[str, Any], alone: list[Any], make_l
 def test_preempted(name: str, alone: list[Any], make_llm: MakeLLM) -> None:
     llm = make_llm(name, num_kv_blocks=MAX_LEN // 4, max_num_batched_tokens=14)
     outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
-    assert sum(output.metrics.num_preemptions for output in outputs) > pick(0, 3)
+    assert sum(output.metrics.num_preemptions for output in outputs) > pick(0, 2)
     assert answers(outputs) == alone
 
 
