@@ -18,9 +18,11 @@ def keep_states_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep a state after each `INTERVAL` tokens in engines that are made from now on."""
 
     def often(layer: LayerSpec) -> LayerSpec:
-        if not isinstance(layer.mixer, RecurrentSpec):
-            return layer
-        return replace(layer, mixer=structs.replace(layer.mixer, interval=INTERVAL))
+        mixer, beside = (
+            structs.replace(each, interval=INTERVAL) if isinstance(each, RecurrentSpec) else each
+            for each in (layer.mixer, layer.beside)
+        )
+        return replace(layer, mixer=mixer, beside=beside)
 
     def read(*arguments: Any, **options: Any) -> ModelConfig:
         config = read_model_config(*arguments, **options)
