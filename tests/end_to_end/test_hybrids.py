@@ -70,10 +70,11 @@ def test_in_a_batch(name: str, options: dict[str, Any], alone: list[Any], make_l
 
 
 def test_preempted(name: str, alone: list[Any], make_llm: MakeLLM) -> None:
-    few = 7 if name.startswith("mamba2") else MAX_LEN // 4  # a state takes a block, whatever it has seen
+    has_states_alone = name.startswith("mamba2")  # of which requests need no more as they go on: others wait
+    few = 7 if has_states_alone else MAX_LEN // 4
     llm = make_llm(name, num_kv_blocks=few, max_num_batched_tokens=14)
     outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
-    assert sum(output.metrics.num_preemptions for output in outputs) > pick(0, 2)
+    assert has_states_alone or sum(output.metrics.num_preemptions for output in outputs) > pick(0, 2)
     assert answers(outputs) == alone
 
 
