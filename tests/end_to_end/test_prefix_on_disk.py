@@ -17,6 +17,7 @@ from tests.end_to_end.conftest import GetCheckpoint, open_llm
 from tests.end_to_end.support import answers, random_prompt
 from tests.fakes.queued_device import RecordedQueue
 from tests.models.hybrid import keep_states_often
+from tests.models.mtp import make_mtp
 from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo import LLM, SamplingParams
@@ -338,3 +339,32 @@ def test_the_next_core_finds_what_a_killed_one_has_written(start: Open, cache: P
         assert [output.metrics.num_cached_tokens for output in again] == [36, 48, 20]
         assert stats(llm).num_prefix_disk_hits_total == 104
     assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.parametrize("kind", ["MTP", "draft_model"])
+def test_what_drafts_begins_behind_what_comes_from_disk(
+    kind: str, checkpoint: GetCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own keys and values are not kept: it computes blocks again, or begins after them; no bit depends on it."""
+    keep_states_often(monkeypatch)
+    make_mtp("qwen3-5").save(tmp_path / "model")
+    config = {"method": "mtp", "adaptive": False}
+    if kind == "draft_model":
+        config = {"model": str(checkpoint("llama").folder), "adaptive": False}
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 64, "block_size": 4, "num_kv_blocks": 512}
+
+    def start(speculative_config: dict[str, Any]) -> LLM:
+        options["speculative_config"] = speculative_config
+        return LLM(str(tmp_path / "model"), tokenizer="demo", prefix_cache_disk=0.25, **options)
+
+    with start({"method": "none"}) as llm:
+        expected, _ = run(llm)
+    with start(config) as llm:
+        assert run(llm)[0] == expected
+        assert sum(run(llm)[1]) > 0
+    with start(config) as llm:
+        outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        assert answers(outputs) == expected
+        assert stats(llm).num_prefix_disk_hits_total > 0
+        assert sum(output.metrics.num_drafts for output in outputs) > 0
+        assert run(llm)[0] == expected
