@@ -1,5 +1,6 @@
 """Decisions: with a checkpoint's own files those of transformers; labels of several tokens; what cannot be."""
 
+import asyncio
 import json
 import math
 from pathlib import Path
@@ -10,7 +11,7 @@ import transformers
 from tests.end_to_end.conftest import MakeLLM
 from tests.end_to_end.encoders import save
 
-from octavo import LLM, PoolingParams
+from octavo import LLM, AsyncLLM, PoolingParams
 from octavo.engine.decisions import decisions_about
 from octavo.errors import InvalidParameterError
 
@@ -102,3 +103,21 @@ def test_what_cannot_be_asked(make_llm: MakeLLM) -> None:
         llm.decide("a", {"x": {"type": "score", "criteria": ["a"] * 256}})
     with pytest.raises(InvalidParameterError, match="at least one question"):
         llm.decide("a", {})
+
+
+def test_async_programs_get_the_same(make_llm: MakeLLM) -> None:
+    llm, question = (
+        make_llm("demo", dtype="auto", max_model_len=None),
+        {"q": {"type": "noul", "instructions": "Is it so?"}},
+    )
+    texts = ["Hello", "What is a block?"]
+
+    async def ask() -> tuple[list[list[float] | None], list[float], dict[str, dict[str, object]]]:
+        async with AsyncLLM("demo", engine_process=False) as engine:
+            vectors = [output.embedding for output in await engine.embed(texts)]
+            return vectors, await engine.score(texts[0], texts), await engine.decide("Some state.", question)
+
+    vectors, scores, answers = asyncio.run(ask())
+    assert vectors == [output.embedding for output in llm.embed(texts, use_tqdm=False)]
+    assert scores == llm.score(texts[0], texts, use_tqdm=False)
+    assert answers == llm.decide("Some state.", question)

@@ -117,3 +117,12 @@ def test_classifiers_rank_pairs(name: str, tmp_path: Path, open_llm: Callable[..
     )
     with pytest.raises(PromptTooLongError, match=r"documents\[1\]"):
         llm.score(query, ["w1", "w1 " * MAX_TOKENS])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["Bert", "ModernBert"])
+def test_two_ranks(name: str, encoder: GetEncoder, open_llm: Callable[..., LLM]) -> None:
+    folder, given = encoder(name).folder, prompts()
+    one, two = (vectors(open_llm(folder, tensor_parallel_size=size), given) for size in (1, 2))
+    for vector, right in zip(two, one, strict=True):
+        np.testing.assert_allclose(vector, right, rtol=1e-4, atol=1e-5)

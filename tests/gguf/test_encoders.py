@@ -12,6 +12,7 @@ from tests.end_to_end.encoders import prompts, save, save_modules
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from octavo import LLM
+from octavo.tokenizer.tokenizer import Tokenizer as OwnTokenizer
 
 _ARCHITECTURES = {"Bert": "bert", "NomicBert": "nomic-bert", "Gemma3Text": "gemma-embedding"}
 _POOLING = {"Bert": 2, "NomicBert": 1, "Gemma3Text": 1}  # cls, mean
@@ -103,3 +104,33 @@ def test_tokens_are_those_of_bert(tmp_path: Path) -> None:
         tokenizer = llm.get_tokenizer()
         for text in ("a b", "bca, HELLO", "zz x9"):
             assert tokenizer.encode(text) == own.encode(text).ids
+
+
+def test_tokens_are_those_of_xlm_roberta(tmp_path: Path) -> None:
+    space = "\N{LOWER ONE EIGHTH BLOCK}"
+    pieces = {
+        "<s>": 0.0,
+        "<pad>": 0.0,
+        "</s>": 0.0,
+        "<unk>": 0.0,
+        space: -2.0,
+        f"{space}he": -3.0,
+        "llo": -3.5,
+        "a": -4.0,
+    }
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "bert")
+    writer.add_tokenizer_model("t5")
+    writer.add_token_list(list(pieces))
+    writer.add_token_scores(list(pieces.values()))
+    writer.add_token_types([3, 3, 3, 2, 1, 1, 1, 1])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = OwnTokenizer.from_path(tmp_path / "model.gguf")
+    assert found.encode("hello  a") == [0, 5, 6, 4, 7, 2]
+    assert found.encode_pair("a", "hello", (None, 99)) == ([0, 4, 7, 2, 2, 5, 6, 2], 8)
+    assert found.encode_cut("hello hello", 4) == [0, 5, 6, 2]

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import Unigram, WordPiece
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # before the first piece of a word; other pieces have nothing before them
@@ -29,7 +29,7 @@ def _own_spelling(token: str) -> str:
 def unigram(tokens: Sequence[str], scores: Sequence[float], unknown_id: int, charsmap: bytes) -> Backend:
     """Return XLM-R's; `charsmap` is SentencePiece's table of how characters are normalized, empty: they are not."""
     backend = Backend(Unigram(list(zip(tokens, scores, strict=True)), unk_id=unknown_id))
-    spaces = normalizers.Replace(" {2,}", " ")
+    spaces = normalizers.Replace(Regex(" {2,}"), " ")
     backend.normalizer = normalizers.Sequence([*([normalizers.Precompiled(charsmap)] if charsmap else []), spaces])
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme="always")
     backend.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme="always")
