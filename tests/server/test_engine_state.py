@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,6 +65,17 @@ async def test_nothing_is_made_when_nobody_looks() -> None:
     num_events = watch.num_events
     await asyncio.sleep(0.3)  # longer than between two events
     assert (num_events, watch.num_events) == (1, 1)
+
+
+def test_who_watches_does_not_keep_a_server_from_ending() -> None:
+    with HttpServer(has_model=False) as server:
+        with server.client.stream("GET", "/ui/engine") as stream:
+            lines = stream.iter_lines()
+            assert next(events(lines))["status"] == "ready"
+            server.process.send_signal(signal.SIGTERM)
+            assert "draining" in "".join(lines)
+        assert server.process.wait(10.0) == 0
+        assert "exceeded" not in server.log  # the server did not have to break it off
 
 
 def test_names_are_forgotten_when_there_are_very_many() -> None:

@@ -172,7 +172,7 @@ def test_errors_are_said_and_nothing_is_lost(tab: Tab) -> None:
     page.get_by_role("button", name="Try again").last.click()
     page.get_by_text("done", exact=True).wait_for()
     page.reload()
-    page.get_by_text("question 429").wait_for()
+    page.locator(".message.user", has_text="question 429").wait_for()
 
 
 def test_two_tabs_lose_nothing_of_each_other(make_tab: MakeTab) -> None:

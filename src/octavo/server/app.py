@@ -238,7 +238,8 @@ class DrainingServer(uvicorn.Server):
         self.on_hangup: Callable[[], None] | None = None  # called in the event loop on SIGHUP; None: SIGHUP ends it
 
     def stop(self) -> None:
-        """Stop at once: the engine is dead, so no request can continue."""
+        """Stop at once: nothing is left to do, or the engine is dead, so no request can continue."""
+        self._admission.end_lookers()
         self.should_exit = True
 
     async def main_loop(self) -> None:

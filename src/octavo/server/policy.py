@@ -38,6 +38,7 @@ from octavo.server.tenants.tenants import Tenants, owner_of
 
 _RATE_WINDOW = 32  # finished requests that the estimated waiting time is based on
 _MAX_RETRY_AFTER_S = 30
+WATCHED = "/ui/engine"  # a stream without an end of its own
 _FORM = b"application/x-www-form-urlencoded"
 _STORED = ("/v1/files", "/v1/batches")
 
@@ -48,6 +49,7 @@ class Admission:
     def __init__(self, max_running: int, max_waiting: int) -> None:
         self._max_running, self._max_waiting = max_running, max_waiting
         self._exchanges: set[Exchange] = set()
+        self._lookers: set[Exchange] = set()  # who watch the engine
         self._ends_s: deque[float] = deque(maxlen=_RATE_WINDOW)  # since a request last had to wait for none
         self._request_s: float | None = None  # that one takes which did not wait, as a mean of the last ones
         self.is_idle = asyncio.Event()  # no requests are left
@@ -102,6 +104,20 @@ class Admission:
                 self._request_s = (before_s + now_s - start_s) / 2.0
             if not self._exchanges:
                 self.is_idle.set()
+
+    @contextmanager
+    def looking(self, exchange: Exchange) -> Generator[None, None, None]:
+        """A client watches the engine, until it leaves or the server ends, which does not wait for it."""
+        self._lookers.add(exchange)
+        try:
+            yield
+        finally:
+            self._lookers.remove(exchange)
+
+    def end_lookers(self) -> None:
+        """End the exchanges of those who watch."""
+        for exchange in self._lookers:
+            exchange.end_now(draining())
 
     def end_all(self) -> int:
         """Cancel all admitted requests; return how many."""
@@ -182,8 +198,11 @@ class RequestPolicy:
                 with self._admit(exchange, has_place=has_place), self._metrics.counting_admitted():
                     await self._call_in_time(exchange, receive, send)
             elif self._admission.is_draining and path in OPEN_PATHS:
-                error = draining()
-                await send_json(send, {"status": "draining", "error": error.detail}, error.status, error.headers)
+                await _send_draining(send)
+            elif path == WATCHED:
+                exchange.num_samples = 0  # it computes nothing
+                with self._admission.looking(exchange):
+                    await self._call_in_time(exchange, receive, send)
             else:
                 await self._call(exchange, receive, send)
         except ApiError as error:
@@ -279,6 +298,11 @@ class RequestPolicy:
         else:
             last = b"" if exchange.last_words is None else exchange.last_words(error)
             await send({"type": "http.response.body", "body": last})
+
+
+async def _send_draining(send: Send) -> None:
+    error = draining()
+    await send_json(send, {"status": "draining", "error": error.detail}, error.status, error.headers)
 
 
 def draining() -> ApiError:

@@ -1,6 +1,6 @@
 // The engine, live: the stream of its state, kept for a few minutes, and the parts of the page that show it.
 
-import { events, request } from "./api.js";
+import { events, request, SpokenError } from "./api.js";
 import { byId, el, time } from "./dom.js";
 import { KvMap } from "./kvmap.js";
 import { countsBetween, percentile } from "./percentiles.js";
@@ -64,7 +64,10 @@ export class EngineView {
         const response = await request(`ui/engine${model}`, { signal });
         for await (const { data } of events(response)) {
           if (signal.aborted) return;
-          if (data) this.take(JSON.parse(data));
+          if (!data) continue;
+          const event = JSON.parse(data);
+          if (event.error) throw new SpokenError(event.error.message); // the server ends, or the stream's time is over
+          this.take(event);
         }
       } catch (error) {
         if (signal.aborted) return;
