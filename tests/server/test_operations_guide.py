@@ -14,8 +14,11 @@ from octavo.server.args import ServerArgs
 
 GUIDE = (Path(__file__).parents[2] / "docs/operations.md").read_text()
 OURS = re.sub(r"^ +curl (?:.*\\\n)*.*$", "", GUIDE, flags=re.MULTILINE)  # without commands whose flags are curl's
-# What the README and docs/messages.md are about.
-ELSEWHERE = {"served-model-name", "tool-call-parser", "reasoning-parser", "port", "model-alias", "keep-billing-header"}
+# What the README, docs/messages.md and docs/page.md are about.
+ELSEWHERE = {
+    *("served-model-name", "tool-call-parser", "reasoning-parser", "port", "model-alias", "keep-billing-header"),
+    "ui",
+}
 
 
 def test_flags_are_those_of_the_server() -> None:
@@ -36,7 +39,9 @@ def engine_with_all() -> EngineMetrics:
 
 
 def test_metrics_are_those_that_a_scrape_shows() -> None:
-    exposition = Exposition(HttpMetrics(), engine_with_all, "m", with_vllm_names=True, with_each_expert=True)
+    http = HttpMetrics()
+    assert http.by_key["team"].requests == 0  # now it has a key with a name
+    exposition = Exposition(http, engine_with_all, "m", with_vllm_names=True, with_each_expert=True)
     text, _ = exposition.render()
     families = list(text_string_to_metric_families(text.decode()))
     shown = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
