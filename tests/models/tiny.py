@@ -38,6 +38,7 @@ _CONFIGS = {
 }
 # Families that store norms' weights minus one, but for those of linear attention.
 _STORED_MINUS_ONE = ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
+_WITH_STATES = ("Qwen3Next", "Qwen3_5", "Lfm", "GraniteMoeHybrid", "NemotronH", "FalconH1", "Mamba2")
 _MULTI_HEAD = {"num_key_value_heads": 6}
 _ONE_KV_HEAD_OF_8 = {"hidden_size": 40, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 6}
 _THREE_KV_HEADS = {"num_key_value_heads": 3}
@@ -179,6 +180,11 @@ class TinyModel:
     settings: dict[str, Any] = field(default_factory=dict)
     tolerance: float = 1e-4  # between logits that reach 7: both sides err
     is_variant: bool = False  # of a family that another row has: only `make test-all` tries it
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether some of its layers keep a state: prefixes are found at the ends of longer blocks only."""
+        return self.family.startswith(_WITH_STATES)
 
     def build(self, seed: int = 0) -> Any:
         """Return transformers' model in float32, with random weights."""

@@ -58,7 +58,11 @@ def test_parameters_are_counted_as_transformers_counts_them(tiny: TinyModel, tmp
     reference = tiny.save(tmp_path)
     expected = sum(parameter.numel() for parameter in reference.parameters())
     # To transformers, what a router adds to its scores is no parameter.
-    expected += sum(of.numel() for name, of in reference.named_buffers() if name.endswith("e_score_correction_bias"))
+    expected += sum(
+        of.numel()
+        for name, of in reference.named_buffers()
+        if name.endswith(("e_score_correction_bias", "expert_bias"))
+    )
     assert num_weights(empty_model(read_model_config(tmp_path, model="tiny"))) == expected
 
 
