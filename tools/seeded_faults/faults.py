@@ -45,6 +45,18 @@ FAULTS = [
         tests="models/test_exactness.py",
     ),
     Fault(
+        name="steps of state spaces are not bounded",
+        right="    dt = dt.clamp(*weights.dt_limit)\n",
+        wrong="",
+        tests="kernels/test_state_ops.py",
+    ),
+    Fault(
+        name="keys of a state space are its queries",
+        right="value, key, query = mixed.split_with_sizes",
+        wrong="value, query, key = mixed.split_with_sizes",
+        tests="kernels/test_state_ops.py",
+    ),
+    Fault(
         name="the states of drafts are kept",
         right="        lasts = lasts - num_drafts\n",
         wrong="",
