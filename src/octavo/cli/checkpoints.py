@@ -17,7 +17,7 @@ from octavo.config.engine import LoadFormat
 from octavo.config.hf import read_model_config
 from octavo.config.hf_quantization import METHODS_WITH_BLOCKS
 from octavo.config.hub import resolve_adapter, resolve_model
-from octavo.config.layers import AttentionSpec
+from octavo.config.layers import AttentionSpec, RecurrentSpec
 from octavo.config.model import ModelConfig
 from octavo.config.option_types import option
 from octavo.device.process import limit_spinning
@@ -69,22 +69,30 @@ def _kv_values(spec: AttentionSpec) -> int:
     return 2 * spec.num_kv_heads * spec.head_dim if spec.latent is None else spec.latent.size
 
 
+def _state_bytes(spec: RecurrentSpec, num_bytes: int) -> int:
+    """Return the bytes of a layer's state: of the convolution in the model's dtype, of the recurrence in float32."""
+    return prod(spec.conv_shape) * num_bytes + (4 * prod(spec.matrix_shape) if spec.matrix_shape else 0)
+
+
 def _model_facts(path: Path, config: ModelConfig, stored: list[HeaderEntry]) -> dict[str, str]:
-    heads = " or ".join(dict.fromkeys(map(_heads_text, config.attending)))
+    heads = [" or ".join(dict.fromkeys(map(_heads_text, config.attending)))] if config.attending else []
+    layers = f"{config.num_layers} layers of {config.hidden_size}"
     spec = config.experts
     experts = "" if spec is None else f", {spec.num_experts} experts, {spec.top_k} per token"
     num_weights, num_bytes = sum(map(_num_weights, stored)), _BYTES[config.dtype]
     owners = [each for each in config.attending if each.shares_kv_of is None]
     kv_bytes = sum(map(_kv_values, owners)) * num_bytes
+    state_bytes = sum(_state_bytes(mixer, num_bytes) for mixer in config.mixers if isinstance(mixer, RecurrentSpec))
+    states = f", and {_size_text(state_bytes)} of states a request" if state_bytes else ""
     counts, sizes = Counter(each.type for each in stored), Counter[str]()
     for each in stored:
         sizes[each.type] += each.num_bytes
     on_disk = f"{num_weights / 1e6:,.1f} M, {_size_text(sizes.total())} on disk"
     return {
         "model": str(path),
-        "architecture": f"{config.architecture}: {config.num_layers} layers of {config.hidden_size}, {heads}{experts}",
+        "architecture": f"{config.architecture}: {', '.join([layers, *heads])}{experts}",
         **({"computed by": "transformers' own code, on one rank"} if config.impl == "transformers" else {}),
-        "context": f"{config.max_model_len:,} tokens, {_size_text(kv_bytes)} of KV cache each"
+        "context": f"{config.max_model_len:,} tokens, {_size_text(kv_bytes)} of KV cache each{states}"
         if config.encoder is None
         else f"{config.max_model_len - 1:,} tokens; an encoder, which keeps none",
         **_image_facts(config),
