@@ -10,7 +10,7 @@ import pytest
 import typer
 from tests.gguf.files import convert
 from tests.models.gpt_oss import save_mxfp4, write_gguf
-from tests.models.tiny import TINY_MODELS
+from tests.models.tiny import TINY_MODELS, by_name
 from typer.testing import CliRunner
 
 from octavo.cli import checkpoints
@@ -44,6 +44,15 @@ def test_a_folder_and_a_file_say_the_same_of_the_model(folder: Path, tmp_path: P
     assert "Qwen3MoeForCausalLM: 3 layers of 36, 6 heads of 10, 2 KV heads, 5 experts" in str(ours["architecture"])
     assert str(ours["weights"]).split(";")[1] == str(theirs["weights"]).split(";")[1]
     assert str(theirs["chat template"]).startswith("unknown: ")
+
+
+def test_states_are_counted(tmp_path: Path) -> None:
+    by_name("mamba2").save(tmp_path)
+    found = facts(str(tmp_path))
+    assert found["architecture"] == "Mamba2ForCausalLM: 3 layers of 36"
+    # Of each layer, three rows of a convolution over 72 values and 2 * 3 * 10 keys and queries, and 6 heads of 10 x 12.
+    assert 3 * (3 * 132 + 6 * 120) * 4 == 13392
+    assert found["context"] == "64 tokens, 0 B of KV cache each, and 13.1 KiB of states a request"
 
 
 def test_tensors_are_listed_with_their_types(folder: Path, tmp_path: Path) -> None:
