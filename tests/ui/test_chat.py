@@ -291,6 +291,14 @@ def test_a_very_long_answer_leaves_the_keyboard_alone(tab: Tab) -> None:
     assert page.evaluate("window.longest") < 1000  # on a busy machine; 200 ms on a quiet one
 
 
+def test_signs_by_the_thousand_do_not_stop_the_page(tab: Tab) -> None:
+    for text in ("*a " * 20_000, "[" * 20_000, "> " * 2_000 + "x", "_a_ `" * 8_000):
+        tab.page.unroute_all()
+        tab.answer_with({"content": text})
+        tab.send("signs")
+        assert tab.answers()[-1]
+
+
 def test_a_server_with_a_key_asks_for_it_and_it_stays_in_the_tab(make_tab: MakeTab) -> None:
     with HttpServer("--api-key", "sesame", python=SERVER_PYTHON) as locked:
         tab = make_tab(url=locked.url)

@@ -4,6 +4,8 @@ import { Lexer } from "./vendor/marked.esm.js";
 import { copyButton, el } from "./dom.js";
 
 const NUM_OPEN = 2; // blocks at the end of a text that still grows: later characters may change them
+const SIGNS = /[*_~`[\]<>!&\\]/g; // that may begin or end something
+const MOST_SIGNS = 600; // of one paragraph, cell or item
 const SLOW_MS = 60; // a last block that takes longer is shown as it is until the text is complete
 
 /** Shows a text that grows at its end: blocks that can no longer change are left alone. */
@@ -53,9 +55,17 @@ export class MarkdownView {
   }
 }
 
+/** Return the blocks of a text. The steps are marked's own; a paragraph of thousands of signs, for which it needs
+ * minutes, stays as it is. */
 function lex(text) {
+  const lexer = new Lexer({ gfm: true });
   try {
-    return new Lexer({ gfm: true }).lex(text.replaceAll("\r", ""));
+    lexer.blockTokens(text.replaceAll("\r", ""), lexer.tokens);
+    for (const { src, tokens } of lexer.inlineQueue) {
+      if ((src.match(SIGNS)?.length ?? 0) > MOST_SIGNS) tokens.push({ type: "plain", raw: src });
+      else lexer.inlineTokens(src, tokens);
+    }
+    return lexer.tokens;
   } catch {
     return [{ type: "plain", raw: text }]; // nested thousands of times
   }
