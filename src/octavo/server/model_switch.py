@@ -23,6 +23,7 @@ from octavo.server.app import create_app
 from octavo.server.engine_pool import EnginePool, ModelSlot, args_of
 from octavo.server.errors import ApiError, error_frames
 from octavo.server.exchange import OPEN_PATHS, Exchange, route_path, send_json
+from octavo.server.kept_responses import again
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.ollama_answers import now
 from octavo.server.openai.model_aliases import ModelAliases
@@ -191,7 +192,8 @@ class WayIn:
         if pool.acquire_now(slot):
             return True
         acquiring = asyncio.ensure_future(pool.acquire(slot))
-        leaving = asyncio.ensure_future(wait_for_disconnect(receive))
+        has_client = again(self._exchange.scope) is None  # else the server before has begun it, and nobody is there
+        leaving = asyncio.ensure_future(wait_for_disconnect(receive) if has_client else asyncio.Event().wait())
         try:
             while True:
                 await asyncio.wait((acquiring, leaving), timeout=_TELL_S, return_when=asyncio.FIRST_COMPLETED)
