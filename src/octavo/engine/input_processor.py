@@ -50,6 +50,7 @@ class InputProcessor:
             self.default_params = SamplingParams.from_options({name: one for name, one in given if one is not None})
         self._tokenizer = tokenizer
         self._vocab_size, self._has_head = config.model.vocab_size, config.model.has_head
+        self._model_name = config.model.model
         self.pooling_rules, self._is_encoder = PoolingRules(config.model), config.model.encoder is not None
         self.limit = ContextLimit(tokenizer, config.model.max_model_len, has_output=config.model.encoder is None)
         self._eos_token_ids = list(tokenizer.files.end_token_ids(config.model.eos_token_ids, config.model.vocab_size))
@@ -89,7 +90,7 @@ class InputProcessor:
             pooling, task = self.pooling_rules.resolve(params)
             params = NO_SAMPLING
         elif not self._has_head:
-            raise InvalidParameterError("sampling_params", "given", "this model makes vectors: it writes no text")
+            raise InvalidParameterError("model", self._model_name, "it makes vectors, and writes no text")
         params = self.default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise InvalidParameterError("sampling_params", params, "must be SamplingParams")
