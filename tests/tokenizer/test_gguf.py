@@ -69,6 +69,7 @@ FAMILIES = {
     "smollm": lambda: byte_level(pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain()])),
     "llama-bpe": lambda: begins_with_bos(byte_level(split(LLAMA3))),
     "llama-v3": lambda: begins_with_bos(byte_level(split(LLAMA3))),
+    "lfm2": lambda: begins_with_bos(byte_level(split(LLAMA3))),
     "smaug-bpe": lambda: byte_level(split(LLAMA3)),
     "qwen2": lambda: byte_level(split(QWEN2), is_composed=True),
     "deepseek-r1-qwen": lambda: byte_level(split(QWEN2), is_composed=True),

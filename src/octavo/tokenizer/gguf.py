@@ -61,7 +61,10 @@ _COMPOSED = ("qwen2", "qwen35")  # Unicode is normalized to NFC
 # What files without `add_bos_token` mean: those of Llama 3 and Mistral do not say it.
 _BEGINS_WITH_BOS = ("llama-bpe", "tekken")
 _OTHER_NAMES = MappingProxyType(
-    {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2", "megrez": "qwen2"}
+    {
+        **dict.fromkeys(("llama3", "llama-v3", "lfm2"), "llama-bpe"),
+        **dict.fromkeys(("deepseek-r1-qwen", "megrez"), "qwen2"),
+    }
 )
 # Special tokens of SentencePiece files that do not name them.
 SENTENCEPIECE_IDS = MappingProxyType({"unknown": 0, "bos": 1, "eos": 2})
