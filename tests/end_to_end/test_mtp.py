@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from tests.breadth import pick
-from tests.end_to_end.conftest import BLOCK_SIZE, MAX_LEN
+from tests.end_to_end.conftest import BLOCK_SIZE, MAX_LEN, Checkpoint
 from tests.end_to_end.support import answers
 from tests.end_to_end.test_draft_model import drafts_of
 from tests.end_to_end.test_eagle3 import Drafted, drafted  # noqa: F401 - a fixture
 from tests.end_to_end.test_same_bytes import PARAMS, PROMPTS, one_by_one
+from tests.end_to_end.test_storm import weather_storm
 from tests.models.hybrid import keep_states_often
 from tests.models.mtp import ReferenceMtp, add_tensors, make_ideal, make_mtp
 from tests.worker.threaded_ranks import ThreadedRanks
@@ -189,6 +190,16 @@ def test_on_two_ranks(
         assert answers(outputs) == expected
         num_drafts, num_accepted = drafts_of(outputs)
         assert num_drafts > num_accepted > num_drafts // 16
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FAMILIES[:2])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_storm(name: str, seed: int, model_of: Callable[[str], Model]) -> None:
+    """Aborts, preemptions, stop strings, minimum lengths and prompt logprobs, at any moment."""
+    model = model_of(name)
+    checkpoint = Checkpoint(folder=model.folder, reference=model.reference.target)
+    weather_storm(seed, lambda _: checkpoint, speculative_config=ALWAYS)
 
 
 def test_heads_draft_by_default(
