@@ -132,10 +132,10 @@ def test_one_that_cannot_start_lets_the_others_go() -> None:
 def test_one_that_cannot_be_started_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[ChildCore] = []
 
-    def start_one(*args: Any) -> ChildCore:
+    def start_one(*args: Any, **options: Any) -> ChildCore:
         if started:
             raise OSError("no more processes")
-        started.append(ChildCore(*args))
+        started.append(ChildCore(*args, **options))
         return started[0]
 
     monkeypatch.setattr("octavo.engine.process_client.ChildCore", start_one)

@@ -55,7 +55,8 @@ def test_no_library_of_torch_is_in_a_server_that_has_answered(server: HttpServer
     parent = psutil.Process(server.process.pid)
     processes = (parent, *parent.children())
     with_torch = [process for process in processes if _maps(process, "libtorch")]
-    assert ["octavo.engine.core_proc" in process.cmdline() for process in with_torch] == [True]
+    cores = [process for process in with_torch if process.cmdline()[-1] != "import"]  # the others are spare
+    assert ["octavo.engine.core_proc" in process.cmdline() for process in cores] == [True]
     # And nobody has what computes on GPUs.
     assert not [process for process in processes if _maps(process, "libtriton") or _maps(process, "libcuda.so")]
 
