@@ -87,7 +87,7 @@ def test_a_restart_finds_prefixes_and_says_the_same(start: Open, name: str, opti
     check_restart(start, name, **options)
 
 
-@pytest.mark.parametrize("name", pick(["qwen3-5"], ["qwen3-5", "qwen3-next"]))
+@pytest.mark.parametrize("name", pick(["qwen3-5"], ["qwen3-5", "qwen3-next", "lfm2-moe", "falcon-h1"]))
 def test_states_are_found(start: Open, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_states_often(monkeypatch)
     check_restart(start, name)
