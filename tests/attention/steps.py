@@ -124,6 +124,10 @@ def run_step(
     normalizes_values: bool = False,
     projects: Literal["qkv", "qk", "q"] = "qkv",
     visible_ends: torch.Tensor | None = None,  # [positions], behind the last position each sees; None: itself
+    norms_behind: bool = False,
+    rotates_pairs: bool = False,
+    query_growth: torch.Tensor | None = None,  # [positions], factors of queries
+    chunk_size: int | None = None,
 ) -> list[torch.Tensor]:
     """Compute positions start ... stop - 1 of each (sequence, start, stop) in one step; return each one's [., H, D].
 
@@ -149,8 +153,13 @@ def run_step(
         rotary=1 if rotates else None,
         normalizes_values=normalizes_values,
         projects=projects,
+        norms_behind=norms_behind,
+        rotates_pairs=rotates_pairs,
+        query_rotary=None if query_growth is None else 2,
+        chunk_size=chunk_size,
     )
-    rotary = ((others, others), (angles.cos(), angles.sin()))
+    growth = 1.0 if query_growth is None else query_growth[batch.positions, None]
+    rotary = ((others, others), (angles.cos(), angles.sin()), (angles.cos() * growth, angles.sin() * growth))
     step = AttentionMetadata(batch=batch, plans=(pool.backend.plan(batch),), rotary=rotary)
     out = pool.backend.forward(qkv, pool.kv_cache, step, layer)
     assert out.shape == (len(qkv), shape.num_heads * shape.head_dim)

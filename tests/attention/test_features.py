@@ -37,6 +37,10 @@ class Features:
     normalizes_values: bool = False
     projects: str = "qkv"
     spans: tuple[tuple[int, int], ...] = ()  # [start, end), whose tokens see one another
+    norms_behind: bool = False
+    rotates_pairs: bool = False
+    grows: bool = False  # queries, with their position
+    chunk_size: int | None = None
 
     def visible_ends(self) -> torch.Tensor | None:
         ends = torch.arange(LENGTH) + 1
@@ -67,7 +71,15 @@ class Features:
             "normalizes_values": self.normalizes_values,
             "projects": self.projects,
             "visible_ends": self.visible_ends(),
+            "norms_behind": self.norms_behind,
+            "rotates_pairs": self.rotates_pairs,
+            "query_growth": self.growth() if self.grows else None,
+            "chunk_size": self.chunk_size,
         }
+
+    def growth(self) -> torch.Tensor:
+        """Return the factors of rotated elements of queries by position, [C]."""
+        return 1.0 + torch.arange(LENGTH) / 1000
 
 
 ALL = Features(
@@ -81,6 +93,9 @@ FEATURES = [
     Features(name="sinks and window", num_pairs=20, has_sinks=True, sliding_window=33),
     Features(name="partial rotary", num_pairs=5),
     Features(name="partial rotary, norms", num_pairs=17, has_norms=True),
+    Features(name="pairs", num_pairs=9, has_norms=True, rotates_pairs=True, chunk_size=64),
+    Features(name="growing queries", num_pairs=20, grows=True, chunk_size=37),
+    Features(name="norms behind", num_pairs=9, has_norms=True, norms_behind=True),
     Features(name="no rotary", num_pairs=0),
     Features(name="no rotary, norms", num_pairs=0, has_norms=True),
     Features(name="norms of values", num_pairs=20, has_norms=True, normalizes_values=True),
@@ -105,15 +120,25 @@ def backend(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
     return name, dtype
 
 
-def turned(x: torch.Tensor, norm: torch.Tensor | None, features: Features) -> torch.Tensor:
+def turned(x: torch.Tensor, norm: torch.Tensor | None, features: Features, *, grows: bool = False) -> torch.Tensor:
     """Normalize and rotate x [C, heads, D] in float64."""
-    wide = x.double()
-    if norm is not None:
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * norm.double()
+
+    def normed(wide: torch.Tensor) -> torch.Tensor:
+        if norm is None:
+            return wide
+        return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * norm.double()
+
+    wide = x.double() if features.norms_behind else normed(x.double())
     table, num_pairs = features.table()[: len(x)].double().unsqueeze(1), features.num_pairs  # [C, 1, A]
+    if features.rotates_pairs:
+        wide = torch.cat(
+            (wide[..., : 2 * num_pairs : 2], wide[..., 1 : 2 * num_pairs : 2], wide[..., 2 * num_pairs :]), -1
+        )
     first, second, rest = wide.tensor_split((num_pairs, 2 * num_pairs), dim=-1)
-    cos, sin = table.cos(), table.sin()
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+    factor = features.growth()[: len(x)].view(-1, 1, 1).double() if grows else 1.0
+    cos, sin = table.cos() * factor, table.sin() * factor
+    both = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+    return normed(both) if features.norms_behind else both
 
 
 def rounded_to_int8(x: torch.Tensor) -> torch.Tensor:
@@ -125,7 +150,7 @@ def definition(sequence: Sequence, features: Features, *, as_int8: bool = False)
     """Return attention at every position, [C, H, D] in float64, from the formulas of its sources."""
     num_heads, head_dim = sequence.query.shape[1:]
     norms = features.norms(head_dim)
-    query = turned(sequence.query, norms.query if norms else None, features)
+    query = turned(sequence.query, norms.query if norms else None, features, grows=features.grows)
     key = turned(sequence.key, norms.key if norms else None, features)
     value = (sequence.value if features.projects == "qkv" else sequence.key).double()
     if features.normalizes_values:
@@ -139,6 +164,9 @@ def definition(sequence: Sequence, features: Features, *, as_int8: bool = False)
     behind = torch.arange(len(query)).unsqueeze(1) - torch.arange(len(query))  # [C, C]
     ends = features.visible_ends()
     is_later = behind < 0 if ends is None else torch.arange(len(query)) >= ends[: len(query)].unsqueeze(1)
+    if features.chunk_size is not None:  # all of a chunk see nothing before it
+        starts = torch.arange(len(query)) // features.chunk_size * features.chunk_size
+        is_later = is_later | (torch.arange(len(query)) < starts.unsqueeze(1))
     scores = scores.masked_fill(is_later | (behind >= (features.sliding_window or LENGTH)), -torch.inf)
     most, sinks = scores.amax(-1, keepdim=True), features.sinks(num_heads)
     powers = (scores - most).exp()
@@ -168,7 +196,10 @@ def test_as_defined_and_the_same_bits_in_chunks(
 KEYS_AS_VALUES = FEATURES[-4]
 
 
-@each("features", pick([NO_ROTARY, KEYS_AS_VALUES, ALL], [*FEATURES[:-3], SHORT_SPANS, ALL]))
+WITHOUT_CHUNKS = [replace(features, chunk_size=None) for features in FEATURES[:-3]]  # which Triton's kernels lack
+
+
+@each("features", pick([NO_ROTARY, KEYS_AS_VALUES, ALL], [*WITHOUT_CHUNKS, SHORT_SPANS, ALL]))
 def test_triton(features: Features) -> None:
     interpreter = pytest.importorskip("octavo.kernels.triton.interpreter")
     from triton import knobs

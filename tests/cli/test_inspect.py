@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,14 @@ from octavo.errors import CheckpointError
 from octavo.loader.stored_tensors import stored_tensors
 from octavo.worker.memory import empty_model, weights_bytes
 
+# Of whole blocks.
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "head_dim": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 app = typer.Typer()
 app.command()(checkpoints.inspect)
 
@@ -52,7 +61,8 @@ def test_states_are_counted(tmp_path: Path) -> None:
     assert found["architecture"] == "Mamba2ForCausalLM: 3 layers of 36"
     # Of each layer, three rows of a convolution over 72 values and 2 * 3 * 10 keys and queries, and 6 heads of 10 x 12.
     assert 3 * (3 * 132 + 6 * 120) * 4 == 13392
-    assert found["context"] == "64 tokens, 0 B of KV cache each, and 13.1 KiB of states a request"
+    assert found["layers keep"] == "3 of them a state of 4.4 KiB"
+    assert found["memory of a context"] == "13.1 KiB for 64 tokens"
 
 
 def test_tensors_are_listed_with_their_types(folder: Path, tmp_path: Path) -> None:
@@ -63,14 +73,7 @@ def test_tensors_are_listed_with_their_types(folder: Path, tmp_path: Path) -> No
 def test_what_would_be_computed_is_said(tmp_path: Path) -> None:
     """Blocks in bfloat16, floats in any other dtype."""
     case = next(case for case in TINY_MODELS if case.name == "llama-tied")
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "head_dim": 32,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
-    type(case)(name=case.name, family=case.family, settings={**case.settings, **sizes}).save(tmp_path)
+    replace(case, settings={**case.settings, **SIZES}).save(tmp_path)
     file = str(convert(tmp_path, tmp_path / "model.gguf", "Q8_0"))
     assert "computed in these blocks on a CPU" in str(facts(file)["weights"])
     assert "blocks" not in str(facts(file, "--dtype", "float32")["weights"])
@@ -152,3 +155,32 @@ def test_only_what_would_be_loaded_counts(folder: Path, tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(CheckpointError, match=r"no weights: none of model\.safetensors, .*; there are no files"):
         list(stored_tensors(tmp_path / "out"))
+
+
+def test_layers_and_contexts_are_counted(folder: Path) -> None:
+    """3 layers of 2 KV heads of 10 numbers, keys and values, in float32: 160 bytes a token and layer."""
+    found = facts(str(folder), "--dtype", "float32")
+    assert found["layers keep"] == "3 of them keys and values (160 B a token)"
+    longest = read_model_config(folder, model="m").max_model_len
+    assert f"{480 * longest / 1024:.1f} KiB for {longest:,} tokens" in str(found["memory of a context"])
+
+
+def test_a_checkpoint_that_does_not_run_is_described(folder: Path, tmp_path: Path) -> None:
+    settings = json.loads((folder / "config.json").read_text())
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    changed = {**settings, "architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    found, known = facts(str(tmp_path)), facts(str(folder))
+    assert found["architecture"] == "T5ForConditionalGeneration"
+    assert str(found["runs here"]).startswith("no: ")
+    assert found["tensors"] == known["tensors"]
+    assert found["weights"] == str(known["weights"]).split("; ")[0]
+
+
+def test_an_embedding_in_floats_is_in_memory(tmp_path: Path) -> None:
+    """Beside a head in blocks: only of an embedding in blocks are rows read from the file."""
+    case = next(case for case in TINY_MODELS if case.name == "llama")
+    replace(case, settings={**case.settings, **SIZES}).save(tmp_path)
+    file = convert(tmp_path, tmp_path / "model.gguf", "Q8_0", as_floats=("token_embd.weight",))
+    expected = weights_bytes(empty_model(read_model_config(file, model="m", dtype="bfloat16")))
+    assert f"in these blocks on a CPU, {expected / 1024:.1f} KiB in memory" in str(facts(str(file))["weights"])

@@ -31,8 +31,11 @@ _GEMMA4_SCALES = {
 _EXPERT_PARTS = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 
-def convert(folder: Path, path: Path, kind: str = "F32", **changes: Any) -> Path:
-    """Write the checkpoint in `folder` as a GGUF file with matrices of type `kind`; `changes` are further metadata."""
+def convert(folder: Path, path: Path, kind: str = "F32", *, as_floats: tuple[str, ...] = (), **changes: Any) -> Path:
+    """Write the checkpoint in `folder` as a GGUF file with matrices of type `kind`; `changes` are further metadata.
+
+    Those named in `as_floats` are stored in float32.
+    """
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture)
@@ -41,7 +44,7 @@ def convert(folder: Path, path: Path, kind: str = "F32", **changes: Any) -> Path
         writer.add_key_value(key.replace("__", "."), value, _value_type(value))
     quant = gguf.GGMLQuantizationType[kind]
     for name, values in _tensors(folder, config, architecture):
-        is_matrix = values.ndim > 1 and "gate_inp" not in name
+        is_matrix = values.ndim > 1 and "gate_inp" not in name and name not in as_floats
         data = quantize(values, quant) if is_matrix else values
         writer.add_tensor(name, data, raw_dtype=quant if is_matrix else None)
     writer.write_header_to_file()

@@ -12,11 +12,16 @@ import torch
 
 from octavo.config.layers import RoutingSpec
 from octavo.kernels.reference import Kernels
-from octavo.kernels.types import SILU, Activation, Fused, GeluKind, PackedExperts, PackedLinear, Routing
+from octavo.kernels.types import SILU, Activation, Fused, GeluKind, PackedExperts, PackedLinear, PartNorms, Routing
 
 MAX_ROWS = 300
 # Limits that values of size 1 to 3 meet.
-OTHERS = (Activation("gelu_tanh"), Activation("relu2"), Activation("clamped_swiglu", limit=1.25, alpha=1.702))
+OTHERS = (
+    Activation("gelu_tanh"),
+    Activation("relu2"),
+    Activation("plain_gelu"),
+    Activation("clamped_swiglu", limit=1.25, alpha=1.702),
+)
 Op = Callable[[Kernels, slice], torch.Tensor]  # computes the rows of the slice
 
 
@@ -258,6 +263,55 @@ def _add_rms_norm(size: int) -> Callable[[torch.dtype], Op]:
     return make
 
 
+def _layer_norm(size: int, *, has_bias: bool) -> Callable[[torch.dtype], Op]:
+    def make(dtype: torch.dtype) -> Op:
+        x, residual = _random(MAX_ROWS, size, dtype=dtype) + 2, _random(MAX_ROWS, size, dtype=dtype).flip(0)
+        weight = _random(size, dtype=dtype)
+        bias = weight.flip(0) if has_bias else None
+
+        def op(kernels: Kernels, rows: slice) -> torch.Tensor:
+            fused = replace(_fused(residual[rows], weight), is_centered=True, norm_bias=bias)
+            return torch.cat(kernels.add_rms_norm(x[rows], fused), dim=-1)
+
+        return op
+
+    return make
+
+
+def _layer_normed_mlp(size: int, inner_size: int, activation: Activation) -> Callable[[torch.dtype], Op]:
+    def make(dtype: torch.dtype) -> Op:
+        x, residual = _random(MAX_ROWS, size, dtype=dtype), _random(MAX_ROWS, size, dtype=dtype).flip(0)
+        weight, bias = _random(size, dtype=dtype), _random(size, dtype=dtype).flip(0)
+        first = _random(2 * inner_size, size, dtype=dtype) * size**-0.5
+        second = _random(size, inner_size, dtype=dtype) * inner_size**-0.5
+        up = cache(lambda kernels: _pack_up(kernels, first, None, activation))
+        down = cache(lambda kernels: kernels.pack_linear(second, None))
+
+        def op(kernels: Kernels, rows: slice) -> torch.Tensor:
+            fused = replace(_fused(residual[rows], weight, activation), is_centered=True, norm_bias=bias)
+            return torch.cat(kernels.mlp(x[rows], fused, up(kernels), down(kernels)), dim=-1)
+
+        return op
+
+    return make
+
+
+def _part_norms(first: int, second: int, rest: int) -> Callable[[torch.dtype], Op]:
+    """Two norms over parts of rows, of which this rank has all."""
+
+    def make(dtype: torch.dtype) -> Op:
+        x, sizes = _random(MAX_ROWS, first + second + rest, dtype=dtype), (first, second)
+        norms = PartNorms(sizes=sizes, totals=sizes, weights=(_random(first), _random(second)), eps=1e-5)
+
+        def op(kernels: Kernels, rows: slice) -> torch.Tensor:
+            mine = x[rows].clone()
+            return kernels.scale_parts(mine, kernels.part_squares(mine, sizes, 2), norms)
+
+        return op
+
+    return make
+
+
 def _activate(size: int, activation: Activation = SILU) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
         x = 3 * _random(MAX_ROWS, (1 + activation.is_gated) * size, dtype=dtype)
@@ -391,6 +445,10 @@ CASES = [
     Case(name="rms_norm-of-heads-16x128", make=_rms_norm_of_heads(16, 128)),
     Case(name="rms_norm-of-heads-3x20", make=_rms_norm_of_heads(3, 20)),
     Case(name="add_rms_norm-100", make=_add_rms_norm(100)),
+    Case(name="layer_norm-100", make=_layer_norm(100, has_bias=True)),
+    Case(name="layer_norm-37", make=_layer_norm(37, has_bias=False)),
+    Case(name="layer_normed_mlp-84x37", make=_layer_normed_mlp(84, 37, Activation("plain_gelu"))),
+    Case(name="part_norms-60x20x20", make=_part_norms(60, 20, 20)),
     Case(name="activate-100", make=_activate(100)),
     Case(name="activate-37", make=_activate(37)),
     Case(name="activate-1536", make=_activate(1536)),

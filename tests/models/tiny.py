@@ -33,12 +33,21 @@ _ODD = {
 _CONFIGS = {
     "Gemma3": "Gemma3TextConfig",
     "Gemma4": "Gemma4TextConfig",
+    "Llama4": "Llama4TextConfig",
     "Qwen3_5": "Qwen3_5TextConfig",
     "Qwen3_5Moe": "Qwen3_5MoeTextConfig",
 }
 # Families that store norms' weights minus one, but for those of linear attention.
-_STORED_MINUS_ONE = ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
+_STORED_MINUS_ONE = ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Nemotron", "MuseGlimmer")
 _WITH_STATES = ("Qwen3Next", "Qwen3_5", "Lfm", "GraniteMoeHybrid", "NemotronH", "FalconH1", "Mamba2")
+# Behind a tower for images, which is left out.
+_WITH_TOWER = {
+    "MuseGlimmer": {
+        "vision_config": {"hidden_size": 8, "intermediate_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1},
+        "out_hidden_size": 32,
+        "projector_hidden_size": 4,
+    }
+}
 _MULTI_HEAD = {"num_key_value_heads": 6}
 _ONE_KV_HEAD_OF_8 = {"hidden_size": 40, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 6}
 _THREE_KV_HEADS = {"num_key_value_heads": 3}
@@ -161,6 +170,15 @@ _BESIDE = {
     "ssm_multipliers": [0.9, 1.2, 0.7, 1.4, 1.6],
 }
 _MAMBA2_ALONE = {"num_heads": 6, "head_dim": 12, "state_size": 10, "n_groups": 3}
+_HALF = {"head_dim": 12}  # of which half is rotated
+_HEADS_OF_8 = {"hidden_size": 48, "head_dim": 8}
+_LEADING = {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 9,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 21,
+    "routed_scaling_factor": 1.5,
+}
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 4.0,
@@ -188,10 +206,13 @@ class TinyModel:
 
     def build(self, seed: int = 0) -> Any:
         """Return transformers' model in float32, with random weights."""
-        name = _CONFIGS.get(self.family, self.family + "Config")
-        config = getattr(transformers, name)(**{**_ODD, **self.settings})
+        name, ending = _CONFIGS.get(self.family, self.family + "Config"), "ForCausalLM"
+        settings: dict[str, Any] = {**_ODD, **self.settings}
+        if self.family in _WITH_TOWER:
+            settings, ending = {"text_config": settings, **_WITH_TOWER[self.family]}, "ForConditionalGeneration"
+        config = getattr(transformers, name)(**settings)
         config._attn_implementation = config._experts_implementation = "eager"  # others have no odd sizes
-        model = getattr(transformers, self.family + "ForCausalLM")(config).eval()
+        model = getattr(transformers, self.family + ending)(config).eval()
         for module in model.modules():
             if hasattr(module, "time_step_limit"):  # which Nemotron-H's does not take from its configuration
                 module.time_step_limit = (0.0, math.inf)
@@ -485,6 +506,98 @@ _ALL = [
         },
     ),
     TinyModel(name="mamba2", family="Mamba2", settings=_MAMBA2_ALONE),
+    TinyModel(name="olmo2", family="Olmo2", settings={"attention_bias": True}),
+    TinyModel(
+        name="olmo3",
+        family="Olmo3",
+        settings={
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": _YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    TinyModel(name="olmoe", family="Olmoe", settings={"head_dim": 6, "num_experts": 5, "num_experts_per_tok": 2}),
+    TinyModel(name="glm4", family="Glm4", settings=_HALF),
+    TinyModel(name="glm4-moe", family="Glm4Moe", settings={**_HALF, **_LEADING, "use_qk_norm": True}),
+    TinyModel(
+        name="minimax-m2",
+        family="MiniMaxM2",
+        settings={
+            **_HALF,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    TinyModel(
+        name="ministral3",
+        family="Ministral3",
+        settings={"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}},
+    ),
+    TinyModel(name="ernie4-5", family="Ernie4_5", settings={"use_bias": True}),
+    TinyModel(
+        name="ernie4-5-moe",
+        family="Ernie4_5_Moe",
+        settings={"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 21, "tie_word_embeddings": False},
+    ),
+    TinyModel(
+        name="hunyuan",
+        family="HunYuanDenseV1",
+        settings={"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "rope_theta": 100.0, "factor": 1.0}},
+    ),
+    TinyModel(name="starcoder2", family="Starcoder2", settings={"sliding_window": 9}),
+    TinyModel(name="stablelm", family="StableLm", settings={**_HEADS_OF_8, "use_qkv_bias": True}),
+    TinyModel(
+        name="stablelm-parallel",
+        family="StableLm",
+        settings={
+            **_HEADS_OF_8,
+            "use_parallel_residual": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    TinyModel(name="phi", family="Phi", settings={**_HEADS_OF_8, "hidden_act": "gelu_new"}),
+    TinyModel(name="nemotron", family="Nemotron", settings={**_HALF, "mlp_bias": True}),
+    TinyModel(name="cohere", family="Cohere", settings={"head_dim": 6, "logit_scale": 0.6}),
+    TinyModel(
+        name="cohere2",
+        family="Cohere2",
+        settings={
+            "head_dim": 6,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "logit_scale": 0.6,
+        },
+    ),
+    TinyModel(
+        name="muse-glimmer",
+        family="MuseGlimmer",
+        settings={
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "layer_rope_theta": [300.0, 0, 300.0],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+            "output_multiplier": 0.7,
+        },
+    ),
+    TinyModel(
+        name="llama4",
+        family="Llama4",
+        settings={
+            "intermediate_size": 21,
+            "intermediate_size_mlp": 45,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_layers": [0, 2],
+            "no_rope_layers": [1, 0, 1],
+            "attention_chunk_size": 16,
+            "floor_scale": 8,
+            "attn_scale": 0.5,
+        },
+    ),
     # transformers computes linear attention in two ways, which differ by up to 1e-4 in logits of these models.
     TinyModel(name="qwen3-5", family="Qwen3_5", settings=_HYBRID, tolerance=5e-4),
     TinyModel(

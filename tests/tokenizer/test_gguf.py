@@ -16,7 +16,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 TEXTS = [
     "", " ", "Hello, world!", "  two  spaces\n\n\tand a tab ", "12345 6.7e-8", "don't I'LL we've", "a\r\nb",
     "\u00e9\u00e0\u00fc \u6f22\u5b57 \U0001f642\U0001f44d\U0001f3fd", "A\u030a", "<|im_start|>user\nhi<|im_end|>",
-    "CamelCase snake_case", "\u2581", "x\u200by",
+    "CamelCase snake_case", "\u2581", "x\u200by", "\u6f22\u5b57a1\u3042 x_y=$z",
 ]  # fmt: skip
 CORPUS = ["hello world, don't you count 12345 apples", "we've 67 trees and a CamelCase word", *TEXTS]
 # The regular expressions that the families' own tokenizer.json files have.
@@ -34,6 +34,18 @@ O200K = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+KIMI = (
+    r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -49,9 +61,9 @@ def byte_level(pre: pre_tokenizers.PreTokenizer, *, is_composed: bool = False) -
     return backend
 
 
-def split(pattern: str) -> pre_tokenizers.PreTokenizer:
+def split(*patterns: str) -> pre_tokenizers.PreTokenizer:
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), bytes_])
+    return pre_tokenizers.Sequence([*(pre_tokenizers.Split(Regex(each), "isolated") for each in patterns), bytes_])
 
 
 def plain() -> pre_tokenizers.PreTokenizer:
@@ -75,6 +87,9 @@ FAMILIES = {
     "deepseek-r1-qwen": lambda: byte_level(split(QWEN2), is_composed=True),
     "gpt-4o": lambda: byte_level(split(O200K)),
     "qwen35": lambda: byte_level(split(QWEN35), is_composed=True),
+    "deepseek-v3": lambda: byte_level(split(*DEEPSEEK3)),
+    "glm4": lambda: byte_level(split(LLAMA3)),
+    "kimi-k2": lambda: byte_level(split(KIMI)),
 }
 
 

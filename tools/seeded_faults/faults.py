@@ -140,8 +140,8 @@ FAULTS = [
     ),
     Fault(
         name="a sliding window sees one position more",
-        right="hidden | (keys <= queries - sliding_window)",
-        wrong="hidden | (keys < queries - sliding_window)",
+        right="hidden | (keys <= queries - layer.sliding_window)",
+        wrong="hidden | (keys < queries - layer.sliding_window)",
         tests="attention/test_backends.py -k tiled",
     ),
     Fault(
@@ -159,8 +159,8 @@ FAULTS = [
     ),
     Fault(
         name="a Triton kernel leaves out the last column",
-        right="    is_inside = columns < size\n    if ACTIVATION",
-        wrong="    is_inside = columns < size - 1\n    if ACTIVATION",
+        right="    is_inside = columns < size\n    if not ACTIVATION.is_gated",
+        wrong="    is_inside = columns < size - 1\n    if not ACTIVATION.is_gated",
         tests="kernels/triton/test_ops.py -k activ",
     ),
     # -- sampling
@@ -308,8 +308,8 @@ FAULTS = [
     ),
     Fault(
         name="the C++ attention's window sees one position less",
-        right="larger(0, position - args.sliding_window + 1)",
-        wrong="larger(0, position - args.sliding_window + 2)",
+        right="larger(begin, position - args.sliding_window + 1)",
+        wrong="larger(begin, position - args.sliding_window + 2)",
         tests="kernels/test_native_attention.py attention/test_backends.py",
         is_cpp=True,
     ),

@@ -23,12 +23,12 @@ from octavo.kernels.reference import Kernels
 # A backend's own work list for one step, built once and shared by all layers. Opaque to other code.
 PlanT = TypeVar("PlanT")
 # Of `AttentionLayer`, what backends may lack.
-AttentionFeature = Literal["soft_cap", "sinks", "value_norm", "kv_sharing", "latent"]
+AttentionFeature = Literal["soft_cap", "sinks", "value_norm", "kv_sharing", "latent", "chunks"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadNorms:
-    """Per-head norms of queries and keys, applied before rotation; one weight shared by all heads of a kind."""
+    """Per-head norms of queries and keys; one weight shared by all heads of a kind."""
 
     query: Tensor  # [E] float32
     key: Tensor  # [E] float32
@@ -53,8 +53,12 @@ class AttentionLayer:
     num_kv_heads: int  # G
     head_dim: int  # E
     sliding_window: int | None  # position p sees from p - sliding_window + 1 on; None: from 0 on
+    chunk_size: int | None = None  # position p sees nothing before p - p % chunk_size
     norms: HeadNorms | None = None
+    norms_behind: bool = False  # the norms are applied to rotated heads; behind pairs, all their weights are equal
     rotary: int | None = 0  # index into `AttentionMetadata.rotary`; None: no rotation
+    query_rotary: int | None = None  # the same for queries, where theirs is another table
+    rotates_pairs: bool = False  # elements 2 * i and 2 * i + 1 of a head turn by angle i; else i and i + pairs
     scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)
     soft_cap: float | None = None  # scaled scores s become soft_cap * tanh(s / soft_cap) before masking
     latent: LatentKV | None = None  # None: each of G kv heads has a key and a value; else there is one, of this kind
@@ -73,6 +77,11 @@ class AttentionLayer:
         if self.sinks is not None and (self.sinks.dtype, *self.sinks.shape) != (torch.float32, self.num_heads):
             what = f"{self.sinks.dtype} {list(self.sinks.shape)}"
             raise UnsupportedModelError(f"layer {self.index}: sinks={what}: must be float32 [{self.num_heads}]")
+
+    @property
+    def is_turned_otherwise(self) -> bool:
+        """Whether heads are not simply normalized, then rotated by halves with one table."""
+        return self.norms_behind or self.query_rotary is not None or self.rotates_pairs
 
     @property
     def softmax_scale(self) -> float:
@@ -178,6 +187,7 @@ class AttentionBackend(ABC, Generic[PlanT]):
             "value_norm": layer.normalizes_values,
             "kv_sharing": layer.projects != "qkv",
             "latent": layer.latent is not None,
+            "chunks": layer.chunk_size is not None,
         }
         if lacking := [name for name, is_asked in asked.items() if is_asked and name not in self.features]:
             what = f"attention_backend={self.name} does not compute {' and '.join(lacking)}"
@@ -278,9 +288,15 @@ def turned_heads(
     kernels: Kernels,
 ) -> Tensor:
     """Return heads of queries or keys, normalized and rotated as the layer says."""
-    if layer.norms is not None:
-        heads = kernels.rms_norm(heads, getattr(layer.norms, kind), layer.norms.eps)
-    return heads if layer.rotary is None else kernels.rotary(heads, *rotary[layer.rotary])
+
+    def normed(heads: Tensor) -> Tensor:
+        return heads if layer.norms is None else kernels.rms_norm(heads, getattr(layer.norms, kind), layer.norms.eps)
+
+    heads = heads if layer.norms_behind else normed(heads)
+    table = layer.rotary if kind == "key" or layer.query_rotary is None else layer.query_rotary
+    if table is not None:
+        heads = (kernels.rotary_pairs if layer.rotates_pairs else kernels.rotary)(heads, *rotary[table])
+    return normed(heads) if layer.norms_behind else heads
 
 
 def split_latent(

@@ -48,7 +48,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
 
     is_batch_invariant = True
     records_calls = True
-    features = frozenset({"soft_cap", "sinks", "value_norm", "kv_sharing", "latent"})
+    features = frozenset({"soft_cap", "sinks", "value_norm", "kv_sharing", "latent", "chunks"})
 
     def __init__(self, kernels: NativeKernels, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> None:
         from octavo.kernels.cpu import _cpu
@@ -69,7 +69,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
 
     def check(self, layer: AttentionLayer) -> None:
         super().check(layer)
-        if layer.rotary is not None and layer.rotary >= _MAX_ROTARY_TABLES:
+        if max(layer.rotary or 0, layer.query_rotary or 0) >= _MAX_ROTARY_TABLES:
             raise UnsupportedModelError(
                 f"layer {layer.index}: attention_backend={self.name} takes at most {_MAX_ROTARY_TABLES} rotary tables"
             )
@@ -141,6 +141,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
 
     def _make_layer(self, layer: AttentionLayer, block_size: int) -> "_cpu.AttentionLayer":
         norms, latent = layer.norms, layer.latent
+        rotary = -1 if layer.rotary is None else layer.rotary
         key_norm = latent.norm if latent else norms.key if norms else None
         return self._cpu.AttentionLayer(
             num_heads=layer.num_heads,
@@ -154,7 +155,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
             norm_eps=latent.eps if latent else norms.eps if norms else 0.0,
             scale=layer.softmax_scale,
             soft_cap=layer.soft_cap or 0.0,
-            rotary=-1 if layer.rotary is None else layer.rotary,
+            rotary=rotary,
             has_int8_kv=self._kv_dtype == torch.int8,
             computes_kept_only=layer.computes_kept_only,
             kv_group=layer.kv_group,
@@ -162,7 +163,10 @@ class NativeAttention(AttentionBackend[NativePlan]):
             num_parts=1 if latent else len(layer.projects),
             gate_heads=layer.gate_heads,
             latent_size=latent.value_size if latent else 0,
-            rotates_pairs=latent is not None and latent.rotates_pairs,
+            rotates_pairs=layer.rotates_pairs if latent is None else latent.rotates_pairs,
+            norms_behind=layer.norms_behind,
+            query_rotary=rotary if layer.query_rotary is None else layer.query_rotary,
+            chunk_size=layer.chunk_size or 0,
         )
 
 

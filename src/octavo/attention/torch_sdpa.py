@@ -71,7 +71,7 @@ class SdpaAttention(TorchAttention[list[RequestSpan]]):
 
     name = "torch-sdpa"
     is_batch_invariant = False
-    features = frozenset({"soft_cap", "sinks", "value_norm", "kv_sharing", "latent"})
+    features = frozenset({"soft_cap", "sinks", "value_norm", "kv_sharing", "latent", "chunks"})
 
     def plan(self, batch: ForwardBatch) -> list[RequestSpan]:
         """Locate each request's context."""
@@ -98,7 +98,7 @@ class SdpaAttention(TorchAttention[list[RequestSpan]]):
         plan: list[RequestSpan] = step.plans[layer.kv_group]
         keys, values = (pool.transpose(0, 1).unsqueeze(0) for pool in (kv_cache.key, kv_cache.value))
         queries = torch.split(query.transpose(0, 1).unsqueeze(0), [span.num_queries for span in plan], dim=2)
-        is_plain = layer.soft_cap is None and layer.sinks is None and layer.latent is None
+        is_plain = layer.soft_cap is None and layer.sinks is None and layer.latent is None and layer.chunk_size is None
         attend = _attend if is_plain else _attend_as_defined
         results = [attend(rows, keys, values, span, layer) for rows, span in zip(queries, plan, strict=True)]
         return torch.cat(results, dim=1)[0].flatten(1)
@@ -171,6 +171,10 @@ def _attend_as_defined(query: Tensor, keys: Tensor, values: Tensor, span: Reques
     start, num_groups = span.start(layer.sliding_window), keys.shape[1]
     context_keys, context_values = (span.read(pool, start)[0].float() for pool in (keys, values))  # [G, C - start, D]
     hidden = ~span.mask(layer.sliding_window, query.device)  # [Q, C - start]
+    if layer.chunk_size is not None:
+        positions = torch.arange(start, span.context_len, device=query.device)
+        queries = positions[-span.num_queries :].unsqueeze(1)  # [Q, 1]
+        hidden |= positions < queries - queries % layer.chunk_size
     size = max(1, _MAX_SCORES // (query.shape[1] * hidden.shape[1]))
     results = []
     passes = zip(torch.split(query[0], size, dim=1), torch.split(hidden, size), strict=True)

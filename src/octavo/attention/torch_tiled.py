@@ -49,7 +49,7 @@ class TiledAttention(TorchAttention[list[RequestGroup]]):
 
     name = "torch-tiled"
     is_batch_invariant = True
-    features = frozenset({"soft_cap", "sinks", "value_norm", "kv_sharing", "latent"})
+    features = frozenset({"soft_cap", "sinks", "value_norm", "kv_sharing", "latent", "chunks"})
 
     def plan(self, batch: ForwardBatch) -> list[RequestGroup]:
         """Group the step's requests by number of new tokens and context length."""
@@ -79,7 +79,7 @@ class TiledAttention(TorchAttention[list[RequestGroup]]):
                 tokens, positions = (rows[:, part.start : part.stop] for rows in (group.tokens, group.positions))
                 tiles = group.tiles_seen(part, layer.sliding_window)
                 ends = None if group.ends is None else group.ends[:, part.start : part.stop]
-                hidden = _hidden(positions, ends, tiles, layer.sliding_window)  # [R, N, Q, W]
+                hidden = _hidden(positions, ends, tiles, layer)  # [R, N, Q, W]
                 rows = query[tokens].float() * layer.softmax_scale  # [R, Q, H, D]
                 out[tokens] = _attend(rows, keys[:, :, tiles], values[:, :, tiles], hidden, layer).to(out.dtype)
         return out.flatten(1)
@@ -114,12 +114,14 @@ def _gather_tiles(pool: Tensor, slots: Tensor) -> Tensor:
     return tiles.permute(0, 3, 1, 2, 4).contiguous()
 
 
-def _hidden(positions: Tensor, ends: Tensor | None, tiles: slice, sliding_window: int | None) -> Tensor:
+def _hidden(positions: Tensor, ends: Tensor | None, tiles: slice, layer: AttentionLayer) -> Tensor:
     """Return the mask [R, N, Q, W] bool: True where tokens at `positions` [R, Q] may not see these tiles' positions."""
     keys = torch.arange(tiles.start * _TILE_WIDTH, tiles.stop * _TILE_WIDTH, device=positions.device)
     keys, queries = keys.view(1, -1, 1, _TILE_WIDTH), positions[:, None, :, None]  # [1, N, 1, W], [R, 1, Q, 1]
     hidden = keys > queries if ends is None else keys >= ends[:, None, :, None]
-    return hidden if sliding_window is None else hidden | (keys <= queries - sliding_window)
+    if layer.chunk_size is not None:
+        hidden = hidden | (keys < queries - queries % layer.chunk_size)
+    return hidden if layer.sliding_window is None else hidden | (keys <= queries - layer.sliding_window)
 
 
 def _attend(

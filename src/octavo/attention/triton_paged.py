@@ -5,7 +5,7 @@ S = splits, M = tokens of requests with few rows.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,9 @@ import torch
 import triton
 from torch import Tensor
 
-from octavo.attention.base import AttentionBackend, AttentionLayer, KVLayout
+from octavo.attention.base import AttentionBackend, AttentionLayer, KVLayout, split_heads, turned_heads
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.kernels.reference import Kernels
 from octavo.kernels.triton.attention import attention_kernel, heads_kernel, join_kernel
 from octavo.kernels.triton.overlap import compute_capability, overlap
 from octavo.kernels.triton.row_ops import aligned
@@ -95,6 +96,8 @@ class TritonAttention(AttentionBackend[TritonPlan]):
 
     def write_kv(self, qkv: Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer) -> Tensor:
         batch, head_dim = step.batch.of_group(layer.kv_group), layer.head_dim
+        if layer.is_turned_otherwise:
+            qkv, layer = _turned(qkv, step, layer)
         if layer.projects == "qk":  # the kernel reads values of their own
             qkv = torch.cat((qkv, qkv[:, layer.num_heads * head_dim :]), dim=1)
         width = layer.num_heads + (2 * layer.num_kv_heads if layer.projects != "q" else 0)
@@ -252,6 +255,25 @@ def assign_programs(batch: ForwardBatch, group_size: int, rows: int) -> Work:
         few=_assign_few(batch, few_requests, group_size) if len(few_requests) else None,
         many=_assign_many(batch, many_requests, group_size, rows) if len(many_requests) else None,
     )
+
+
+def _turned(qkv: Tensor, step: AttentionMetadata, layer: AttentionLayer) -> tuple[Tensor, AttentionLayer]:
+    """Turn heads by torch's ops where the kernel does not; return the projection, and what is left to do with it."""
+    if layer.projects == "q":
+        heads = [turned_heads(qkv.view(len(qkv), -1, layer.head_dim), "query", step.rotary, layer, Kernels())]
+    else:
+        heads = [*split_heads(qkv, step.rotary, layer, Kernels())]
+    rest = replace(
+        layer,
+        norms=None,
+        norms_behind=False,
+        normalizes_values=False,
+        rotary=None,
+        query_rotary=None,
+        rotates_pairs=False,
+        projects="q" if layer.projects == "q" else "qkv",
+    )
+    return torch.cat(heads, dim=1).flatten(1), rest
 
 
 def _rows_of_few(num_rows: int) -> int:

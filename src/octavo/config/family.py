@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from octavo.config.json_fields import JsonFields
 from octavo.config.layers import LayerSpec, RotarySpec
-from octavo.config.model import ActivationName, EncoderConfig, NormPlacement, PoolingConfig, VisionConfig
+from octavo.config.model import ActivationName, EncoderConfig, NormKind, NormPlacement, PoolingConfig, VisionConfig
 
 # all_layers_on_demand, upper_layers (from max_window_layers on) and even_lower_layers (every other one below it): only
 # with use_sliding_window. pattern: all but every sliding_window_pattern-th layer.
@@ -41,6 +41,15 @@ HEAD_NORM_NAMES: NameTable = MappingProxyType(
         "model.layers.{layer}.self_attn.q_norm": "layers.{layer}.attention.head_norms:query",
         "model.layers.{layer}.self_attn.k_norm": "layers.{layer}.attention.head_norms:key",
     }
+)
+POST_NORM_NAMES: NameTable = MappingProxyType(
+    {
+        "model.layers.{layer}.post_attention_layernorm": "layers.{layer}.post_attention_norm",
+        "model.layers.{layer}.post_feedforward_layernorm": "layers.{layer}.post_mlp_norm",
+    }
+)
+GGUF_POST_NORM_NAMES: NameTable = MappingProxyType(  # parts of a block in GGUF files
+    {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 )
 SANDWICH_NORM_NAMES: NameTable = MappingProxyType(
     {
@@ -120,6 +129,7 @@ class GgufFacts:
     inner_ends: tuple[str, ...] = ()  # tokens inside an answer, although a file may say that they end turns
     # Its keys that only `settings` reads, of those that mean the same for all others.
     own_keys: frozenset[str] = frozenset()
+    stored_norms: frozenset[str] = frozenset()  # parts whose norms files have as checkpoints do, despite `norm_offset`
     interleaves_rows: bool = False  # of queries and keys, for rotation of adjacent pairs
     is_written: bool = False  # by `octavo convert`
     is_converted: bool = True  # to other formats; else checkpoints hold the weights in another layout than files
@@ -176,6 +186,7 @@ class Family:
     # below.
     read_layers: "Callable[[JsonFields, Family, int], Layers] | None" = None
     is_nested: bool = False  # the language model's keys are under text_config, as with `read_tower`
+    leaves_out_further_layers: bool = False  # behind the last: heads that predict further tokens
     left_out: tuple[str, ...] = ()  # prefixes of tensors that are not loaded: of towers that Octavo does not compute
     read_tower: Callable[[JsonFields, int], VisionConfig] | None = None  # from its keys and the decoder's hidden size
     weight_names: NameTable = field(default_factory=lambda: DECODER_NAMES)
@@ -198,12 +209,19 @@ class Family:
     window_rule: WindowRule = "none"
     window: int | None = 4096  # default, if there is a window rule
     qk_norm: bool = False
+    qk_norm_is_whole: bool = False  # over all heads together
+    qk_norm_is_behind: bool = False  # over rotated heads
+    rotates_pairs: bool = False  # adjacent elements of heads, in checkpoints and GGUF files alike
     qkv_bias: bool | None = None  # None: attention_bias decides, for q, k, v and the output projection
     has_qkv_bias_key: bool = False  # the key qkv_bias decides for q, k and v; default true
     has_mlp_bias_key: bool = False
     out_bias_key: str | None = None  # the key that decides for the output projection
+    has_out_bias: bool = True  # attention_bias means this too
     rms_norm_eps: float = 1e-6  # default
+    post_norm_eps_key: str | None = None  # of norms behind branches, where theirs is another; it must be there
     norms: NormPlacement = "before"
+    parallel_key: str | None = None  # the key that says whether both branches of a block share a norm
+    norm_kind: NormKind = "rms"
     norm_offset: float = 0.0  # 1 if checkpoints store norm weights minus one
     rope_theta: float = 10000.0  # default
     local_rope_theta: float | None = None  # default of layers with a window; None: they rotate as all others do
@@ -214,6 +232,8 @@ class Family:
     has_attention_scale_key: bool = False  # the key query_pre_attn_scalar: scores are divided by its root
     has_score_cap_key: bool = False  # the key attn_logit_softcapping
     scales_embedding: bool = False  # by the root of the hidden size
+    logits_factor_key: str | None = None  # the key by whose number logits are multiplied; it must be there
+    has_head_bias: bool = False  # of the logits
     has_multipliers: bool = False  # the keys embedding_multiplier, residual_multiplier, logits_scaling ...
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that others require
     moe: MoEFacts | None = None

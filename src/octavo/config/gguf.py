@@ -84,6 +84,7 @@ class _Translation:
         is_divisor = isinstance(heads, int) and isinstance(hidden, int) and heads > 0 and hidden % heads == 0
         head_dim = self._get("attention.key_length", hidden // heads if is_divisor else None)
         kinds_of_texts = self._file.tensors.get("token_types.weight")
+        is_centered = self._family.norm_kind != "rms"
         kinds = {tensor.type.name for tensor in self._file.tensors.values() if len(tensor.shape) > 1}
         values = {
             "architectures": [self._family.name],
@@ -95,7 +96,9 @@ class _Translation:
             "num_key_value_heads": self._get("attention.head_count_kv", heads),
             "head_dim": head_dim,
             "max_position_embeddings": self._get("context_length"),
-            "rms_norm_eps": self._get("attention.layer_norm_rms_epsilon", *([None] * self._has_layer_norms)),
+            "rms_norm_eps": self._get(
+                f"attention.layer_norm_{'' if is_centered else 'rms_'}epsilon", *([None] * self._has_layer_norms)
+            ),
             "rope_parameters": self._rope(head_dim),
             "tie_word_embeddings": "output.weight" not in self._file.tensors,
             "attention_bias": "blk.0.attn_q.bias" in self._file.tensors,

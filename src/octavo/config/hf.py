@@ -21,7 +21,7 @@ from octavo.config.hf_layers import max_supported_len, read_layers
 from octavo.config.hf_quantization import GGUF_SAMPLING, read_quantization, with_separate_quantization
 from octavo.config.json_fields import JsonFields
 from octavo.config.layers import RopeConfig
-from octavo.config.model import DType, GenerationDefaults, ModelConfig, PoolerName, TokenInputs
+from octavo.config.model import DType, GenerationDefaults, ModelConfig, NormPlacement, PoolerName, TokenInputs
 from octavo.config.pooling import gguf_pooling, read_pooling, resolve_pooling, trained_dimensions
 from octavo.errors import InvalidParameterError, UnsupportedModelError, nearest_hint
 from octavo.sampling_params import SamplingParams
@@ -45,7 +45,8 @@ _ACTIVATIONS = MappingProxyType(
     {
         "silu": ("hidden_act", "silu", "swish"),
         "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh"),
-        "relu2": ("mlp_hidden_act", "relu2"),
+        "relu2": ("hidden_act", "relu2"),
+        "plain_gelu": ("hidden_act", "gelu_pytorch_tanh", "gelu_new"),
     }
 )
 
@@ -167,11 +168,13 @@ def _config_of(
         ),
         rms_norm_eps=fields.number("rms_norm_eps", family.rms_norm_eps),
         norm_offset=family.norm_offset,
-        norms="before" if fields.values.get("use_sandwich_norm") is False else family.norms,
+        post_norm_eps=fields.number(family.post_norm_eps_key) if family.post_norm_eps_key else None,
+        norms=_norms(fields, family),
+        norm_kind=family.norm_kind,
         embedding_scale=_embedding_scale(fields, family),
         rounds_embedding_scale=family.scales_embedding,
         residual_scale=fields.number("residual_multiplier", 1.0) if family.has_multipliers else 1.0,
-        logits_scale=_logits_scale(fields) if family.has_multipliers else 1.0,
+        logits_scale=_logits_scale(fields, family),
         activation=family.activation,
         token_inputs=_token_inputs(fields) if family.has_token_inputs else None,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
@@ -249,7 +252,17 @@ def _embedding_scale(fields: JsonFields, family: Family) -> float | None:
     return float(fields.integer("hidden_size") ** 0.5) if family.scales_embedding else None
 
 
-def _logits_scale(fields: JsonFields) -> float:
+def _norms(fields: JsonFields, family: Family) -> NormPlacement:
+    if family.parallel_key is not None and fields.flag(family.parallel_key, False):
+        return "shared"
+    return "before" if fields.values.get("use_sandwich_norm") is False else family.norms
+
+
+def _logits_scale(fields: JsonFields, family: Family) -> float:
+    if family.logits_factor_key is not None:
+        return fields.number(family.logits_factor_key)
+    if not family.has_multipliers:
+        return 1.0
     return fields.number("lm_head_multiplier", 1.0) / fields.number("logits_scaling", 1.0)
 
 

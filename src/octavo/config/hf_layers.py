@@ -61,7 +61,10 @@ def read_layers(fields: JsonFields, family: Family, max_position_embeddings: int
         soft_cap=fields.number(_CAP) if family.has_score_cap_key and _CAP in fields else None,
         has_bias=has_bias,
         has_out_bias=has_out_bias,
-        has_head_norms=family.qk_norm,
+        has_head_norms=family.qk_norm and not family.qk_norm_is_whole,
+        norms_whole=family.qk_norm_is_whole,
+        norms_behind=family.qk_norm_is_behind,
+        rotates_pairs=family.rotates_pairs,
     )
     windowed = structs.replace(attention, rotary=len(rotary) - 1)
     layers = tuple(
@@ -118,7 +121,9 @@ def _biases(fields: JsonFields, family: Family) -> tuple[bool, bool]:
     if family.qkv_bias is not None:
         return family.qkv_bias, False
     has_bias = fields.flag("attention_bias", False)
-    return has_bias, fields.flag(family.out_bias_key, False) if family.out_bias_key else has_bias
+    if family.out_bias_key:
+        return has_bias, fields.flag(family.out_bias_key, False)
+    return has_bias, has_bias and family.has_out_bias
 
 
 def _attention_scale(fields: JsonFields, family: Family) -> float | None:

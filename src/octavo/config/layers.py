@@ -37,6 +37,16 @@ class RopeConfig:
     long_divisors: tuple[float, ...] = ()  # the same if more than `original_max_position` positions are served
     sections: tuple[int, ...] = ()  # frequencies by time, height and width (arXiv:2409.12191); (): all by one
     is_interleaved: bool = False  # the axes take turns (Qwen3-VL, arXiv:2511.21631); else each has a run of frequencies
+    growth: "QueryGrowth | None" = None  # of a table for queries alone
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueryGrowth:
+    """Queries at position p are 1 + rate * ln(1 + (p + offset) // interval) times as large (arXiv:2501.19399)."""
+
+    rate: float
+    interval: int  # positions
+    offset: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,20 +86,32 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     num_kv_heads: int
     head_dim: int
     rotary: int | None = 0  # which of the model's tables; None: queries and keys are not rotated
+    query_rotary: int | None = None  # the table of queries, where it is another one
+    rotates_pairs: bool = False  # elements 2 * i and 2 * i + 1 of a head turn by angle i; else i and i + half
     sliding_window: int | None = None  # tokens that a position sees, itself included; None: all before it
+    chunk_size: int | None = None  # positions of a chunk, outside of which it sees nothing; None: there are no chunks
     scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)
     soft_cap: float | None = None  # scaled scores s become soft_cap * tanh(s / soft_cap)
     has_bias: bool = False  # on q, k and v
     has_out_bias: bool = False
     has_head_norms: bool = False  # over each head of queries and keys, before rotation
+    norms_behind: bool = False  # these come behind rotation
+    norms_whole: bool = False  # instead, over all heads of queries, and all of keys, together, before rotation
+    has_norm_weights: bool = True  # these have weights
     has_value_norm: bool = False  # over each head of values, without weights
     has_keys_as_values: bool = False  # values are the keys' projection, without their norm and rotation
     shares_kv_of: int | None = None  # the layer whose keys and values these are; None: its own
     has_sinks: bool = False  # a logit per head joins its softmax, and has no value
     has_head_gate: bool = False  # each head of the result is multiplied by the sigmoid of a gate of its own
     has_output_gate: bool = False  # each element of the result is multiplied by the sigmoid of a gate of its own
+    has_gate_apart: bool = False  # checkpoints hold gates in a tensor of their own; else head by head with queries
     latent: LatentSpec | None = None  # None: a key and a value for each kv head are cached; else of one, of its size
     entry_kind: int = 0  # layers whose cached keys and values have other sizes have other numbers
+
+    def __post_init__(self) -> None:
+        has_weights_behind = self.has_head_norms and self.norms_behind and self.has_norm_weights
+        # The C++ kernels leave the first elements of pairs before the second ones.
+        assert not (has_weights_behind and self.rotates_pairs), "weights of norms behind pairs are of other elements"
 
     @property
     def projects(self) -> Literal["qkv", "qk", "q"]:

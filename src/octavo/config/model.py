@@ -20,9 +20,11 @@ from octavo.errors import InvalidParameterError, UnsupportedModelError
 
 DType = Literal["float32", "bfloat16", "float16"]
 QuantizationName = Literal["int8", "int4", "fp8", "gguf", "dequantize"]  # at load
-ActivationName = Literal["silu", "gelu_tanh", "relu2"]
+ActivationName = Literal["silu", "gelu_tanh", "relu2", "plain_gelu"]  # the last two without a gate
 ModelImpl = Literal["octavo", "transformers"]
-NormPlacement = Literal["before", "around", "after"]  # of a branch: before it, on both sides, after it
+# Of a branch: before it, on both sides, after it; before both branches of a block, which read the same.
+NormPlacement = Literal["before", "around", "after", "shared"]
+NormKind = Literal["rms", "centered", "centered_with_bias"]  # the others are layer norms
 MLPActivation = Literal["gelu", "gelu_tanh", "silu", "relu"]
 PoolingKind = Literal["last", "mean", "cls"]  # of the hidden states of a prompt: the last, their mean, the first
 PoolerName = Literal["auto", "last", "mean", "cls", "rerank"]
@@ -232,8 +234,10 @@ class ModelConfig:
     max_model_len: int  # prompt plus output of one request
     rms_norm_eps: float
     norm_offset: float = 0.0  # 1 if the checkpoint stores norm weights minus one
+    post_norm_eps: float | None = None  # of norms behind branches; None: that of all others
     activation: ActivationName = "silu"  # of MLPs and experts
     norms: NormPlacement = "before"
+    norm_kind: NormKind = "rms"
     embedding_scale: float | None = None  # on embeddings; None: 1
     rounds_embedding_scale: bool = False  # to the dtype, as in training
     residual_scale: float = 1.0  # on what a branch adds to the residual stream

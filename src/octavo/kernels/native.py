@@ -47,6 +47,7 @@ from octavo.kernels.types import (
     PackedExperts,
     PackedHeads,
     PackedLinear,
+    PartNorms,
     Routes,
     Routing,
 )
@@ -248,7 +249,7 @@ class NativeKernels(NativeStates):
 
     def activated_linear(self, x: Tensor, packed: PackedLinear, activation: Activation) -> Tensor:
         x, out = x.contiguous(), self.empty(len(x), _handle(packed).out_size)
-        output = self._cpu.Output.GATED if activation.is_gated else self._cpu.Output.SQUARED
+        output = self._cpu.Output.GATED if activation.is_gated else self._cpu.Output.UNGATED
         self.native.linear(self._activated_rows(x, activation), _handle(packed), output, out.data_ptr())
         return out
 
@@ -388,6 +389,19 @@ class NativeKernels(NativeStates):
         self.native.rms_norm(rows, out.data_ptr())
         return out, total
 
+    def part_squares(self, x: Tensor, sizes: tuple[int, int], num_counted: int) -> Tensor:
+        squares = self.empty(len(x), len(sizes), dtype=torch.float32)
+        self.native.part_squares(self._rows(x.contiguous()), list(sizes), num_counted, squares.data_ptr())
+        return squares
+
+    def scale_parts(self, x: Tensor, squares: Tensor, norms: PartNorms) -> Tensor:
+        """In place."""
+        x, weights = x.contiguous(), [weight.data_ptr() for weight in norms.weights]
+        totals = [float(total) for total in norms.totals]
+        sizes, sums = list(norms.sizes), squares.data_ptr()
+        self.native.scale_parts(self._rows(x), sizes, sums, weights, totals, norms.eps)
+        return x
+
     def _linear(self, x: Tensor, packed: PackedLinear, dtype: torch.dtype, output: "_cpu.Output") -> Tensor:
         out = self.empty(len(x), _handle(packed).out_size, dtype=dtype)
         self.timed(self.native.linear, self._rows(x), _handle(packed), output, out.data_ptr())
@@ -409,7 +423,8 @@ class NativeKernels(NativeStates):
         residual = None if fused.residual is None else fused.residual.contiguous()
         total = x if residual is None else self.empty(*x.shape)
         weight, activation = fused.norm_weight.data_ptr(), _native_activation(fused.activation)
-        native = self._cpu.Fused(address(residual), weight, fused.eps, fused.norm_offset, activation)
+        centered = fused.is_centered, address(fused.norm_bias)
+        native = self._cpu.Fused(address(residual), weight, fused.eps, fused.norm_offset, activation, *centered)
         return self._cpu.Rows.fused(x.data_ptr(), x.numel() // size, size, native, total.data_ptr()), total
 
 

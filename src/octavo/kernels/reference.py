@@ -32,6 +32,7 @@ from octavo.kernels.types import (
     PackedExperts,
     PackedHeads,
     PackedLinear,
+    PartNorms,
     Routes,
     Routing,
 )
@@ -299,7 +300,33 @@ class Kernels:
         The sum is rounded to the dtype, as later layers read it; the norm is taken of the rounded sum.
         """
         total = x if fused.residual is None else x + fused.residual
+        if fused.is_centered:
+            return self.layer_norm(total, fused), total
         return self.rms_norm(total, fused.norm_weight, fused.eps, fused.norm_offset), total
+
+    def layer_norm(self, x: Tensor, fused: Fused) -> Tensor:
+        """Return (x [T, D] - mean) / sqrt(variance + eps) * (weight + offset) + bias (arXiv:1607.06450)."""
+        distance = x.float() - x.float().mean(-1, keepdim=True)
+        scale = torch.rsqrt(distance.square().mean(-1, keepdim=True) + fused.eps)  # [T, 1]
+        normed = distance * scale * (fused.norm_weight.float() + fused.norm_offset)
+        return (normed if fused.norm_bias is None else normed + fused.norm_bias.float()).to(x.dtype)
+
+    def part_squares(self, x: Tensor, sizes: tuple[int, int], num_counted: int) -> Tensor:
+        """Return the sums of squares [T, 2] float32 of two parts at the front of x [T, N]; 0 of those not counted."""
+        parts = x[:, : sum(sizes)].split_with_sizes(sizes, dim=1)
+        squares = [part.contiguous().float().square() for part in parts]  # each row is then summed up by itself
+        sums = [part.sum(-1) * (number < num_counted) for number, part in enumerate(squares)]
+        return torch.stack(sums, dim=1)
+
+    def scale_parts(self, x: Tensor, squares: Tensor, norms: PartNorms) -> Tensor:
+        """Return x [T, N] with its parts normalized by the sums of squares [T, 2]; may overwrite it."""
+        *parts, rest = x.split_with_sizes((*norms.sizes, x.shape[1] - sum(norms.sizes)), dim=1)
+        scales = [torch.rsqrt(squares[:, at, None] / norms.totals[at] + norms.eps) for at in range(2)]
+        normed = [
+            (part.float() * scale * weight).to(x.dtype)
+            for part, scale, weight in zip(parts, scales, norms.weights, strict=True)
+        ]
+        return torch.cat((*normed, rest), dim=1)
 
     def gelu(self, x: Tensor, kind: GeluKind) -> Tensor:
         """Return the GELU of x [T, I] (Hendrycks and Gimpel 2016, arXiv:1606.08415), rounded once.
@@ -325,6 +352,8 @@ class Kernels:
     def activate(self, x: Tensor, activation: Activation) -> Tensor:
         """Apply the activation: x is [T, 2 * I] if gated, gates first, else [T, I]; returns [T, I]."""
         wide = x.float()
+        if activation.kind == "plain_gelu":
+            return self.gelu(x, "gelu_tanh")
         if not activation.is_gated:
             return wide.clamp(min=0.0).square().to(x.dtype)  # relu2 (So et al. 2021, arXiv:2109.08668)
         gate, up = wide.chunk(2, dim=-1)  # [T, I] each
@@ -390,11 +419,12 @@ class Kernels:
         return turned.to(x.dtype)
 
     def rotary_pairs(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate x [T, H, D] by cos, sin [T, D / 2] float32: element 2 * i pairs with 2 * i + 1."""
-        first, second = x.float().reshape(*x.shape[:-1], -1, 2).unbind(-1)  # [T, H, D / 2] each
+        """Rotate x [T, H, D] by cos, sin [T, P] float32, 2 * P <= D: element 2 * i pairs with 2 * i + 1."""
+        front, rest = x.float().split_with_sizes((2 * cos.shape[1], x.shape[2] - 2 * cos.shape[1]), dim=-1)
+        first, second = front.reshape(*x.shape[:-1], -1, 2).unbind(-1)  # [T, H, P] each
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
         turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
-        return turned.flatten(-2).to(x.dtype)
+        return torch.cat((turned.flatten(-2), rest), dim=-1).to(x.dtype)
 
     def pack_heads(self, linears: Sequence[PackedLinear], in_size: int) -> PackedHeads:
         """Combine a linear for each head, of `in_size` inputs, from their packed linears: "plain", without bias."""

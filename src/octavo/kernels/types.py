@@ -10,7 +10,8 @@ from torch import Tensor
 
 from octavo.config.layers import RoutingSpec
 
-ActivationKind = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu", "scaled_silu"]
+# The third and fourth have no gate.
+ActivationKind = Literal["silu", "gelu_tanh", "relu2", "plain_gelu", "clamped_swiglu", "scaled_silu"]
 GeluKind = Literal["gelu", "gelu_tanh", "quick_gelu"]  # by the error function, a tanh, or a sigmoid
 # Which ops read a linear. Gated ones are [2 * I, K], gates first; a router is [X, D], or [X + 1, D] with a gated
 # shared expert, and computed in float32.
@@ -28,7 +29,7 @@ class Activation:
     @property
     def is_gated(self) -> bool:
         """Whether the first linear yields gates and ups, or one part alone."""
-        return self.kind != "relu2"
+        return self.kind not in ("relu2", "plain_gelu")
 
 
 SILU = Activation()
@@ -36,13 +37,25 @@ SILU = Activation()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fused:
-    """Prologue and epilogue of fused ops: residual, RMS norm, activation. `Fused` of `kernels/cpu/ops.h`."""
+    """Prologue and epilogue of fused ops: residual, norm, activation. `Fused` of `kernels/cpu/ops.h`."""
 
     residual: Tensor | None  # [T, K], added to the rows first
     norm_weight: Tensor  # [K]
     eps: float
     norm_offset: float = 0.0  # added to the norm's weight: 1 where checkpoints hold the weight less one
     activation: Activation = SILU  # between the linears of an MLP
+    is_centered: bool = False  # a layer norm; else an RMS norm
+    norm_bias: Tensor | None = None  # [K], of a layer norm
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartNorms:
+    """RMS norms over two parts at the front of a row, one behind the other; other ranks may have more of each."""
+
+    sizes: tuple[int, int]  # elements
+    totals: tuple[int, int]  # of all ranks
+    weights: tuple[Tensor, Tensor]  # [size] float32
+    eps: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

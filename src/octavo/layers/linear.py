@@ -279,7 +279,10 @@ def one_tensor_linear(
 
 
 class QKVLinear(MergedLinear):
-    """The projections to queries, keys and values, for this rank's heads; `projects`: or to the first of these only."""
+    """The projections to queries, keys and values, for this rank's heads; `projects`: or to the first of these only.
+
+    With a gate, also to one for each element of the queries' heads.
+    """
 
     def __init__(
         self,
@@ -291,11 +294,13 @@ class QKVLinear(MergedLinear):
         has_bias: bool,
         context: BuildContext,
         projects: str = "qkv",
+        has_gate: bool = False,
     ) -> None:
         group = context.groups.tensor
         heads = HeadShare.of(num_heads, num_kv_heads, group.rank, group.size)
         kv = heads.kv.times(head_dim)
-        parts = {part: heads.query.times(head_dim) if part == "q" else kv for part in projects}
+        query = heads.query.times(head_dim)
+        parts = {part: query if part == "q" else kv for part in projects} | ({"gate": query} if has_gate else {})
         super().__init__(Share.whole(in_size), parts, has_bias=has_bias, context=context)
         self.heads = heads
 

@@ -48,7 +48,10 @@ class ExpertRouter(MergedLinear):
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
         tensors = super().checkpoint_tensors()
-        return tensors if self.correction is None else {**tensors, CORRECTION: TensorSpec((len(self.correction),))}
+        if self.correction is None:
+            return tensors
+        size = len(self.correction)
+        return {**tensors, CORRECTION: TensorSpec((size,), other_shapes=((1, size),))}
 
     @property
     def num_weights(self) -> int:
@@ -57,7 +60,7 @@ class ExpertRouter(MergedLinear):
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         if name == CORRECTION:
             assert self.correction is not None, "named by checkpoint_tensors"
-            self.correction.copy_(tensor)
+            self.correction.copy_(tensor.flatten())
         else:
             super().load_weight(name, tensor)
 

@@ -1,5 +1,7 @@
 """Root mean square norm (arXiv:1910.07467) and layer norm (arXiv:1607.06450). Legend: D = size normalized over."""
 
+from dataclasses import replace
+
 import torch
 from torch.nn.functional import layer_norm
 
@@ -33,6 +35,22 @@ class RMSNorm(PlainWeight):
             norm_offset=self._offset,
             activation=activation,
         )
+
+
+class CenteredNorm(RMSNorm):
+    """A layer norm (arXiv:1607.06450) in the place of an RMS norm: the mean is subtracted first; with a bias or not."""
+
+    def __init__(self, size: int, eps: float, *, context: BuildContext, offset: float = 0.0, has_bias: bool) -> None:
+        super().__init__(size, eps, context=context, offset=offset)
+        self._bias: torch.Tensor | None = None
+        if has_bias:
+            self._bias = self._tensors["bias"] = torch.empty_like(self.weight)  # [D]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._kernels.add_rms_norm(x, self.fused(None))[0]
+
+    def fused(self, residual: torch.Tensor | None, activation: Activation = SILU) -> Fused:
+        return replace(super().fused(residual, activation), is_centered=True, norm_bias=self._bias)
 
 
 class NoNorm(RMSNorm):

@@ -26,8 +26,13 @@ class PlainMLP(nn.Module):
         """Add x [T, D] to the residual stream [T, D]; return (the MLP of the sum, the sum)."""
         if self.up.stands_alone(adapter_ids) or self.down.stands_alone(adapter_ids):
             normed, total = norm.add(x, residual)
-            inner = self._kernels.activate(self.up(normed, adapter_ids), self._activation)
-            return self.down(inner, adapter_ids), total
+            return self.of_normed(normed, adapter_ids), total
         fused = norm.fused(residual, self._activation)
         out, total = self._kernels.mlp(x, fused, self.up.packed, self.down.packed)
         return self.down.summed(out), total
+
+    def of_normed(self, x: torch.Tensor, adapter_ids: torch.Tensor | None) -> torch.Tensor:
+        """Apply to x [T, D], behind the norm: [T, D]."""
+        inner = self._kernels.activate(self.up(x, adapter_ids), self._activation)
+        out: torch.Tensor = self.down(inner, adapter_ids)
+        return out

@@ -31,8 +31,12 @@ class RotaryEmbedding(nn.Module):
             positions = torch.arange(num_positions, dtype=torch.float32)
         angles = torch.outer(positions, frequencies).double()  # [P, D / 2]
         self._sections, self._is_interleaved = list(rope.sections), rope.is_interleaved
-        self._cos = (angles.cos().float() * attention_factor).to(device)  # [P, D / 2]
-        self._sin = (angles.sin().float() * attention_factor).to(device)  # [P, D / 2]
+        factor: float | torch.Tensor = attention_factor  # [P, 1], if it grows
+        if (growth := rope.growth) is not None:
+            intervals = torch.div(positions + growth.offset, growth.interval, rounding_mode="floor")
+            factor = (attention_factor * (1.0 + growth.rate * torch.log1p(intervals))).unsqueeze(1)
+        self._cos = (angles.cos().float() * factor).to(device)  # [P, D / 2]
+        self._sin = (angles.sin().float() * factor).to(device)  # [P, D / 2]
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin, each [T, D / 2] float32, of positions [T], or [3, T] if the model has sections."""

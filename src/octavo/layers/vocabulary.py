@@ -225,11 +225,19 @@ class LogitsHead(MergedLinear):
 
     role = "logits"
 
-    def __init__(self, hidden_size: int, vocab_size: int, *, tied_to: Embedding | None, context: BuildContext) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        *,
+        tied_to: Embedding | None,
+        context: BuildContext,
+        has_bias: bool = False,
+    ) -> None:
         self._group = context.groups.tensor
         ranges = [Share.of_features(vocab_size, rank, self._group.size) for rank in range(self._group.size)]
         parts = {"": ranges[self._group.rank]}
-        super().__init__(Share.whole(hidden_size), parts, has_bias=False, context=context)
+        super().__init__(Share.whole(hidden_size), parts, has_bias=has_bias, context=context)
         self._tied_to, self._vocab_size = tied_to, vocab_size
         self._sizes_of_ranks = [ids.size for ids in ranges]  # per rank
         self.slots: dict[int, LogitsAdapter] = {}  # of adapters that change this layer

@@ -73,7 +73,8 @@ class GgufLoader(ModelLoader):
                 continue
             has_blocks = any(name in slots and slots[name].spec.is_integer for name in wanted)
             values = torch.from_numpy(tensor.data) if has_blocks else self.numbers(tensor)
-            values = _as_in_checkpoints(part, values, model, has_blocks=has_blocks)
+            is_weight = tensor.name.endswith(".weight")
+            values = _as_in_checkpoints(part, values, model, has_blocks=has_blocks, is_weight=is_weight)
             if part in heads.parts:
                 yield from heads.joined(part, wanted[0], values)
             else:
@@ -117,7 +118,7 @@ def tensor_rows(tensor: GgufTensor) -> Tensor:
     return torch.from_numpy(tensor.data).view(-1, tensor.data.shape[-1])
 
 
-def _as_in_checkpoints(part: str, values: Tensor, model: CausalLM, *, has_blocks: bool) -> Tensor:
+def _as_in_checkpoints(part: str, values: Tensor, model: CausalLM, *, has_blocks: bool, is_weight: bool) -> Tensor:
     """Return a tensor as checkpoints have it; `part` is its name in a block of the file."""
     config, facts = model.config, model.family.gguf
     assert facts is not None, "the family has GGUF files"
@@ -125,7 +126,8 @@ def _as_in_checkpoints(part: str, values: Tensor, model: CausalLM, *, has_blocks
         values = torch.log(-values)
     if (linear := linear_attention_spec(config)) is not None:
         values = as_in_checkpoints(part, values, linear, has_blocks=has_blocks)
-    if part.endswith("norm") and config.norm_offset and part != "ssm_norm":  # files have whole factors
+    has_offset = is_weight and part.endswith("norm") and part not in ("ssm_norm", *facts.stored_norms)
+    if has_offset and config.norm_offset:  # files have whole factors
         values = values - config.norm_offset
     if part in ("attn_q", "attn_k") and facts.interleaves_rows:
         # Of each head, interleaved pairs become halves: all first elements, then all second ones.

@@ -11,11 +11,10 @@ from torch import nn
 
 from octavo.attention.metadata import AttentionMetadata, LayerCache
 from octavo.config.family import NameTable
-from octavo.config.layers import DenseSpec, ExpertsSpec
+from octavo.config.layers import ExpertsSpec
 from octavo.kernels.reference import Kernels
 from octavo.layers.latent_moe import LatentMixture
 from octavo.layers.norm import RMSNorm
-from octavo.layers.plain_mlp import PlainMLP
 from octavo.models.hybrid import HybridForCausalLM
 from octavo.models.interfaces import CausalLM
 
@@ -64,7 +63,6 @@ class BranchesForCausalLM(HybridForCausalLM):
     renamed_prefixes: ClassVar = MappingProxyType(
         {"model.backbone.": "model.", "backbone.": "model.", "model.lm_head.": "lm_head.", **CausalLM.renamed_prefixes}
     )
-    adapted_layers: ClassVar = CausalLM.adapted_layers | {"layers.{layer}.mlp.up"}
 
     @property
     def weight_names(self) -> NameTable:
@@ -81,9 +79,6 @@ class BranchesForCausalLM(HybridForCausalLM):
 
     def build_feed_forward(self, layer: int) -> nn.Module:
         spec, size = self.config.layers[layer].feed_forward, self.config.hidden_size
-        if isinstance(spec, DenseSpec):
-            context, inner = self.context.at(f"layers.{layer}.mlp"), spec.intermediate_size
-            return PlainMLP(size, inner, has_bias=spec.has_bias, context=context, activation=self.activation)
         if isinstance(spec, ExpertsSpec) and spec.latent_size is not None:
             return LatentMixture(layer, size, spec, self.activation, context=self.context)
         return super().build_feed_forward(layer)

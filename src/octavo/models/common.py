@@ -6,7 +6,7 @@ heads, G = kv heads, E = head size.
 
 from dataclasses import replace
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from octavo.config.model import ModelConfig
 from octavo.distributed.groups import HeadShare
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import SILU, Activation
-from octavo.layers.attention import HeadNormWeights, SinkWeights
+from octavo.layers.attention import HeadNormWeights, SinkWeights, WholeNormWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import GatedLinear, GatedQKVLinear, Linear, QKVLinear
 from octavo.layers.norm import NoNorm, RMSNorm
@@ -47,23 +47,20 @@ class DecoderAttention(nn.Module):
         super().__init__()
         context = context.at(f"layers.{layer}.attention")
         in_size, spec = self.num_inputs * config.hidden_size, config.attention(layer)
-        projects = spec.projects
         heads, has_gate = (spec.num_heads, spec.num_kv_heads, spec.head_dim), spec.has_output_gate
+        options: dict[str, Any] = {"has_bias": spec.has_bias, "context": context.at("qkv")}
         self.qkv: QKVLinear | GatedQKVLinear
-        if has_gate:
-            self.qkv = GatedQKVLinear(in_size, *heads, has_bias=spec.has_bias, context=context.at("qkv"))
+        if has_gate and not spec.has_gate_apart:
+            self.qkv = GatedQKVLinear(in_size, *heads, **options)
         else:
-            self.qkv = QKVLinear(in_size, *heads, has_bias=spec.has_bias, context=context.at("qkv"), projects=projects)
+            self.qkv = QKVLinear(in_size, *heads, **options, projects=spec.projects, has_gate=has_gate)
         self._gate_size = self.qkv.parts["gate"].size if has_gate else 0
-        self.head_norms = None
-        if spec.has_head_norms:
-            self.head_norms = HeadNormWeights(
-                spec.head_dim,
-                config.rms_norm_eps,
-                context=context,
-                offset=config.norm_offset,
-                has_keys=projects != "q",
-            )
+        self.head_norms: HeadNormWeights | WholeNormWeights | None = None
+        if spec.norms_whole:
+            self.head_norms = WholeNormWeights(self.qkv.heads, spec.head_dim, config.rms_norm_eps, context=context)
+        elif spec.has_head_norms:
+            offset = config.norm_offset if spec.has_norm_weights else 0.0
+            self.head_norms = HeadNormWeights(spec, config.rms_norm_eps, context=context, offset=offset)
         self.sinks = SinkWeights(self.qkv.heads.query, context=context) if spec.has_sinks else None
         self._kernels, self.is_last = context.kernels, layer == config.num_layers - 1
         self.backend = context.attention
@@ -91,6 +88,8 @@ class DecoderAttention(nn.Module):
             qkv = self.qkv(residual, step.adapter_ids)
         else:
             qkv, residual = self.qkv.of_normed(norm, x, residual, step.adapter_ids)
+        if self.head_norms is not None:
+            qkv = self.head_norms.of_projection(qkv)
         if self._gate_size:
             qkv, gates = qkv[:, : -self._gate_size], qkv[:, -self._gate_size :]
             attended = self._kernels.gate(self.backend.forward(qkv, kv_cache, step, self.layer), gates)
@@ -108,7 +107,11 @@ def described_attention(config: ModelConfig, layer: int, heads: HeadShare) -> At
         num_kv_heads=heads.kv.size,
         head_dim=spec.head_dim,
         sliding_window=spec.sliding_window,
+        chunk_size=spec.chunk_size if (spec.chunk_size or 0) < config.max_model_len else None,
         rotary=spec.rotary,
+        query_rotary=spec.query_rotary,
+        rotates_pairs=spec.rotates_pairs,
+        norms_behind=spec.norms_behind,
         scale=spec.scale,
         soft_cap=spec.soft_cap,
         kv_group=config.kv_group_of(layer),
@@ -138,13 +141,18 @@ class GatedMLP(nn.Module):
         """Add x [T, D] to the residual stream [T, D]; return (the MLP of the sum, the sum)."""
         if isinstance(norm, NoNorm):
             total = self._kernels.scaled_sum(x, residual, 1.0)
-            return self.down(self.gate_up(total, adapter_ids), adapter_ids), total
+            return self.of_normed(total, adapter_ids), total
         if self.gate_up.stands_alone(adapter_ids) or self.down.stands_alone(adapter_ids):
             normed, total = norm.add(x, residual)
-            return self.down(self.gate_up(normed, adapter_ids), adapter_ids), total
+            return self.of_normed(normed, adapter_ids), total
         fused = norm.fused(residual, self._activation)
         out, total = self._kernels.mlp(x, fused, self.gate_up.packed, self.down.packed)
         return self.down.summed(out), total
+
+    def of_normed(self, x: torch.Tensor, adapter_ids: torch.Tensor | None) -> torch.Tensor:
+        """Apply to x [T, D], behind the norm: [T, D]."""
+        out: torch.Tensor = self.down(self.gate_up(x, adapter_ids), adapter_ids)
+        return out
 
 
 class DecoderLayer(nn.Module):

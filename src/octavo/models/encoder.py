@@ -69,9 +69,7 @@ class EncoderAttention(nn.Module):
         self.out = Linear(self.qkv.parts["q"], size, has_bias=spec.has_out_bias, context=context.at("out"))
         self.head_norms = None
         if spec.has_head_norms:
-            self.head_norms = HeadNormWeights(
-                spec.head_dim, config.rms_norm_eps, context=context, offset=config.norm_offset, has_keys=True
-            )
+            self.head_norms = HeadNormWeights(spec, config.rms_norm_eps, context=context, offset=config.norm_offset)
         self._rotary = spec.rotary
         self._heads = EncoderHeads(
             count=self.qkv.heads.query.size,

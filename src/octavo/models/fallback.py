@@ -25,29 +25,15 @@ from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCach
 from octavo.config.family import Family, NameTable
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
-from octavo.distributed.groups import HeadShare, Share
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.types import Activation
 from octavo.layers.context import BuildContext
-from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.base import TensorSpec
 from octavo.layers.weight_owner import WeightOwner
 from octavo.models.common import described_attention
+from octavo.models.fallback_plan import FallbackLinear, Plan
 from octavo.models.fallback_probe import build
 from octavo.models.interfaces import CausalLM, IntermediateTensors
-
-
-class FallbackLinear(MergedLinear):
-    """In the place of a `torch.nn.Linear`: inputs of any number of dimensions."""
-
-    def __init__(self, original: nn.Linear, context: BuildContext) -> None:
-        inputs, outputs = Share.whole(original.in_features), Share.whole(original.out_features)
-        super().__init__(inputs, {"": outputs}, has_bias=original.bias is not None, context=context)
-        self.in_features, self.out_features = original.in_features, original.out_features
-
-    def forward(self, x: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
-        rows = super().forward(x.reshape(-1, x.shape[-1]).contiguous(), adapter_ids)
-        return rows.view(*x.shape[:-1], -1)
 
 
 class OwnParameters(WeightOwner):
@@ -130,17 +116,15 @@ class FallbackForCausalLM(CausalLM):
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         nn.Module.__init__(self)  # nothing of ours is built
-        groups = context.groups
-        if groups.tensor.size > 1 or (context.stage is not None and not context.stage.is_whole):
-            raise UnsupportedModelError(
-                f"{config.model}: models that transformers' own code computes run on one rank: tensor_parallel_size "
-                "and pipeline_parallel_size must be 1"
-            )
+        if context.stage is not None and not context.stage.is_whole:
+            why = "models that transformers' own code computes have one stage: pipeline_parallel_size must be 1"
+            raise UnsupportedModelError(f"{config.model}: {why}")
         self.config, self.stage, self.mapped_bytes = config, Stage.whole(config.num_layers), 0
         self.family = Family(name=config.architecture, model_type="", weight_names={})
         self.activation, self.embedding_scale, self.logits_soft_cap = Activation(), None, None
         self.rotary, self.layers, self.dense_steps = nn.ModuleList(), nn.ModuleDict(), nn.ModuleList()
         library = build(Path(config.path), _attend, context.dtype, experts="eager")
+        self._plan = Plan(library, config.model, context.groups.tensor.size)
         self._names: dict[str, str] = {}
         self._twins, self._step = _twins_of(library), _Step()
         self._library_buffers = {name for name, _ in library.named_buffers()}
@@ -168,7 +152,8 @@ class FallbackForCausalLM(CausalLM):
             if module is tied:
                 continue
             if type(module) is nn.Linear:
-                library.set_submodule(name, FallbackLinear(module, context.at(name)))
+                linear = FallbackLinear(module, context.at(name), self._plan.style_of(name))
+                library.set_submodule(name, linear)
                 self._names[name] = f"library.{name}"
                 continue
             own, key = dict(module.named_parameters(recurse=False)), name.replace(".", "/")
@@ -191,7 +176,9 @@ class FallbackForCausalLM(CausalLM):
 
     def _describe(self, layer: int) -> AttentionLayer:
         spec = self.config.attention(layer)
-        heads = HeadShare.of(spec.num_heads, spec.num_kv_heads, 0, 1)
+        for what, number in (("query heads", spec.num_heads), ("KV heads", spec.num_kv_heads)):
+            self._plan.check_divides(what, number)
+        heads = self._heads_of(spec)
         described = replace(described_attention(self.config, layer, heads), rotary=None)  # the library rotates
         self.context.attention.check(described)
         return described

@@ -23,7 +23,8 @@ from octavo.kernels.reference import hyperbolic_tangent
 from octavo.kernels.types import Activation
 from octavo.layers.context import BuildContext
 from octavo.layers.moe import ExpertParallelMoE, MixtureOfExperts
-from octavo.layers.norm import NoNorm, RMSNorm
+from octavo.layers.norm import CenteredNorm, NoNorm, RMSNorm
+from octavo.layers.plain_mlp import PlainMLP
 from octavo.layers.pooled import PooledStep
 from octavo.layers.quant.base import QuantizedAtLoad
 from octavo.layers.rotary import RotaryEmbedding
@@ -35,6 +36,7 @@ from octavo.models.common import (
     DecoderLayer,
     GatedMLP,
 )
+from octavo.models.parts import ParallelLayer
 
 if TYPE_CHECKING:
     from octavo.models.vision import VisionTower
@@ -69,7 +71,8 @@ class CausalLM(nn.Module):
     # Layers that adapters can change, by their paths in `weight_names`; those of experts only get slots on request.
     adapted_layers: ClassVar[frozenset[str]] = frozenset(
         {
-            *(f"layers.{{layer}}.{part}" for part in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")),
+            *(f"layers.{{layer}}.attention.{part}" for part in ("qkv", "out")),
+            *(f"layers.{{layer}}.mlp.{part}" for part in ("gate_up", "up", "down")),
             *("embedding", "logits_head"),
         }
     )
@@ -104,10 +107,13 @@ class CausalLM(nn.Module):
             )
         self.layers = nn.ModuleDict({str(layer): self.build_layer(layer) for layer in stage.layers})
         if stage.is_last:
-            self.norm = self.build_norm()
+            self.norm = self.build_last_norm()
             tied_to = self.embedding if config.tie_word_embeddings and stage.is_first else None
             head = context.at("logits_head")
-            self.logits_head = LogitsHead(config.hidden_size, config.vocab_size, tied_to=tied_to, context=head)
+            has_bias = self.family.has_head_bias
+            self.logits_head = LogitsHead(
+                config.hidden_size, config.vocab_size, tied_to=tied_to, context=head, has_bias=has_bias
+            )
         self.dense_steps = nn.ModuleList(self.build_dense_steps())
 
     @property
@@ -187,7 +193,8 @@ class CausalLM(nn.Module):
         name = self.name_in_table(name)
         number = name.removeprefix("model.layers.").partition(".")[0]
         is_behind = name.startswith("model.layers.") and number.isdigit() and int(number) >= self.config.num_layers
-        return name.startswith(self.family.left_out) or (self.family.mtp is not None and is_behind)
+        has_further = self.family.mtp is not None or self.family.leaves_out_further_layers
+        return name.startswith(self.family.left_out) or (has_further and is_behind)
 
     def forward(self, batch: ForwardBatch, kv_caches: Sequence[LayerCache]) -> torch.Tensor:
         """Compute the step's hidden states [W, D], writing its keys and values to the caches, one per layer."""
@@ -238,8 +245,12 @@ class CausalLM(nn.Module):
 
     def build_layer(self, layer: int) -> nn.Module:
         where = self.config.norms
+        if where == "shared":
+            attention, mlp = self.build_attention(layer), self.build_feed_forward(layer)
+            assert isinstance(attention, DecoderAttention) and isinstance(mlp, GatedMLP | PlainMLP)  # noqa: PT018 - of its specs
+            return ParallelLayer(self.build_norm(), attention, mlp, context=self.context)
         before = [self.build_norm() if where != "after" else NoNorm(context=self.context) for _ in range(2)]
-        behind = None if where == "before" else (self.build_norm(), self.build_norm())
+        behind = None if where == "before" else (self.build_post_norm(), self.build_post_norm())
         return DecoderLayer(
             *(before[0], self.build_attention(layer), before[1], self.build_feed_forward(layer), behind),
             kernels=self.context.kernels,
@@ -258,8 +269,22 @@ class CausalLM(nn.Module):
         return [RotaryEmbedding(table.rope, table.width, size, device=device) for table in self.config.rotary]
 
     def build_norm(self) -> RMSNorm:
-        size, eps = self.config.hidden_size, self.config.rms_norm_eps
+        size, eps, kind = self.config.hidden_size, self.config.rms_norm_eps, self.config.norm_kind
+        if kind != "rms":
+            has_bias = kind == "centered_with_bias"
+            return CenteredNorm(size, eps, context=self.context, offset=self.config.norm_offset, has_bias=has_bias)
         return RMSNorm(size, eps, context=self.context, offset=self.config.norm_offset)
+
+    def build_post_norm(self) -> RMSNorm:
+        """Make a norm behind a branch."""
+        size, eps = self.config.hidden_size, self.config.post_norm_eps
+        if eps is None:
+            return self.build_norm()
+        return RMSNorm(size, eps, context=self.context, offset=self.config.norm_offset)
+
+    def build_last_norm(self) -> RMSNorm:
+        """Make the norm behind the last layer."""
+        return self.build_norm()
 
     def build_attention(self, layer: int) -> nn.Module:
         return self.attention_class(self.config, layer, self.context)
@@ -267,7 +292,7 @@ class CausalLM(nn.Module):
     def build_feed_forward(self, layer: int) -> nn.Module:
         spec = self.config.layers[layer].feed_forward
         if isinstance(spec, DenseSpec):
-            return self.build_mlp(layer, spec)
+            return self.build_mlp(layer, spec) if self.activation.is_gated else self.build_plain_mlp(layer, spec)
         assert isinstance(spec, ExpertsSpec), f"layer {layer} has nothing behind its mixer"
         mixture = ExpertParallelMoE if self.context.groups.experts.size > 1 else MixtureOfExperts
         limit, activation = spec.swiglu_limit, self.activation
@@ -276,9 +301,16 @@ class CausalLM(nn.Module):
         return mixture(layer, self.config.hidden_size, spec, activation, context=self.context)
 
     def build_mlp(self, layer: int, spec: DenseSpec) -> GatedMLP:
+        """Make the MLP of an activation with a gate."""
         context, size = self.context.at(f"layers.{layer}.mlp"), self.config.hidden_size
         inner, has_bias = spec.intermediate_size, spec.has_bias
         return GatedMLP(size, inner, has_bias=has_bias, context=context, activation=self.activation)
+
+    def build_plain_mlp(self, layer: int, spec: DenseSpec) -> PlainMLP:
+        """Make the MLP of an activation without one."""
+        context, size = self.context.at(f"layers.{layer}.mlp"), self.config.hidden_size
+        inner, has_bias = spec.intermediate_size, spec.has_bias
+        return PlainMLP(size, inner, has_bias=has_bias, context=context, activation=self.activation)
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
         """Embed the step's tokens: [T, D]. First stage only."""

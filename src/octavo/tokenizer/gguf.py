@@ -12,60 +12,27 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, normalizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from octavo.errors import CheckpointError, OctavoError, UnsupportedModelError
 from octavo.gguf.file import GgufFile
 from octavo.tokenizer.gguf_encoders import add_marks, unigram, wordpiece
+from octavo.tokenizer.gguf_patterns import (
+    BEGINS_WITH_BOS,
+    COMPOSED,
+    OTHER_NAMES,
+    PATTERNS,
+    WHOLE_WORDS_FIRST,
+    pre_tokenizer,
+)
 
 # enum llama_token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece spells a space
 _NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
-_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_O200K = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_CONTRACTIONS}?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# Marks count with letters.
-_QWEN35 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# tokenizer.ggml.pre -> how text is split before BPE, by the converter's names for the supported families.
-_PATTERNS = MappingProxyType(
-    {
-        "gpt-2": "",  # the library's own
-        "smollm": "",  # after single digits
-        "llama-bpe": _LLAMA3,
-        "smaug-bpe": _LLAMA3,
-        "qwen2": _QWEN2,
-        "qwen35": _QWEN35,
-        "tekken": _TEKKEN,
-        "gpt-4o": _O200K,
-    }
-)
-_WHOLE_WORDS_FIRST = ("llama-bpe", "tekken", "gpt-4o")  # a word that is a token is not split
-_COMPOSED = ("qwen2", "qwen35")  # Unicode is normalized to NFC
-# What files without `add_bos_token` mean: those of Llama 3 and Mistral do not say it.
-_BEGINS_WITH_BOS = ("llama-bpe", "tekken")
-_OTHER_NAMES = MappingProxyType(
-    {
-        **dict.fromkeys(("llama3", "llama-v3", "lfm2"), "llama-bpe"),
-        **dict.fromkeys(("deepseek-r1-qwen", "megrez"), "qwen2"),
-    }
-)
 # Special tokens of SentencePiece files that do not name them.
 SENTENCEPIECE_IDS = MappingProxyType({"unknown": 0, "bos": 1, "eos": 2})
 
@@ -96,7 +63,7 @@ def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, 
         if kind in _OF_ENCODERS:
             _add_marks(backend, fields, has_kinds=kind == "bert")
         else:
-            _add_ends(backend, fields, adds_bos=kind == "llama" or fields.pre in _BEGINS_WITH_BOS)
+            _add_ends(backend, fields, adds_bos=kind == "llama" or fields.pre in BEGINS_WITH_BOS)
     ids = {field: fields.token_id(name) for name, field in _NAMED.items()}
     named = {field: fields.tokens[index] for field, index in ids.items() if index is not None}
     return backend, named, fields.chat_templates()
@@ -109,23 +76,13 @@ def pre_tokenizer_name(backend: Backend) -> str | None:
     if model["type"] != "BPE" or model.get("byte_fallback"):
         return None
     is_composed = own["normalizer"] == {"type": "NFC"}
-    for name in _PATTERNS:
-        known = json.loads(_pre_tokenizer(name).__getstate__())
+    for name in PATTERNS:
+        known = json.loads(pre_tokenizer(name).__getstate__())
         is_same = _split_rules(own["pre_tokenizer"]) == _split_rules(known)
-        words_first = name in _WHOLE_WORDS_FIRST
-        if is_same and is_composed == (name in _COMPOSED) and bool(model.get("ignore_merges")) == words_first:
+        words_first = name in WHOLE_WORDS_FIRST
+        if is_same and is_composed == (name in COMPOSED) and bool(model.get("ignore_merges")) == words_first:
             return name
     return None
-
-
-def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
-    pattern = _PATTERNS[name]
-    of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pattern)
-    if pattern:
-        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), of_bytes])
-    if name == "smollm":
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), of_bytes])
-    return of_bytes
 
 
 def _split_rules(rules: Any) -> Any:
@@ -163,7 +120,7 @@ class _Fields:
     def pre(self) -> str | None:
         """How text is split before BPE, by the first of a kind's names."""
         found = self.get("pre")
-        return _OTHER_NAMES.get(found, found) if isinstance(found, str) else None
+        return OTHER_NAMES.get(found, found) if isinstance(found, str) else None
 
     def merges(self) -> list[tuple[str, str]]:
         pairs = [tuple(line.split(" ")) for line in self._list("merges", str)]
@@ -203,13 +160,13 @@ class _Fields:
 
 def _byte_level(fields: _Fields) -> Backend:
     name = fields.pre
-    if name is None or name not in _PATTERNS:
-        raise fields.unsupported("pre", "known: " + ", ".join((*_PATTERNS, *_OTHER_NAMES)))
+    if name is None or name not in PATTERNS:
+        raise fields.unsupported("pre", "known: " + ", ".join((*PATTERNS, *OTHER_NAMES)))
     vocab = {token: index for index, token in enumerate(fields.tokens)}
-    backend = Backend(BPE(vocab, fields.merges(), ignore_merges=name in _WHOLE_WORDS_FIRST))
-    backend.pre_tokenizer = _pre_tokenizer(name)
+    backend = Backend(BPE(vocab, fields.merges(), ignore_merges=name in WHOLE_WORDS_FIRST))
+    backend.pre_tokenizer = pre_tokenizer(name)
     backend.decoder = decoders.ByteLevel()
-    if name in _COMPOSED:
+    if name in COMPOSED:
         backend.normalizer = normalizers.NFC()
     return backend
 

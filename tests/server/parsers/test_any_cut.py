@@ -40,6 +40,15 @@ PARTS = {
         "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0", "<|tool_call_argument_begin|>",
         '{"a": 1}', "<|tool_call_end|>", "<|tool_calls_section_end|>", "f", " é",
     ],
+    "phi4": ["<|tool_call|>", "[", '{"name": "f", "arguments": ', '{"a": 1}', "}", ",", "]", "<|/tool_call|>", " é"],
+    "cohere": [
+        "<|START_ACTION|>", "[", '{"tool_name": "f", "parameters": ', '{"a": 1}', "}", "]", "<|END_ACTION|>", "é",
+    ],
+    "minimax_m2": [
+        "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="f">', "</invoke>", '<parameter name="a">',
+        '<parameter name="b">', "\n", 'x"<', "12", "</parameter>",
+    ],
+    "olmo3": ["<function_calls>", "</function_calls>", "f(", "a=1", "c='x)\\''", ", ", ")", "\n", "é"],
 }  # fmt: skip
 formats = st.sampled_from(sorted(PARTS))
 values = st.recursive(
@@ -88,6 +97,14 @@ CALLS = {
     '<|constrain|>json<|message|>{"a": "<x>"}<|call|>',
     "kimi": "Hi <b>. <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
     '{"a": "<x>"}<|tool_call_end|><|tool_calls_section_end|>',
+    "granite": 'Hi <b>. <|tool_call|>[{"name": "f", "arguments": {"a": "<x>"}}, {"name": "g", "arguments": {}}]',
+    "phi4": 'Hi <b>. <|tool_call|>[{"name": "f", "arguments": {"a": "<x>"}}]<|/tool_call|>',
+    "hunyuan_a13b": 'Hi <b>. <tool_calls>[{"name": "f", "arguments": {"a": "<x>"}}]</tool_calls>',
+    "cohere": 'Hi <b>. <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": "<x>"}}]'
+    "<|END_ACTION|>",
+    "minimax_m2": 'Hi <b>. <minimax:tool_call>\n<invoke name="f">\n<parameter name="a"><x></parameter>\n</invoke>\n'
+    '<invoke name="g">\n</invoke>\n</minimax:tool_call>',
+    "olmo3": "Hi <b>. <function_calls>f(a='<x>')\ng()</function_calls>",
 }
 
 

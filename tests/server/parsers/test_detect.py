@@ -67,6 +67,12 @@ OPENS_IN_PROMPT = PLAIN + "{% if add_generation_prompt %}<|im_start|>assistant\n
         (HARMONY, "harmony"),
         (CALLS.replace("CALL", '<|tool_call>call:{{ call.name }}{<|"|>x<|"|>}<tool_call|>'), "gemma4"),
         (CALLS.replace("CALL", "<|tool_calls_section_begin|><|tool_call_begin|>{{ call.id }}"), "kimi"),
+        (CALLS.replace("CALL", '<tool_calls>[{"name": "{{ call.name }}"}]</tool_calls>'), "hunyuan_a13b"),
+        (CALLS.replace("CALL", '<minimax:tool_call>\n<invoke name="{{ call.name }}">'), "minimax_m2"),
+        (CALLS.replace("CALL", "<function_calls>{{ call.name }}()</function_calls>"), "olmo3"),
+        (CALLS.replace("CALL", '<|START_ACTION|>[{"tool_name": "{{ call.name }}"}]<|END_ACTION|>'), "cohere"),
+        ("<|start_of_role|>assistant<|end_of_role|>" + CALLS.replace("CALL", "<|tool_call|>[]"), "granite"),
+        ("<|tool|>{{ tools | tojson }}<|/tool|>" + PLAIN, "phi4"),
         ("<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>" + PLAIN, "kimi"),
     ],
 )
@@ -82,6 +88,7 @@ def test_tool_calls(template: str, name: str) -> None:
         (PLAIN.replace("m.content", "m.content.split('</think>')[-1]"), "think"),
         (HARMONY, "harmony"),
         (PLAIN + "<|channel>thought\n<channel|>", "gemma4"),
+        (PLAIN + "<|START_THINKING|>{{ thoughts }}<|END_THINKING|>", "cohere"),
         (PLAIN + "[THINK]{{ thoughts }}[/THINK]", "mistral"),
     ],
 )

@@ -17,6 +17,7 @@ from octavo.server.openai.parsers.deepseek import DeepSeekParser
 from octavo.server.openai.parsers.gemma4 import QUOTE, Gemma4Parser
 from octavo.server.openai.parsers.glm import GlmParser
 from octavo.server.openai.parsers.json_calls import HermesParser
+from octavo.server.openai.parsers.minimax import MiniMaxParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
 from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser
@@ -35,7 +36,12 @@ BACKEND = LLGuidanceBackend(
 )
 TOKENIZER = Tokenizer.from_path(demo_model_path())
 STRING_END = TOKENIZER.encode('"')
-TEXT_ENDS = {Gemma4Parser: QUOTE, GlmParser: "</arg_value>", Qwen3CoderParser: "\n</parameter>\n"}
+TEXT_ENDS = {
+    Gemma4Parser: QUOTE,
+    GlmParser: "</arg_value>",
+    MiniMaxParser: "</parameter>\n",
+    Qwen3CoderParser: "\n</parameter>\n",
+}
 SCHEMAS: dict[str, dict[str, Any]] = {
     "f": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False},
     "get_weather": {},

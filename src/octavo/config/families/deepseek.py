@@ -141,7 +141,7 @@ def _read_layers(fields: JsonFields, family: Family, max_position_embeddings: in
         has_out_bias=has_bias,
         latent=latent,
     )
-    layers = tuple(LayerSpec(attention, after) for after in _feed_forwards(fields))
+    layers = tuple(LayerSpec(attention, after) for after in read_feed_forwards(fields))
     return layers, (RotarySpec(rope=rope, width=rotary_size),)
 
 
@@ -153,7 +153,7 @@ def _scale(rope: RopeConfig, latent: LatentSpec) -> float:
     return float((latent.key_size + latent.rotary_size) ** -0.5 * temperature**2)
 
 
-def _feed_forwards(fields: JsonFields) -> list[FeedForward]:
+def read_feed_forwards(fields: JsonFields) -> list[FeedForward]:
     """Return what follows the attention of each layer: at first MLPs, then experts."""
     num_layers = fields.integer("num_hidden_layers")
     if fields.integer("moe_layer_freq", 1) != 1:
@@ -243,6 +243,15 @@ _NAMES = {
 }
 
 
+# Of corrections, shared experts, and layers that predict further tokens, in GGUF files.
+GGUF_FURTHER_NAMES = {
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    **{f"nextn.{name}": name for name in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
+    **{f"nextn.shared_head_{name}": f"shared_head.{name}" for name in ("head", "norm")},
+}
 # Parts of a block in GGUF files. In newer ones keys and values of heads are apart: `loader/gguf.py` joins them.
 _GGUF_NAMES = {
     "attn_q_a": "self_attn.q_a_proj",
@@ -253,10 +262,7 @@ _GGUF_NAMES = {
     "attn_kv_b": "self_attn.kv_b_proj",
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
-    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    **GGUF_FURTHER_NAMES,
     **NEXTN_NAMES,
 }
 _SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func

@@ -1,6 +1,19 @@
 """EXAONE 4 (LG AI Research 2025, arXiv:2507.11407): norms behind each branch; layers without a window do not rotate."""
 
-from octavo.config.family import DECODER_NAMES, HEAD_NORM_NAMES, Family, Layers
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.config.families.gemma3 import gguf_layer_types
+from octavo.config.family import (
+    DECODER_NAMES,
+    GGUF_POST_NORM_NAMES,
+    HEAD_NORM_NAMES,
+    POST_NORM_NAMES,
+    Family,
+    GgufFacts,
+    GgufKeys,
+    Layers,
+)
 from octavo.config.hf_layers import read_layers
 from octavo.config.json_fields import JsonFields
 from octavo.config.layers import AttentionSpec
@@ -19,22 +32,24 @@ def _read_layers(fields: JsonFields, family: Family, max_position_embeddings: in
     ), rotary
 
 
+def _gguf_settings(keys: GgufKeys, so_far: Mapping[str, Any]) -> dict[str, Any]:
+    if not so_far["sliding_window"]:
+        return {"sliding_window": None}
+    return {"layer_types": gguf_layer_types(keys, keys.integer("block_count"), 4)}
+
+
 FAMILIES = (
     Family(
         name="Exaone4ForCausalLM",
         model_type="exaone4",
         read_layers=_read_layers,
-        weight_names={
-            **DECODER_NAMES,
-            **HEAD_NORM_NAMES,
-            "model.layers.{layer}.post_attention_layernorm": "layers.{layer}.post_attention_norm",
-            "model.layers.{layer}.post_feedforward_layernorm": "layers.{layer}.post_mlp_norm",
-        },
+        weight_names={**DECODER_NAMES, **HEAD_NORM_NAMES, **POST_NORM_NAMES},
         window_rule="pattern",
         qk_norm=True,
         qkv_bias=False,
         norms="after",
         rms_norm_eps=1e-5,
         defaults={"sliding_window_pattern": 4},
+        gguf=GgufFacts(architecture="exaone4", names=GGUF_POST_NORM_NAMES, settings=_gguf_settings),
     ),
 )

@@ -62,12 +62,15 @@ def gguf_attention_divisor(num_layers: int, hidden_size: int, num_heads: int, he
     return hidden_size // num_heads if num_layers == 62 else head_dim
 
 
-def gguf_layer_types(keys: JsonFields, num_layers: int) -> list[str]:
-    """Return `layer_types`. A number n stands for n - 1 layers with a window and one without, over and over."""
+def gguf_layer_types(keys: JsonFields, num_layers: int, every_default: int = 6) -> list[str]:
+    """Return `layer_types`. A number n stands for n - 1 layers with a window and one without, over and over.
+
+    Without a key, n is `every_default`.
+    """
     key = "attention.sliding_window_pattern"
-    pattern = keys.values.get(key, 6)
+    pattern = keys.values.get(key, every_default)
     if not isinstance(pattern, list):
-        every = keys.integer(key, 6)
+        every = keys.integer(key, every_default)
         pattern = [index % every < every - 1 for index in range(num_layers)]
     elif len(pattern) != num_layers:
         raise keys.fail(key, f"one entry for each of {num_layers} layers is expected")

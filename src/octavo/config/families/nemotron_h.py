@@ -224,6 +224,7 @@ FAMILIES = (
         usual_keys={
             "layer_types": _KINDS,
             "layer_norm_epsilon": "rms_norm_eps",
+            "mlp_hidden_act": "hidden_act",
             "mamba_n_groups": "n_groups",
             "mamba_d_conv": "conv_kernel",
             "mamba_dt_limit": "time_step_limit",

@@ -11,7 +11,7 @@ class Output(enum.Enum):
     PLAIN = 0
     FLOAT32 = 1
     GATED = 2
-    SQUARED = 3
+    UNGATED = 3
     GATES_AND_UPS = 4
 
 def levels() -> list[str]: ...
@@ -40,6 +40,9 @@ class AttentionLayer:
         gate_heads: int,
         latent_size: int,
         rotates_pairs: bool,
+        norms_behind: bool,
+        query_rotary: int,
+        chunk_size: int,
     ) -> None: ...
 
 class RowBlocks:
@@ -139,7 +142,14 @@ class Activation:
 
 class Fused:
     def __init__(
-        self, residual: int, norm_weight: int, eps: float, norm_offset: float, activation: Activation
+        self,
+        residual: int,
+        norm_weight: int,
+        eps: float,
+        norm_offset: float,
+        activation: Activation,
+        is_centered: bool = False,
+        norm_bias: int = 0,
     ) -> None: ...
 
 class Rows:
@@ -270,6 +280,10 @@ class Kernels:
         self, rows: Rows, router: PackedWeight, routing: Routing, experts: Experts, load: int, out: int, /
     ) -> None: ...
     def rms_norm(self, rows: Rows, out: int, /) -> None: ...
+    def part_squares(self, rows: Rows, sizes: list[int], num_counted: int, squares: int, /) -> None: ...
+    def scale_parts(
+        self, rows: Rows, sizes: list[int], squares: int, weights: list[int], totals: list[float], eps: float, /
+    ) -> None: ...
     def gated_delta(
         self,
         step: StateStep,

@@ -1,13 +1,13 @@
 // An activation by itself, of gates and ups that adapters have changed; and what is computed of rows element by element.
 // Included inside namespace octavo::OCTAVO_LEVEL.
 
-// out [I] = gated(x[0 ... I), x[I ... 2 * I)), or squared(x); the same bits as the epilogues of linears.
+// out [I] = gated(x[0 ... I), x[I ... 2 * I)), or ungated(x); the same bits as the epilogues of linears.
 static inline void activate_row(const Activation& activation, const Element* x, std::int64_t size, Element* out) {
   for (std::int64_t i = 0; i < size; i += 16) {
     const std::int64_t count = smaller(16, size - i);
     const f32x16 first = load_some(x + i, count);
-    const f32x16 value = activation.kind == ActivationKind::relu2 ? squared(first)
-                                                                  : gated(activation, first, load_some(x + size + i, count));
+    const f32x16 value = activation.is_gated() ? gated(activation, first, load_some(x + size + i, count))
+                                               : ungated(activation, first);
     store_some(out + i, value, count);
   }
 }
@@ -24,7 +24,7 @@ static inline void for_rows(const RowsArgs& rows, Pool& pool, const Compute& com
 static void activate(const ActivateArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;
   const Activation& activation = rows.fused.activation;
-  const std::int64_t size = activation.kind == ActivationKind::relu2 ? rows.size : rows.size / 2;
+  const std::int64_t size = activation.is_gated() ? rows.size / 2 : rows.size;
   for_rows(rows, pool, [&](std::int64_t row) {
     activate_row(activation, static_cast<const Element*>(rows.x) + row * rows.size, size,
                  static_cast<Element*>(args.out) + row * size);

@@ -22,14 +22,16 @@ inline AttentionLayer make_layer(std::int64_t num_heads, std::int64_t num_kv_hea
                                  std::uintptr_t key_norm, std::uintptr_t sinks, float norm_eps, float scale,
                                  float soft_cap, std::int64_t rotary, bool has_int8_kv, bool computes_kept_only,
                                  std::int64_t kv_group, bool normalizes_values, std::int64_t num_parts,
-                                 std::int64_t gate_heads, std::int64_t latent_size, bool rotates_pairs) {
+                                 std::int64_t gate_heads, std::int64_t latent_size, bool rotates_pairs, bool norms_behind,
+                                 std::int64_t query_rotary, std::int64_t chunk_size) {
   if (head_dim > kMaxHeadDim) throw std::invalid_argument("head_dim is too large");
   if (latent_size < 0 || latent_size > head_dim) throw std::invalid_argument("a latent value is not a part of its key");
   if (latent_size && (num_kv_heads != 1 || num_parts != 1 || has_int8_kv || sinks || query_norm || rotary < 0 || !key_norm))
     throw std::invalid_argument("a latent layer has one vector, normalized and rotated, in the dtype of the op");
   return {num_heads, num_kv_heads, head_dim, block_size, sliding_window, at<const float>(query_norm),
           at<const float>(key_norm), at<const float>(sinks), norm_eps, scale, soft_cap, rotary, has_int8_kv,
-          computes_kept_only, kv_group, normalizes_values, num_parts, gate_heads, latent_size, rotates_pairs};
+          computes_kept_only, kv_group, normalizes_values, num_parts, gate_heads, latent_size, rotates_pairs, norms_behind,
+          query_rotary, chunk_size};
 }
 
 inline RotaryTable make_rotary_table(std::uintptr_t cos, std::uintptr_t sin, std::int64_t num_pairs) {
@@ -52,16 +54,22 @@ inline AttentionStep make_step(std::int64_t num_tokens, std::int64_t num_kept, s
   return step;
 }
 
+inline RotaryTable table_of(const AttentionStep& step, std::int64_t number, std::int64_t head_dim) {
+  if (number < 0) return {};
+  if (number >= kMaxRotaryTables) throw std::out_of_range("a layer names a rotary table that no step has");
+  const RotaryTable& table = step.rotary_tables[number];
+  if (!table.cos) throw std::out_of_range("a layer names a rotary table that the step lacks");
+  if (table.num_pairs * 2 > head_dim) throw std::invalid_argument("a rotary table is wider than heads");
+  return table;
+}
+
 // Gives attention its step. Throws where that lacks what the layer names.
 inline void set_step(AttentionArgs& args, const AttentionStep& step) {
   static_cast<AttentionStep&>(args) = step;
-  if (args.rotary < 0) return;
-  if (args.rotary >= kMaxRotaryTables) throw std::out_of_range("a layer names a rotary table that no step has");
-  args.angles = step.rotary_tables[args.rotary];
-  if (!args.angles.cos) throw std::out_of_range("a layer names a rotary table that the step lacks");
+  args.angles = table_of(step, args.rotary, args.head_dim);
+  args.query_angles = table_of(step, args.query_rotary, args.head_dim);
   if (args.latent_size && args.angles.num_pairs * 2 != args.head_dim - args.latent_size)
     throw std::invalid_argument("a rotary table is as wide as what is behind a latent value");
-  if (args.angles.num_pairs * 2 > args.head_dim) throw std::invalid_argument("a rotary table is wider than heads");
 }
 
 inline GatedDelta make_gated_delta(std::int64_t num_key_heads, std::int64_t num_value_heads, std::int64_t key_size,
@@ -127,15 +135,16 @@ inline Activation make_activation(const std::string& kind, float limit, float al
                                                               {"gelu_tanh", ActivationKind::gelu_tanh},
                                                               {"clamped_swiglu", ActivationKind::clamped_swiglu},
                                                               {"scaled_silu", ActivationKind::scaled_silu},
-                                                              {"relu2", ActivationKind::relu2}};
+                                                              {"relu2", ActivationKind::relu2},
+                                                              {"plain_gelu", ActivationKind::plain_gelu}};
   for (const auto& [name, known] : kinds)
     if (kind == name) return {known, limit, alpha};
   throw std::invalid_argument("unknown activation " + kind);
 }
 
 inline Fused make_fused(std::uintptr_t residual, std::uintptr_t norm_weight, float eps, float norm_offset,
-                        const Activation& activation) {
-  return {at<void>(residual), at<void>(norm_weight), eps, norm_offset, activation};
+                        const Activation& activation, bool is_centered, std::uintptr_t norm_bias) {
+  return {at<void>(residual), at<void>(norm_weight), eps, norm_offset, activation, is_centered, at<void>(norm_bias)};
 }
 
 inline RowsArgs make_rows(std::uintptr_t x, std::int64_t rows, std::int64_t size) { return {at<void>(x), rows, size}; }

@@ -40,7 +40,11 @@ struct AttentionLayer {
   std::int64_t num_parts = 3;
   std::int64_t gate_heads = 0;  // behind these parts in a row, for others than attention
   std::int64_t latent_size = 0;  // V of a latent layer, whose key_norm is [V]; 0: keys and values are apart
-  bool rotates_pairs = false;    // of a latent layer: elements V + 2 * i and V + 2 * i + 1 are a pair
+  // Elements 2 * i and 2 * i + 1 are a pair, of a latent layer behind the value; else i and i + A.
+  bool rotates_pairs = false;
+  bool norms_behind = false;      // heads are rotated first, then normalized
+  std::int64_t query_rotary = 0;  // which of the step's tables rotates queries; -1: none
+  std::int64_t chunk_size = 0;    // position p sees nothing before p - p % chunk_size; 0: there are no chunks
 };
 
 // A row is one query head of one token; those of a request and a kv head are [new tokens][H / G]. Work is divided into
@@ -77,7 +81,7 @@ struct AttentionArgs : AttentionLayer, AttentionStep {
   void* keys;       // the pool, as above
   void* values;     // the pool
   const void* vectors = nullptr;  // [T, E], of a latent layer
-  RotaryTable angles = {};  // the layer's table, in this step
+  RotaryTable angles = {}, query_angles = {};  // the layer's tables, in this step
 
   std::int64_t width() const { return num_heads + (num_parts - 1) * num_kv_heads + gate_heads; }
   const RowBlocks& row_blocks() const { return computes_kept_only ? kept_blocks : all_blocks; }

@@ -37,10 +37,10 @@ struct HeadHalf {
 };
 
 template <int kVectors, class Element>
-static inline void make_head_of(HeadHalf<kVectors> half, const AttentionArgs& args, const Element* from,
-                                const float* norm, std::int64_t token, Element* to) {
-  const float* cos = args.angles.cos + token * half.size;
-  const float* sin = args.angles.sin + token * half.size;
+static inline void make_head_of(HeadHalf<kVectors> half, const AttentionArgs& args, const RotaryTable& angles,
+                                const Element* from, const float* norm, std::int64_t token, Element* to) {
+  const float* cos = angles.cos + token * half.size;
+  const float* sin = angles.sin + token * half.size;
   f32x16 first[HeadHalf<kVectors>::kMost], second[HeadHalf<kVectors>::kMost], squares = splat(0.0f);
   for (std::int64_t i = 0; i < half.num_vectors(); ++i) {
     first[i] = load_some(from + i * 16, half.count(i));
@@ -63,45 +63,57 @@ static inline void make_head_of(HeadHalf<kVectors> half, const AttentionArgs& ar
   }
 }
 
-// The same for partial or no rotation. Not inlined: other layers pay nothing for it.
-template <class Element>
-[[gnu::noinline]] static void make_head_turned_in_part(const AttentionArgs& args, const Element* from, const float* norm,
-                                                       std::int64_t token, Element* to) {
-  const std::int64_t size = args.head_dim, num_pairs = args.angles.num_pairs;
-  alignas(64) float head[kMaxHeadDim];
+// head [E] times its factor and `norm`.
+static inline void normalize_head(const AttentionArgs& args, const float* norm, float* head) {
+  const std::int64_t size = args.head_dim;
   f32x16 squares = splat(0.0f);
   for (std::int64_t i = 0; i < size; i += 16) {
-    const f32x16 values = load_some(from + i, smaller(16, size - i));
-    store_f32(head + i, values);
+    const f32x16 values = load_some(head + i, smaller(16, size - i));
     squares += values * values;
   }
-  if (norm) {
-    const float factor = 1.0f / __builtin_sqrtf(sum_of_lanes(squares) / static_cast<float>(size) + args.norm_eps);
-    for (std::int64_t i = 0; i < size; i += 16)
-      store_f32(head + i, load_f32(head + i) * (factor * load_some(norm + i, smaller(16, size - i))));
+  const float factor = 1.0f / __builtin_sqrtf(sum_of_lanes(squares) / static_cast<float>(size) + args.norm_eps);
+  for (std::int64_t i = 0; i < size; i += 16)
+    store_f32(head + i, load_f32(head + i) * (factor * load_some(norm + i, smaller(16, size - i))));
+}
+
+// The same for partial or no rotation, of adjacent pairs, or before the norm. Not inlined: other layers pay nothing for
+// it. First elements of pairs stay before all second ones: keys and queries agree.
+template <class Element>
+[[gnu::noinline]] static void make_head_otherwise(const AttentionArgs& args, const RotaryTable& angles, const Element* from,
+                                                  const float* norm, std::int64_t token, Element* to) {
+  const std::int64_t size = args.head_dim, num_pairs = angles.num_pairs;
+  alignas(64) float head[kMaxHeadDim], halves[kMaxHeadDim];
+  for (std::int64_t i = 0; i < size; i += 16) store_f32(head + i, load_some(from + i, smaller(16, size - i)));
+  if (norm && !args.norms_behind) normalize_head(args, norm, head);
+  if (args.rotates_pairs) {
+    for (std::int64_t i = 0; i < num_pairs; ++i) halves[i] = head[2 * i], halves[num_pairs + i] = head[2 * i + 1];
+    __builtin_memcpy(head, halves, static_cast<std::size_t>(num_pairs) * 2 * sizeof(float));
   }
   for (std::int64_t i = 0; i < num_pairs; i += 16) {
     const std::int64_t count = smaller(16, num_pairs - i), at = token * num_pairs + i;
-    const f32x16 across = load_some(args.angles.cos + at, count), along = load_some(args.angles.sin + at, count);
+    const f32x16 across = load_some(angles.cos + at, count), along = load_some(angles.sin + at, count);
     const f32x16 first = load_some(head + i, count), second = load_some(head + num_pairs + i, count);
-    store_some(to + i, first * across - second * along, count);
-    store_some(to + num_pairs + i, second * across + first * along, count);
+    store_some(halves + i, first * across - second * along, count);
+    store_some(halves + num_pairs + i, second * across + first * along, count);
   }
-  for (std::int64_t i = num_pairs * 2; i < size; i += 16)
+  __builtin_memcpy(head, halves, static_cast<std::size_t>(num_pairs) * 2 * sizeof(float));
+  if (norm && args.norms_behind) normalize_head(args, norm, head);
+  for (std::int64_t i = 0; i < size; i += 16)
     store_some(to + i, load_some(head + i, smaller(16, size - i)), smaller(16, size - i));
 }
 
 // One head, in two halves whose elements are rotated in pairs: normalized if `norm` is not null, then rotated.
 // Su et al. 2021, arXiv:2104.09864; Zhang and Sennrich 2019, arXiv:1910.07467. `to` is [P], zeros after E.
 template <class Element>
-static inline void make_head(const AttentionArgs& args, const Element* from, const float* norm, std::int64_t token,
-                             Element* to) {
+static inline void make_head(const AttentionArgs& args, const RotaryTable& angles, const Element* from, const float* norm,
+                             std::int64_t token, Element* to) {
   const std::int64_t half = args.head_dim / 2;
-  if (half == 64 && args.angles.num_pairs == half) return make_head_of(HeadHalf<4>{half}, args, from, norm, token, to);
+  const bool is_usual = angles.num_pairs == half && !args.rotates_pairs && !args.norms_behind;
+  if (half == 64 && is_usual) return make_head_of(HeadHalf<4>{half}, args, angles, from, norm, token, to);
   for (std::int64_t i = args.head_dim; i < padded_head(args); ++i) to[i] = Element{0};
-  if (args.angles.num_pairs != half) return make_head_turned_in_part(args, from, norm, token, to);
-  if (half == 32) return make_head_of(HeadHalf<2>{half}, args, from, norm, token, to);
-  make_head_of(HeadHalf<0>{half}, args, from, norm, token, to);
+  if (!is_usual) return make_head_otherwise(args, angles, from, norm, token, to);
+  if (half == 32) return make_head_of(HeadHalf<2>{half}, args, angles, from, norm, token, to);
+  make_head_of(HeadHalf<0>{half}, args, angles, from, norm, token, to);
 }
 
 static inline bool has_tiles(const AttentionArgs& args) {

@@ -22,7 +22,8 @@ struct Sight {
 
 static inline Sight sight(const AttentionArgs& args, const RowBlock& rows, std::int64_t row) {
   const std::int64_t position = rows.position(row);
-  return {args.sliding_window ? larger(0, position - args.sliding_window + 1) : 0,
+  const std::int64_t begin = args.chunk_size ? position - position % args.chunk_size : 0;
+  return {args.sliding_window ? larger(begin, position - args.sliding_window + 1) : begin,
           args.visible_ends ? args.visible_ends[rows.token(row)] - 1 : position};
 }
 

@@ -49,7 +49,7 @@ static inline void make_queries(const AttentionArgs& args, const RowBlock& rows,
     if (row < num_rows) {
       const std::int64_t token = rows.token(row), at = (token * width + rows.query_head(row)) * args.head_dim;
       args.latent_size ? make_latent(args, qkv + at, nullptr, token, query)
-                       : make_head(args, qkv + at, args.query_norm, token, query);
+                       : make_head(args, args.query_angles, qkv + at, args.query_norm, token, query);
     } else {
       __builtin_memset(query, 0, num_bytes);
     }

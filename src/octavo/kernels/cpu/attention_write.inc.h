@@ -54,7 +54,7 @@ static inline void write_run(const AttentionArgs& args, std::int64_t first_token
   const Element* from = static_cast<const Element*>(args.qkv) + (first_token * width + args.num_heads + head) * size;
   for (std::int64_t at = 0; at < count; ++at, from += width * size) {
     Element *key = keys + at * padded, *value = values + at * padded;
-    make_head(args, from, args.key_norm, first_token + at, key);
+    make_head(args, args.angles, from, args.key_norm, first_token + at, key);
     make_value(args, args.num_parts == 3 ? from + args.num_kv_heads * size : from, value);
     for (std::int64_t i = size; i < padded; ++i) value[i] = Element{0};
   }

@@ -43,9 +43,9 @@ template <class Half>
     // Rounded where a separate op would read rounded values.
     const auto joined = [&](int i) { return gated(to.activation, rounded(half, values[i]), rounded(half, values[i + 1])); };
     lines[0] = narrow_both(half, joined(0), joined(2));
-  } else if (to.output == Output::squared) {
-    const auto powers = [&](int i) { return squared(rounded(half, values[i])); };
-    lines[0] = narrow_both(half, powers(0), powers(1)), lines[1] = narrow_both(half, powers(2), powers(3));
+  } else if (to.output == Output::ungated) {
+    const auto active = [&](int i) { return ungated(to.activation, rounded(half, values[i])); };
+    lines[0] = narrow_both(half, active(0), active(1)), lines[1] = narrow_both(half, active(2), active(3));
     if constexpr (std::is_same_v<Half, Element>)
       if (to.out_left) return put_left_pair(to, row, pair, reinterpret_cast<const Half*>(lines));
   } else if (to.output == Output::gates_and_ups) {

@@ -8,10 +8,12 @@ template <std::int64_t kCount>
   for (int i = 0; i < kCount / 16; ++i) streams ? stream_line(out + i * 16, (u16x32)values[i]) : store_f32(out + i * 16, values[i]);
 }
 
-// Stores 64 results of a row, relu2 applied, in the output or in the left tiles of the next linear.
-[[gnu::noinline, gnu::cold]] static void store_squared(const Destination& to, std::int64_t row, std::int64_t pair,
+// Stores 64 results of a row, an activation without a gate applied, in the output or in the left tiles of the next
+// linear.
+[[gnu::noinline, gnu::cold]] static void store_ungated(const Destination& to, std::int64_t row, std::int64_t pair,
                                                        const f32x16* values, std::int64_t count) {
-  const f32x16 of[4] = {squared(values[0]), squared(values[1]), squared(values[2]), squared(values[3])};
+  f32x16 of[4];
+  for (int i = 0; i < 4; ++i) of[i] = ungated(to.activation, values[i]);
   if (!to.out_left) return store_values<64>(static_cast<float*>(to.out) + row * to.out_size + pair * 64, of, count, false);
   for (std::int64_t i = 0; i < 2 && pair * 2 + i < ceil_div(to.out_size, 32); ++i)
     store_values<32>(to.left_line(row, pair * 2 + i), of + i * 2, 32, false);
@@ -32,7 +34,7 @@ static inline void store_row(const Destination& to, std::int64_t row, std::int64
   const std::int64_t width = to.outputs_per_panel() * kPair, column = pair * width;
   const std::int64_t count = smaller(width, to.out_size - column);
   float* out = static_cast<float*>(to.out) + row * to.out_size + column;
-  if (to.output == Output::squared) return store_squared(to, row, pair, values, count);
+  if (to.output == Output::ungated) return store_ungated(to, row, pair, values, count);
   if (to.output == Output::gates_and_ups) return store_gates_and_ups(to, row, pair, values, count);
   if (to.output != Output::gated) return store_values<64>(out, values, count, streams);
   const f32x16 joined[2] = {gated(to.activation, values[0], values[1]), gated(to.activation, values[2], values[3])};

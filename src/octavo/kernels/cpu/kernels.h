@@ -9,6 +9,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "arguments.h"
 #include "available_ops.h"
@@ -129,6 +130,21 @@ class Kernels {
 
   void rms_norm(const RowsArgs& rows, std::uintptr_t out) { run(layer_ops_.rms_norm, NormArgs{rows, at<void>(out)}); }
 
+  void part_squares(const RowsArgs& rows, const std::vector<std::int64_t>& sizes, std::int64_t num_counted,
+                    std::uintptr_t squares) {
+    PartNormsArgs args = {rows, num_counted, {}, at<float>(squares), {}, {}, 0.0f};
+    set_sizes(args, sizes);
+    run(layer_ops_.part_squares, args);
+  }
+
+  void scale_parts(const RowsArgs& rows, const std::vector<std::int64_t>& sizes, std::uintptr_t squares,
+                   const std::vector<std::uintptr_t>& weights, const std::vector<float>& totals, float eps) {
+    PartNormsArgs args = {rows, PartNormsArgs::kMaxParts, {}, at<float>(squares), {}, {}, eps};
+    set_sizes(args, sizes);
+    for (std::size_t i = 0; i < sizes.size(); ++i) args.weights[i] = at<const float>(weights.at(i)), args.totals[i] = totals.at(i);
+    run(layer_ops_.scale_parts, args);
+  }
+
   void attention(const AttentionStep& step, const AttentionLayer& layer, std::uintptr_t qkv, std::uintptr_t keys,
                  std::uintptr_t values, std::uintptr_t out) {
     AttentionArgs args = {layer, {}, at<void>(qkv), at<void>(out), at<void>(keys), at<void>(values)};
@@ -219,6 +235,14 @@ class Kernels {
   const IntegerOps& integers() const {
     if (dtype_ == DType::float32) throw std::invalid_argument("weights of integers take bfloat16 or float16 rows");
     return integer_ops_;
+  }
+
+  static void set_sizes(PartNormsArgs& args, const std::vector<std::int64_t>& sizes) {
+    std::int64_t total = 0;
+    for (const std::int64_t size : sizes) total += size;
+    if (sizes.size() != PartNormsArgs::kMaxParts || total > args.rows.size)
+      throw std::invalid_argument("two parts of a row are normalized");
+    std::copy(sizes.begin(), sizes.end(), args.sizes);
   }
 
   void set_weight(PackIntegersArgs& args, std::uintptr_t weight) const {

@@ -64,13 +64,13 @@ NB_MODULE(_cpu, m) {
       .value("PLAIN", Output::plain)
       .value("FLOAT32", Output::float32)
       .value("GATED", Output::gated)
-      .value("SQUARED", Output::squared)
+      .value("UNGATED", Output::ungated)
       .value("GATES_AND_UPS", Output::gates_and_ups);
   nb::class_<AttentionLayer>(m, "AttentionLayer")
       .def(nb::new_(&make_layer), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "sliding_window"_a,
            "query_norm"_a, "key_norm"_a, "sinks"_a, "norm_eps"_a, "scale"_a, "soft_cap"_a, "rotary"_a, "has_int8_kv"_a,
            "computes_kept_only"_a, "kv_group"_a, "normalizes_values"_a, "num_parts"_a, "gate_heads"_a, "latent_size"_a,
-           "rotates_pairs"_a);
+           "rotates_pairs"_a, "norms_behind"_a, "query_rotary"_a, "chunk_size"_a);
   nb::class_<RotaryTable>(m, "RotaryTable").def(nb::new_(&make_rotary_table));
   nb::class_<RowBlocks>(m, "RowBlocks").def(nb::new_(&make_row_blocks));
   nb::class_<AttentionStep>(m, "AttentionStep")
@@ -94,7 +94,8 @@ NB_MODULE(_cpu, m) {
            "num_drafts"_a, "rows"_a);
   nb::class_<Activation>(m, "Activation").def(nb::new_(&make_activation));
   nb::class_<Fused>(m, "Fused")
-      .def(nb::new_(&make_fused), "residual"_a, "norm_weight"_a, "eps"_a, "norm_offset"_a, "activation"_a);
+      .def(nb::new_(&make_fused), "residual"_a, "norm_weight"_a, "eps"_a, "norm_offset"_a, "activation"_a,
+           "is_centered"_a = false, "norm_bias"_a = 0);
   nb::class_<RowsArgs>(m, "Rows").def(nb::new_(&make_rows)).def_static("fused", &make_fused_rows);
   nb::class_<PackedWeight>(m, "PackedWeight")
       .def(nb::new_(&make_packed))
@@ -149,6 +150,8 @@ NB_MODULE(_cpu, m) {
       .def("combine_experts", &Kernels::combine_experts)
       .def("moe", &Kernels::moe)
       .def("rms_norm", &Kernels::rms_norm)
+      .def("part_squares", &Kernels::part_squares)
+      .def("scale_parts", &Kernels::scale_parts)
       .def("keep_rows", &Kernels::keep_rows)
       .def("select_columns", &Kernels::select_columns)
       .def("packed_rows", &Kernels::packed_rows)

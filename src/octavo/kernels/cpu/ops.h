@@ -32,12 +32,14 @@ constexpr std::int64_t size_of(DType dtype) { return dtype == DType::float32 ? 4
 //
 // An activation is [T, K], row-major. Untyped pointers are of the dtype of the op: `LayerOps`.
 
-// The activation between an MLP's two linears: kernels/activation.py. All but relu2 are gated.
-enum class ActivationKind { silu, gelu_tanh, clamped_swiglu, scaled_silu, relu2 };
+// The activation between an MLP's two linears: `Activation` of kernels/types.py. The last two have no gate.
+enum class ActivationKind { silu, gelu_tanh, clamped_swiglu, scaled_silu, relu2, plain_gelu };
 
 struct Activation {
   ActivationKind kind = ActivationKind::silu;
   float limit = 0.0f, alpha = 0.0f;  // of clamped_swiglu
+
+  bool is_gated() const { return kind != ActivationKind::relu2 && kind != ActivationKind::plain_gelu; }
 };
 
 // Prologue and epilogue of fused ops: `Fused` of kernels/types.py.
@@ -47,6 +49,8 @@ struct Fused {
   float eps = 0.0f;
   float norm_offset = 0.0f;           // added to the norm's weight
   Activation activation = {};
+  bool is_centered = false;           // a layer norm: the mean is subtracted first
+  const void* norm_bias = nullptr;    // [K] or null; of a layer norm
 };
 
 // Rows of activations, the input of a linear.
@@ -84,11 +88,11 @@ struct PackedWeight {
 };
 
 // plain: in the dtype of the rows. gated: panels hold 16 gates and their 16 ups, which the activation combines.
-// squared: plain with relu2. gates_and_ups: what `gated` would combine, [T, 2 * I], gates first.
-enum class Output { plain, float32, gated, squared, gates_and_ups };
+// ungated: plain with an activation that has no gate. gates_and_ups: what `gated` would combine, [T, 2 * I], gates first.
+enum class Output { plain, float32, gated, ungated, gates_and_ups };
 
 inline Output activated_output(const Activation& activation) {
-  return activation.kind == ActivationKind::relu2 ? Output::squared : Output::gated;
+  return activation.is_gated() ? Output::gated : Output::ungated;
 }
 
 struct LinearArgs {
@@ -231,6 +235,20 @@ struct NormArgs {
   void* out;  // [T, K]
 };
 
+// RMS norms of parts of rows, one behind the other from the front, in two steps: sums of squares, which ranks may add
+// up, then the norms, in place.
+struct PartNormsArgs {
+  static constexpr std::int64_t kMaxParts = 2;
+
+  RowsArgs rows;                    // [T, N]; the second step writes them
+  std::int64_t num_parts;           // P
+  std::int64_t sizes[kMaxParts];    // elements of each part
+  float* squares;                   // [T, P]
+  const float* weights[kMaxParts];  // [sizes[p]]; null in the first step, with P = the parts that count: others are 0
+  float totals[kMaxParts];          // of all ranks
+  float eps;
+};
+
 // All-reduce: the ranks' parts added element by element, in the order of `parts`: in float32, rounded once.
 struct SumArgs {
   const void* const* parts;  // [num_parts], each of `count` elements
@@ -317,6 +335,8 @@ struct LayerOps {
   void (*combine_experts)(const CombineArgs&, Pool&);
   void (*moe)(const MoeArgs&, Pool&);
   void (*rms_norm)(const NormArgs&, Pool&);
+  void (*part_squares)(const PartNormsArgs&, Pool&);
+  void (*scale_parts)(const PartNormsArgs&, Pool&);
   void (*attention)(const AttentionArgs&, Pool&);
   void (*gated_delta)(const GatedDeltaArgs&, Pool&);
   void (*short_conv)(const ShortConvArgs&, Pool&);

@@ -145,12 +145,15 @@ static inline f32x16 swish(f32x16 x, f32x16 logits) {
   return x * reciprocal(1.0f + exponential(-select(logits < bound, bound, logits)));
 }
 
-// The other gates: see kernels/activation.py. One cold copy, away from the common one.
+// GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415) by a tanh.
+static inline f32x16 gelu(f32x16 x) {
+  const f32x16 inner = 0.7978845608f * (x + 0.044715f * x * x * x);
+  return swish(x, 2.0f * inner);
+}
+
+// The other gates: `Activation` of kernels/types.py. One cold copy, away from the common one.
 [[gnu::noinline, gnu::cold]] static f32x16 gated_otherwise(const Activation& activation, f32x16 gate, f32x16 up) {
-  if (activation.kind == ActivationKind::gelu_tanh) {
-    const f32x16 inner = 0.7978845608f * (gate + 0.044715f * gate * gate * gate);
-    return swish(gate, 2.0f * inner) * up;
-  }
+  if (activation.kind == ActivationKind::gelu_tanh) return gelu(gate) * up;
   if (activation.kind == ActivationKind::scaled_silu) {
     const f32x16 scaled = activation.alpha * gate;
     return swish(scaled, scaled) * up;
@@ -166,8 +169,9 @@ static inline f32x16 swish(f32x16 x, f32x16 logits) {
   return silu(gate) * up;
 }
 
-// relu(x)^2; NaN stays.
-static inline f32x16 squared(f32x16 x) {
+// An activation without a gate: relu(x)^2, where NaN stays, or GELU.
+static inline f32x16 ungated(const Activation& activation, f32x16 x) {
+  if (activation.kind == ActivationKind::plain_gelu) return gelu(x);
   const f32x16 positive = select(x < 0.0f, splat(0.0f), x);
   return positive * positive;
 }

@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from octavo.kernels.triton.row_ops import aligned, gated, squared
+from octavo.kernels.triton.row_ops import aligned, gated, ungated
 from octavo.kernels.types import Activation, PackedExperts, PackedLinear, Routes, Routing
 
 _ROWS, _COLUMNS, _DEPTH = tl.constexpr(64), tl.constexpr(64), tl.constexpr(64)  # tile: rows, outputs, inputs
@@ -228,7 +228,7 @@ def _experts_kernel(
     X_BLOCK: tl.constexpr,
 ) -> None:
     """A program computes one tile of one expert's output, or nothing: the grid is an upper bound."""
-    IS_GATED: tl.constexpr = IS_INTO and ACTIVATION.kind != "relu2"
+    IS_GATED: tl.constexpr = IS_INTO and ACTIVATION.is_gated
     expert, rows, is_row = rows_of_block(tl.program_id(0), bounds, X, X_BLOCK, _ROWS)
     if expert >= X:
         return
@@ -265,8 +265,8 @@ def _experts_kernel(
     if IS_INTO:
         # Rounded to the dtype first, as with a separate activation op.
         result = result.to(dtype).to(tl.float32)
-        if ACTIVATION.kind == "relu2":
-            result = squared(result)
+        if not IS_GATED:
+            result = ungated(result, ACTIVATION)
         if IS_GATED:
             up = _with_bias(up, bias + size, is_column, HAS_BIAS)
             result = gated(result, up.to(dtype).to(tl.float32), ACTIVATION)

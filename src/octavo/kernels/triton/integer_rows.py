@@ -13,7 +13,7 @@ from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.quantization import ROTATION_BLOCK, Rotation, mixing_scale
-from octavo.kernels.triton.row_ops import aligned, gated, squared, warps_of_row
+from octavo.kernels.triton.row_ops import aligned, gated, ungated, warps_of_row
 from octavo.kernels.types import SILU, Activation, Fused
 
 
@@ -90,14 +90,14 @@ def _integer_rows_kernel(
     columns = tl.arange(0, BLOCK)
     is_inside = columns < SIZE
     places = number * SIZE + columns
-    if IS_ACTIVATED and ACTIVATION.kind != "relu2":
+    if IS_ACTIVATED and ACTIVATION.is_gated:
         gate = tl.load(x + number * SIZE + places, mask=is_inside, other=0.0)
         up = tl.load(x + number * SIZE + SIZE + places, mask=is_inside, other=0.0)
         row = gated(gate.to(tl.float32), up.to(tl.float32), ACTIVATION).to(gate.dtype)
     else:
         row = tl.load(x + places, mask=is_inside, other=0.0)
         if IS_ACTIVATED:
-            row = squared(row.to(tl.float32)).to(row.dtype)
+            row = ungated(row.to(tl.float32), ACTIVATION).to(row.dtype)
     if residual is not None:
         row = (row.to(tl.float32) + tl.load(residual + places, mask=is_inside, other=0.0).to(tl.float32)).to(row.dtype)
         tl.store(total + places, row, mask=is_inside)

@@ -90,6 +90,8 @@ class TritonKernels(Kernels):
         return values.float(), ids
 
     def normed_linear(self, x: Tensor, fused: Fused, packed: PackedLinear) -> tuple[Tensor, Tensor]:
+        if fused.is_centered:  # layer norms are computed apart
+            return super().normed_linear(x, fused, packed)
         if self._is_one_row(x, packed):
             return one_row_linear(x, packed, fused=fused)
         if not _is_of_integers(packed):
@@ -98,6 +100,8 @@ class TritonKernels(Kernels):
         return integer_product(rows, packed, x.dtype), rows.total
 
     def mlp(self, x: Tensor, fused: Fused, up: PackedLinear, down: PackedLinear) -> tuple[Tensor, Tensor]:
+        if fused.is_centered:
+            return super().mlp(x, fused, up, down)
         if self._is_one_row(x, up, down):
             middle, total = one_row_linear(x, up, fused=fused)
             return one_row_linear(middle, down, activation=fused.activation)[0], total

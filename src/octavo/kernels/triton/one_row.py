@@ -15,7 +15,7 @@ from torch import Tensor
 from triton import language as tl
 
 from octavo.kernels.triton.overlap import await_previous, overlap
-from octavo.kernels.triton.row_ops import activate, aligned, gated, squared
+from octavo.kernels.triton.row_ops import activate, aligned, gated, ungated
 from octavo.kernels.types import Activation, Fused, PackedLinear
 
 
@@ -62,8 +62,8 @@ def _part_of_row(
     row = tl.load(x + inputs, mask=is_inside, other=0.0)
     values = row.to(tl.float32)
     if ACTIVATION is not None:
-        if ACTIVATION.kind == "relu2":
-            values = squared(values)
+        if not ACTIVATION.is_gated:
+            values = ungated(values, ACTIVATION)
         else:
             up = tl.load(x + in_size + inputs, mask=is_inside, other=0.0)
             values = gated(values, up.to(tl.float32), ACTIVATION)

@@ -56,10 +56,14 @@ def gated(gate: tl.tensor, up: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor
 
 
 @triton.jit
-def squared(x: tl.tensor) -> tl.tensor:
-    """Return relu(x)^2 of float32; NaN stays."""
-    positive = tl.where(x < 0.0, 0.0, x)
-    return positive * positive
+def ungated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+    """Apply an activation without a gate in float32: relu(x)^2, where NaN stays, or GELU."""
+    if ACTIVATION.kind == "plain_gelu":
+        result = _swish(x, 2.0 * (0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    else:
+        positive = tl.where(x < 0.0, 0.0, x)
+        result = positive * positive
+    return result
 
 
 @triton.jit
@@ -74,8 +78,9 @@ def _activate_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * _BLOCK + tl.arange(0, _BLOCK)
     is_inside = columns < size
-    if ACTIVATION.kind == "relu2":
-        result = squared(tl.load(x + row * size + columns, mask=is_inside, other=0.0).to(tl.float32))
+    if not ACTIVATION.is_gated:
+        alone = tl.load(x + row * size + columns, mask=is_inside, other=0.0).to(tl.float32)
+        result = ungated(alone, ACTIVATION)
     else:
         places = x + row * 2 * size + columns
         gate = tl.load(places, mask=is_inside, other=0.0).to(tl.float32)
@@ -100,8 +105,10 @@ def _rms_norm_kernel(
     weight: tl.tensor,  # [D]
     out: tl.tensor,  # [T, D]
     total: tl.tensor | None,  # [T, D]
+    bias: tl.tensor | None,  # [D], of a layer norm
     eps: tl.tensor,
     OFFSET: tl.constexpr,
+    IS_CENTERED: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -117,11 +124,16 @@ def _rms_norm_kernel(
         row = (row.to(tl.float32) + tl.load(residual + places, mask=is_inside, other=0.0).to(tl.float32)).to(row.dtype)
         tl.store(total + places, row, mask=is_inside)
     wide = row.to(tl.float32)
+    if IS_CENTERED:
+        wide = tl.where(is_inside, wide - tl.sum(wide, axis=0) / SIZE, 0.0)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
     factors = tl.load(weight + columns, mask=is_inside, other=0.0).to(tl.float32)
     if OFFSET != 0.0:
         factors += OFFSET
-    tl.store(out + places, (wide * scale * factors).to(row.dtype), mask=is_inside)
+    normed = wide * scale * factors
+    if bias is not None:
+        normed += tl.load(bias + columns, mask=is_inside, other=0.0).to(tl.float32)
+    tl.store(out + places, normed.to(row.dtype), mask=is_inside)
 
 
 def add_rms_norm(x: Tensor, fused: Fused) -> tuple[Tensor, Tensor]:
@@ -132,8 +144,9 @@ def add_rms_norm(x: Tensor, fused: Fused) -> tuple[Tensor, Tensor]:
         residual, total = aligned(residual), torch.empty_like(x)
     block = triton.next_power_of_2(size)
     _rms_norm_kernel[(x.numel() // size,)](
-        *(x, residual, fused.norm_weight, out, total, fused.eps),
+        *(x, residual, fused.norm_weight, out, total, fused.norm_bias, fused.eps),
         OFFSET=fused.norm_offset,
+        IS_CENTERED=fused.is_centered,
         SIZE=size,
         BLOCK=block,
         num_warps=warps_of_row(block),

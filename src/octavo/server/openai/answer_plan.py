@@ -18,7 +18,10 @@ from octavo.server.openai.parsers.gemma4 import BEGIN, QUOTE, Gemma4Parser
 from octavo.server.openai.parsers.glm import GlmParser
 from octavo.server.openai.parsers.harmony import CHANNEL, MESSAGE, HarmonyFormat, HarmonyParser
 from octavo.server.openai.parsers.json_calls import HermesParser, Llama3JsonParser, MistralArgsParser, MistralParser
+from octavo.server.openai.parsers.json_lists import CohereParser, GraniteParser, HunyuanParser, Phi4Parser
 from octavo.server.openai.parsers.kimi import KimiParser
+from octavo.server.openai.parsers.minimax import MiniMaxParser
+from octavo.server.openai.parsers.olmo import OlmoParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
 from octavo.server.openai.parsers.tool_calls import ToolCallParser
@@ -49,6 +52,12 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "deepseek_v31": DeepSeekParser,
     "kimi": KimiParser,
     "gemma4": Gemma4Parser,
+    "granite": GraniteParser,
+    "phi4": Phi4Parser,
+    "hunyuan_a13b": HunyuanParser,
+    "cohere": CohereParser,
+    "minimax_m2": MiniMaxParser,
+    "olmo3": OlmoParser,
     HARMONY: HarmonyParser,
 }
 
@@ -57,6 +66,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "qwen3": ReasoningFormat(begin="<think>", end="</think>"),
     "deepseek_r1": ReasoningFormat(begin="<think>", end="</think>", always_starts_inside=True),
     "mistral": ReasoningFormat(begin="[THINK]", end="[/THINK]"),
+    "cohere": ReasoningFormat(begin="<|START_THINKING|>", end="<|END_THINKING|>"),
     "gemma4": ReasoningFormat(begin="<|channel>", end="<channel|>", label="thought"),
     HARMONY: HarmonyFormat(),
 }
@@ -70,7 +80,13 @@ TOOL_CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("kimi", ("<|im_system|>tool_declare",)),  # of the first Kimi K2, which writes no earlier calls
     ("deepseek_v3", (SEP, "```json")),
     ("deepseek_v31", (SEP,)),
-    (NONE, ("<tool_call>", "<tool_sep>")),  # Hunyuan
+    (NONE, ("<tool_call>", "<tool_sep>")),  # Hunyuan, dense
+    ("hunyuan_a13b", ("<tool_calls>",)),
+    ("minimax_m2", ("<minimax:tool_call>",)),
+    ("olmo3", ("<function_calls>",)),
+    ("cohere", ("<|START_ACTION|>",)),
+    ("granite", ("<|start_of_role|>", "<|tool_call|>")),
+    ("phi4", ("<|tool|>", "<|/tool|>")),
     ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
     ("hermes", ("<tool_call>", "arguments")),
     ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")),
@@ -85,6 +101,7 @@ TOOL_CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 REASONING_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (HARMONY, (CHANNEL, MESSAGE)),
     ("gemma4", ("<|channel>", "<channel|>")),
+    ("cohere", ("<|START_THINKING|>",)),
     ("think", ("<think>",)),
     ("think", ("</think>",)),  # drops earlier reasoning; the model opens its own
     ("mistral", ("[THINK]",)),

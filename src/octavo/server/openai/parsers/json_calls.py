@@ -8,6 +8,7 @@ import json
 import re
 import string
 from collections.abc import Mapping
+from typing import ClassVar
 
 from octavo.server.openai.parsers.base import Emit, MalformedError, Steps
 from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser, json_rule, json_tag, lark_tag, quoted
@@ -26,6 +27,8 @@ _CLOSING = {"{": "}", "[": "]"}
 class JsonCallParser(ToolCallParser):
     """The base of formats that write a call as one JSON object."""
 
+    name_keys: ClassVar[tuple[str, ...]] = ("name",)
+
     def _read_json_call(self, *ends: str, is_strict: bool = False) -> Steps[None]:
         """Read the object that begins here; its arguments are emitted as they come, malformed ones up to `ends`.
 
@@ -38,7 +41,7 @@ class JsonCallParser(ToolCallParser):
         try:
             while True:
                 key = yield from self._read_key(is_strict=is_strict and (name is None or arguments is None))
-                if key == "name":
+                if key in self.name_keys:
                     name = yield from self._read_string()
                     if name not in self._schemas:
                         raise MalformedError("name")
@@ -79,11 +82,23 @@ class JsonCallParser(ToolCallParser):
     def _read_key(self, *, is_strict: bool) -> Steps[str]:
         yield from self._skip_space()
         key = yield from self._read_string()
-        if is_strict and key not in (*_ARGUMENT_KEYS, "name", "id", "type"):
+        if is_strict and key not in (*_ARGUMENT_KEYS, *self.name_keys, "id", "type"):
             raise MalformedError(key)
         yield from self._expect_next(":")
         yield from self._skip_space()
         return key
+
+    def _read_calls(self) -> Steps[None]:
+        """Read the list of calls that comes next; its end is optional. Raises MalformedError: there is no call."""
+        yield from self._read_member_call("[")
+        while (yield from self._attempt(self._read_member_call(","))):
+            pass
+        yield from self._attempt(self._expect_next("]"))
+
+    def _read_member_call(self, before: str) -> Steps[None]:
+        yield from self._expect_next(before)
+        yield from self._skip_space()
+        yield from self._read_json_call()
 
     def _has_more_keys(self) -> Steps[bool]:
         yield from self._skip_space()
@@ -229,15 +244,7 @@ class MistralParser(JsonCallParser):
         if (yield from self._peek()) != "[":
             yield from self._read_named_call()
             return
-        yield from self._read_list_item("[")
-        while (yield from self._attempt(self._read_list_item(","))):
-            pass
-        yield from self._attempt(self._expect_next("]"))
-
-    def _read_list_item(self, before: str) -> Steps[None]:
-        yield from self._expect_next(before)
-        yield from self._skip_space()
-        yield from self._read_json_call()
+        yield from self._read_calls()
 
     def _read_named_call(self) -> Steps[None]:
         name = yield from self._read_while(_WORD)

@@ -42,15 +42,8 @@ class PythonicParser(ToolCallParser):
     @classmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
         """Values are JSON, which `keyword_arguments` reads as such."""
-        parameters = parameters_of(schema)
-        if parameters is None or not all(each.name.isidentifier() and not iskeyword(each.name) for each in parameters):
-            return None
-        rules = [
-            f"a{index}: {quoted(f'{each.name}=')} {json_rule(each.schema)}" for index, each in enumerate(parameters)
-        ]
-        names = [f"a{index}" for index in range(len(parameters))]
-        start = f"start: {list_of(names, sum(each.is_required for each in parameters), ', ')}"
-        return lark_tag(f"[{name}(", "\n".join([start, *rules]), ")]")
+        rules = call_rules(schema)
+        return None if rules is None else lark_tag(f"[{name}(", rules, ")]")
 
     def _read(self) -> Steps[None]:
         while True:
@@ -74,6 +67,9 @@ class PythonicParser(ToolCallParser):
             yield from self._takes_any(TAGS)
             yield from self._skip_space()
         yield from self._expect(before)
+        yield from self._read_call()
+
+    def _read_call(self) -> Steps[None]:
         yield from self._skip_space()
         name = yield from self._read_while(_NAME)
         if name not in self._schemas or (yield from self._peek()) != "(":
@@ -147,6 +143,17 @@ class PythonicParser(ToolCallParser):
             if (yield from self._takes(tag)):
                 return True
         return False
+
+
+def call_rules(schema: Mapping[str, object]) -> str | None:
+    """Return the rules in Lark for what stands between the parentheses of a call; None: they cannot say it."""
+    parameters = parameters_of(schema)
+    if parameters is None or not all(each.name.isidentifier() and not iskeyword(each.name) for each in parameters):
+        return None
+    rules = [f"a{index}: {quoted(f'{each.name}=')} {json_rule(each.schema)}" for index, each in enumerate(parameters)]
+    names = [f"a{index}" for index in range(len(parameters))]
+    start = f"start: {list_of(names, sum(each.is_required for each in parameters), ', ')}"
+    return "\n".join([start, *rules])
 
 
 def _json_text(arguments: dict[str, object]) -> str:
