@@ -111,7 +111,7 @@ def test_drafts_are_those_of_a_plain_implementation(
     for _ in range(2):
         llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert len(drafted) > 80
-    for context, drafts in drafted[:: pick(41, 1)]:
+    for context, drafts in drafted[:: pick(61, 1)]:
         assert drafts == model.reference.drafts(context, len(drafts)), f"after {len(context)} tokens"
 
 
@@ -154,7 +154,7 @@ def known(request: pytest.FixtureRequest, model_of: Callable[[str], Model]) -> K
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, id="by default"),
+        pytest.param({}, id="by default", marks=pytest.mark.full),
         pytest.param({"speculative_config": ALWAYS, **CHUNKED_AND_PREEMPTED}, id="chunked and preempted"),
         pytest.param({"speculative_config": ALWAYS}, id="batched", marks=pytest.mark.full),
         pytest.param(
@@ -214,6 +214,7 @@ def test_heads_draft_by_default(
         assert opened(folder, speculative_config=asked).engine.front.config.draft_model is None
 
 
+@pytest.mark.full
 def test_names_of_other_publishers(model_of: Callable[[str], Model], opened: Open, tmp_path: Path) -> None:
     """vLLM's names of the method; names that begin with `model.`; an embedding and logits head of its own."""
     model = model_of("qwen3-5")

@@ -53,7 +53,7 @@ def open_file(file: Path, **options: object) -> LLM:
     return LLM(str(file), tokenizer="demo", **{"dtype": "float32", **sizes, **options})
 
 
-@pytest.mark.parametrize("place", ["inside", "beside", "named"])
+@pytest.mark.parametrize("place", pick(["inside", "beside"], ["inside", "beside", "named"]))
 def test_drafts(place: str, head: tuple[Path, ReferenceMtp], tmp_path: Path, drafted: list[Drafted]) -> None:  # noqa: F811
     folder, reference = head
     config, file, options = reference.target.config, tmp_path / "model-F32.gguf", {**ALWAYS}
