@@ -10,7 +10,7 @@ from tests.kernels.ops import CASES, MAX_ROWS, Case
 
 from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.reference import Kernels
-from octavo.kernels.types import SILU, Activation, GeluKind, PackedLinear, Routes, Routing
+from octavo.kernels.types import SILU, Activation, Fused, GeluKind, PackedLinear, Routes, Routing
 
 
 def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
@@ -40,6 +40,12 @@ class WrongKernels(Kernels):
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
         return super().rms_norm(x, weight, eps + 0.5, offset)
+
+    def layer_norm(self, x: torch.Tensor, fused: Fused) -> torch.Tensor:
+        return super().layer_norm(x, replace(fused, eps=fused.eps + 0.5))
+
+    def part_squares(self, x: torch.Tensor, sizes: tuple[int, int], num_counted: int) -> torch.Tensor:
+        return super().part_squares(x, sizes, num_counted) * 1.2
 
     def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         first, second = x.chunk(2, dim=-1)
