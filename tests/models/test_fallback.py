@@ -94,7 +94,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(folder: Path) -> FallbackForCausalLM:
-    config = read_model_config(folder, model="m", dtype="float32")
+    config = read_model_config(folder, model="m", dtype="float32", model_impl="transformers")
     assert config.impl == "transformers"
     model = get_model_loader(LoadConfig(load_format="auto", seed=0)).load_model(config, make_context())
     assert isinstance(model, FallbackForCausalLM)
