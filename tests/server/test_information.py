@@ -20,7 +20,7 @@ def test_ping(server: HttpServer, method: str) -> None:
     assert server.client.request(method, "/ping").status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/moderations"])
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/images/generations"])
 def test_routes_that_are_not_offered_yet_name_those_that_are(server: HttpServer, path: str) -> None:
     response = server.post(path, {"model": "demo", "input": "Hi"})
     assert response.status_code == 404
