@@ -448,7 +448,7 @@ def _cuts_no_vectors(dtype: torch.dtype) -> bool:
     Elements in the tail of a vector, or of a thread's range, may be computed by other instructions.
     """
     x = torch.linspace(-9.0, 9.0, 131 * 9 * _ALIGNED).to(dtype).view(131, -1)
-    return bool(torch.equal(F.gelu(x), torch.cat([F.gelu(row) for row in x.split(1)])))
+    return bool(torch.equal(F.gelu(x), torch.cat([F.gelu(row) for row in torch.split(x, 1)])))
 
 
 def _normal_mass(x: Tensor) -> Tensor:
