@@ -43,7 +43,7 @@ def test_settings(architecture: str, change: dict[str, object], tmp_path: Path) 
     if FAMILIES[architecture].local_rope_theta is not None and change in ONE_ROTATION:
         pytest.skip("transformers ignores these settings where layers rotate in two ways")
     ours, theirs = read_model_config(tmp_path, model="least"), AutoConfig.from_pretrained(tmp_path)
-    assert ours.attention(0).num_kv_heads == theirs.num_key_value_heads
+    assert ours.attention(0).num_kv_heads == (theirs.num_key_value_heads or theirs.num_attention_heads)
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     assert ours.attention(0).head_dim == head_dim
     assert ours.rms_norm_eps == (theirs.norm_eps if hasattr(theirs, "norm_eps") else theirs.rms_norm_eps)

@@ -209,15 +209,6 @@ def test_a_full_disk_ends_the_writing_and_nothing_else(
         assert not stats(llm).prefix_disk_failures
 
 
-def test_a_draft_model_is_refused_with_the_reason(
-    start: Open, checkpoint: GetCheckpoint, cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO"), start(speculative_config={"model": str(checkpoint("qwen3").folder)}) as llm:
-        run(llm)
-    assert "no prefix cache on disk: keys and values of a draft model are not kept" in caplog.text
-    assert not cache.exists()
-
-
 def test_two_engines_at_once_have_files_of_their_own(start: Open, cache: Path) -> None:
     with start() as one, start() as other:
         assert run(one) == run(other)

@@ -65,6 +65,7 @@ def replicas() -> list[psutil.Process]:
     ]
 
 
+@pytest.mark.full  # minutes: two engines, a proxy and a controller start
 @pytest.mark.timeout(400)
 def test_prefixes_stay_and_a_killed_replica_takes_nobody_along(url: str) -> None:
     homes = [{ask(url, f"{lead}{number}").replica for number in range(5)} for lead in LEADS]

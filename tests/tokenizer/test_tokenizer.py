@@ -175,9 +175,9 @@ def test_files_may_begin_with_a_byte_order_mark(folders: dict[str, Path], tmp_pa
 def test_a_decoder_that_cannot_stream_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = _copy(folders["byte_level"], tmp_path)
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    content["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    content["decoder"] = {"type": "BPEDecoder", "suffix": "</w>"}
     (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="WordPiece"):
+    with pytest.raises(CheckpointError, match="BPEDecoder"):
         Tokenizer.from_path(folder)
 
 

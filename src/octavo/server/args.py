@@ -28,10 +28,16 @@ ToolCallParserName = Literal[
     "deepseek_v31",
     "kimi",
     "gemma4",
+    "granite",
+    "phi4",
+    "hunyuan_a13b",
+    "cohere",
+    "minimax_m2",
+    "olmo3",
     "harmony",
 ]
 RequestLogOnly = Literal["all", "failed"]
-ReasoningParserName = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral", "gemma4", "harmony"]
+ReasoningParserName = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral", "cohere", "gemma4", "harmony"]
 
 _PORT: Limit = ("between 0 and 65535", lambda value: 0 <= value < 2**16)
 

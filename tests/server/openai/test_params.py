@@ -162,7 +162,7 @@ def test_a_prompt_keeps_its_end_when_it_is_cut() -> None:
 
 
 def served(model_name: str, aliases: list[str]) -> ServedModels:
-    front = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(max_model_len=100)))
+    front = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(max_model_len=100, encoder=None)))
     return ServedModels(cast("AsyncLLMEngine", SimpleNamespace(front=front)), model_name, aliases, None)
 
 
@@ -190,7 +190,7 @@ def test_a_model_without_aliases_goes_by_its_own_name() -> None:
 
 
 def aliased(*values: str) -> ServedModels:
-    front = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(max_model_len=100)))
+    front = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(max_model_len=100, encoder=None)))
     engine = cast("AsyncLLMEngine", SimpleNamespace(front=front))
     return ServedModels(engine, "org/Demo", ["main"], None, ModelAliases(values))
 
