@@ -1,5 +1,6 @@
 """The ops of layers that keep a state, in C++: part of `NativeKernels`."""
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
 
 
-class NativeStates(Kernels):
+class NativeStates(Kernels, ABC):
     """Tensors are passed as addresses and sizes. A recorded op is told of its step when it is replayed."""
 
     native: "_cpu.Kernels"
 
+    @abstractmethod
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return memory for a result, in `dtype` or the kernels'."""
-        raise NotImplementedError
 
     def gated_delta_net(
         self, weights: GatedDeltaWeights, rows: Tensor, gates: Tensor, states: StateTensors, step: StateStep

@@ -7,6 +7,7 @@ before, op by op.
 Legend: T = tokens, D = hidden size, F = size of the model's states.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -14,29 +15,29 @@ import torch
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 
 
-class DraftHead(CausalLM):
+class DraftHead(CausalLM, ABC):
     """What heads have in common. `run_layers` returns the next entry's hidden state as the residual stream."""
 
     @property
+    @abstractmethod
     def num_features(self) -> int:
         """F, the elements of the model's states at a position."""
-        raise NotImplementedError
 
+    @abstractmethod
     def states(self, computed: IntermediateTensors) -> Sequence[torch.Tensor]:
         """Return what the head reads of a step's output, [T, .] each: side by side, they are its states [T, F]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reduce(self, states: torch.Tensor) -> torch.Tensor:
         """Return the hidden states [T, D] of a model's states [T, F]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def inputs(self, ids: torch.Tensor, hidden: torch.Tensor) -> IntermediateTensors:
         """Return what enters the layer for token ids [T] and hidden states [T, D]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def share(self, target: CausalLM) -> None:
         """Use parts of the model that the head drafts for, where it has none of its own."""
-        raise NotImplementedError
 
     @property
     def bytes_in_file(self) -> int:

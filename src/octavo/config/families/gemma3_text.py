@@ -16,7 +16,7 @@ def _read_layers(fields: JsonFields, family: Family, max_position_embeddings: in
     layers, rotary = read_layers(
         without_keys(fields, "use_bidirectional_attention"), replace(family, read_layers=None), max_position_embeddings
     )
-    windows = [layer.mixer.sliding_window for layer in layers]  # type: ignore[union-attr]  # all attend
+    windows = [layer.attention.sliding_window for layer in layers]
     return tuple(
         layer if window is None else layer.with_attention(sliding_window=window // 2 + 1)
         for layer, window in zip(layers, windows, strict=True)
