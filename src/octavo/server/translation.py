@@ -8,7 +8,8 @@ from typing import Generic, TypeVar
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.openai.chat_prompt import is_media, parts_of
 from octavo.server.openai.params import Warn
-from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage, ContentPart
+from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage, ContentPart, TokenizeRequest
+from octavo.server.openai.service import OpenAICompatibleService
 
 ChatT = TypeVar("ChatT", bound=ChatCompletionRequest)
 
@@ -64,6 +65,15 @@ class Translation(Generic[ChatT]):
             code=detail.code,
             headers=error.headers,
         )
+
+    async def count_tokens(self, chats: OpenAICompatibleService, warn: Warn, is_large: bool) -> int:
+        """Count the tokens of the prompt that the chat becomes; it need not fit the context."""
+        names = TokenizeRequest.__struct_fields__
+        shared = {name: getattr(self.chat, name) for name in names if hasattr(self.chat, name)}
+        try:
+            return (await chats.tokenize(TokenizeRequest(**shared), warn, is_large)).count
+        except ApiError as error:
+            raise self.named(error) from error
 
     def _words(self, text: str) -> str:
         for name, own in self.names:

@@ -6,7 +6,6 @@ from octavo.server.anthropic.translate import Reader, translated
 from octavo.server.errors import ApiError
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.params import Warn
-from octavo.server.openai.protocol import TokenizeRequest
 from octavo.server.openai.service import OpenAICompatibleService
 
 
@@ -37,10 +36,4 @@ class MessagesService:
     async def count_tokens(self, request: CountTokensRequest, warn: Warn, is_large: bool) -> TokenCount:
         """Count the tokens of the prompt that a conversation becomes; it need not fit the context."""
         translation = translated(request, self._reader, warn)
-        chat = translation.chat
-        shared = {name: getattr(chat, name) for name in TokenizeRequest.__struct_fields__ if hasattr(chat, name)}
-        try:
-            reply = await self._chats.tokenize(TokenizeRequest(**shared), warn, is_large)
-        except ApiError as error:
-            raise translation.named(error) from error
-        return TokenCount(input_tokens=reply.count)
+        return TokenCount(input_tokens=await translation.count_tokens(self._chats, warn, is_large))

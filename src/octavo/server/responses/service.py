@@ -9,7 +9,6 @@ import msgspec
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.params import Warn
-from octavo.server.openai.protocol import TokenizeRequest
 from octavo.server.openai.service import OpenAICompatibleService
 from octavo.server.responses.protocol import InputTokens, Response, ResponsesRequest
 from octavo.server.responses.store import ResponseStore, not_found_before, with_ids
@@ -52,13 +51,7 @@ class ResponsesService:
     async def input_tokens(self, request: ResponsesRequest, warn: Warn, is_large: bool) -> InputTokens:
         """Count the tokens of the prompt that a request becomes; it need not fit the context."""
         translation = await self._translated(request, warn)
-        chat = translation.chat
-        shared = {name: getattr(chat, name) for name in TokenizeRequest.__struct_fields__ if hasattr(chat, name)}
-        try:
-            reply = await self._chats.tokenize(TokenizeRequest(**shared), warn, is_large)
-        except ApiError as error:
-            raise translation.named(error) from error
-        return InputTokens(input_tokens=reply.count)
+        return InputTokens(input_tokens=await translation.count_tokens(self._chats, warn, is_large))
 
     async def keep(self, request: ResponsesRequest, response: Response) -> None:
         """Keep what has become of a request."""
