@@ -61,8 +61,9 @@ class Step:
             num_kv_heads=1,
             head_dim=shape.size,
             sliding_window=None,
-            latent=LatentKV(value_size=shape.rank, norm=self.norm, eps=EPS, rotates_pairs=shape.rotates_pairs),
+            latent=LatentKV(value_size=shape.rank, norm=self.norm, eps=EPS),
             rotary=0,
+            rotates_pairs=shape.rotates_pairs,
             scale=shape.size**-0.5,
         )
 

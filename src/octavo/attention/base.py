@@ -42,7 +42,6 @@ class LatentKV:
     value_size: int  # V: elements that are normalized; the others are rotated, as are those of queries
     norm: Tensor  # [V] float32
     eps: float
-    rotates_pairs: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -313,7 +312,7 @@ def split_latent(
     front, behind = vectors.split_with_sizes([latent.value_size, vectors.shape[1] - latent.value_size], dim=1)
     normed = kernels.rms_norm(front.contiguous(), latent.norm, latent.eps)
     unrotated = query.view(len(query), layer.num_heads, layer.head_dim)
-    rotate = kernels.rotary_pairs if latent.rotates_pairs else kernels.rotary
+    rotate = kernels.rotary_pairs if layer.rotates_pairs else kernels.rotary
     both = torch.cat((unrotated[:, :, latent.value_size :], behind.unsqueeze(1)), dim=1)  # [T, H + 1, E - V]
     turned = rotate(both, *rotary[layer.rotary])
     query = torch.cat((unrotated[:, :, : latent.value_size], turned[:, :-1]), dim=2)

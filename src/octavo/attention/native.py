@@ -163,7 +163,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
             num_parts=1 if latent else len(layer.projects),
             gate_heads=layer.gate_heads,
             latent_size=latent.value_size if latent else 0,
-            rotates_pairs=layer.rotates_pairs if latent is None else latent.rotates_pairs,
+            rotates_pairs=layer.rotates_pairs,
             norms_behind=layer.norms_behind,
             query_rotary=rotary if layer.query_rotary is None else layer.query_rotary,
             chunk_size=layer.chunk_size or 0,

@@ -71,7 +71,6 @@ class LatentSpec:
     value_size: int  # of a head
     query_rank: int | None = None  # elements that queries are projected to first, and normalized; None: they are not
     norm_eps: float = 1e-6  # of the norms of both fronts
-    rotates_pairs: bool = True  # elements 2 * i and 2 * i + 1 turn by angle i; else i and i + half
 
     @property
     def size(self) -> int:
@@ -87,7 +86,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     head_dim: int
     rotary: int | None = 0  # which of the model's tables; None: queries and keys are not rotated
     query_rotary: int | None = None  # the table of queries, where it is another one
-    rotates_pairs: bool = False  # elements 2 * i and 2 * i + 1 of a head turn by angle i; else i and i + half
+    rotates_pairs: bool = False  # elements 2 * i and 2 * i + 1 turn by angle i; else i and i + half
     sliding_window: int | None = None  # tokens that a position sees, itself included; None: all before it
     chunk_size: int | None = None  # positions of a chunk, outside of which it sees nothing; None: there are no chunks
     scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)

@@ -232,7 +232,7 @@ def test_8_bits_saturate_and_keep_what_is_no_number() -> None:
 
 
 def test_latent_vectors_are_refused() -> None:
-    latent = LatentKV(value_size=8, norm=torch.ones(8), eps=1e-6, rotates_pairs=True)
+    latent = LatentKV(value_size=8, norm=torch.ones(8), eps=1e-6)
     layer = AttentionLayer(num_heads=2, num_kv_heads=1, head_dim=12, sliding_window=None, latent=latent)
     with pytest.raises(UnsupportedModelError, match="attention_backend=triton-deterministic does not compute latent"):
         TritonAttention(torch.float32).check(layer)

@@ -129,13 +129,13 @@ def _read_layers(fields: JsonFields, family: Family, max_position_embeddings: in
         key_size=fields.integer("qk_nope_head_dim"),
         value_size=fields.integer("v_head_dim"),
         query_rank=fields.integer("q_lora_rank") if "q_lora_rank" in fields else None,
-        rotates_pairs=fields.flag("rope_interleave", True),
     )
     has_bias = fields.flag("attention_bias", False)
     attention = AttentionSpec(
         num_heads=fields.integer("num_attention_heads"),
         num_kv_heads=1,
         head_dim=latent.size,
+        rotates_pairs=fields.flag("rope_interleave", True),
         scale=_scale(rope, latent),
         has_bias=has_bias,
         has_out_bias=has_bias,
