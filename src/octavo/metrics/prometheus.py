@@ -83,7 +83,21 @@ _CACHE_LABELS = {
 }  # fmt: skip
 
 
-class Exposition(Collector):
+class MetricsPage(Collector):
+    """What a scrape reads: what `collect` yields, and the process."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the text and its content type, in the newest format that the `Accept` header allows."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+
+class Exposition(MetricsPage):
     """All metrics of one server. A model may have thousands of experts, whose series would dominate a scrape."""
 
     def __init__(
@@ -97,14 +111,7 @@ class Exposition(Collector):
     ) -> None:
         self._http, self._engine, self._model_name = http, engine, model_name
         self._with_vllm_names, self._with_each_expert = with_vllm_names, with_each_expert
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
-
-    def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the text and its content type, in the newest format that the `Accept` header allows."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        super().__init__()  # a registry looks at once
 
     def collect(self) -> Iterator[Metric]:
         """Yield everything; called by the registry for each scrape."""

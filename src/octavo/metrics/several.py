@@ -2,27 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
-from octavo.metrics.prometheus import Exposition
+from octavo.metrics.prometheus import Exposition, MetricsPage
 
 
-class SeveralExpositions(Collector):
+class SeveralExpositions(MetricsPage):
     """The metrics of all models, each family once; what is about the whole server is the same in all of them."""
 
     def __init__(self, parts: Sequence[Exposition]) -> None:
         self._parts = parts
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
-
-    def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the text and its content type, in the newest format that the `Accept` header allows."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        super().__init__()
 
     def collect(self) -> Iterator[Metric]:
         """Yield everything; called by the registry for each scrape."""

@@ -111,14 +111,9 @@ def create_app(
         redoc_url=None,
         lifespan=lifespan,
     )
-    exposition = Exposition(
-        http_metrics,
-        lambda: lifecycle.metrics,
-        lifecycle.served_name,
-        with_vllm_names=args.vllm_metrics,
-        with_each_expert=args.expert_metrics,
+    routes = Routes(
+        lifecycle, args, exposition_of(lifecycle, lifecycle.served_name, args, http_metrics), returning, request_log
     )
-    routes = Routes(lifecycle, args, exposition, returning, request_log)
     routes.add_to(app)
     MessagesRoutes(lifecycle, routes.answer).add_to(app)
     VectorsRoutes(lifecycle, routes.answer).add_to(app)
@@ -139,6 +134,12 @@ def create_app(
     for kind in (HTTPException, RequestValidationError, ApiError, Exception):
         app.add_exception_handler(kind, answer_error)
     return app
+
+
+def exposition_of(lifecycle: EngineLifecycle, name: str, args: ServerArgs, metrics: HttpMetrics) -> Exposition:
+    """Return the metrics of a server, or of one of its models."""
+    names = {"with_vllm_names": args.vllm_metrics, "with_each_expert": args.expert_metrics}
+    return Exposition(metrics, lambda: lifecycle.metrics, name, **names)
 
 
 def _identity(lifecycle: EngineLifecycle) -> Identity:

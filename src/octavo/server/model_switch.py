@@ -17,9 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import HttpMetrics
-from octavo.metrics.prometheus import Exposition
 from octavo.metrics.several import SeveralExpositions
-from octavo.server.app import create_app
+from octavo.server.app import create_app, exposition_of
 from octavo.server.engine_pool import EnginePool, ModelSlot, args_of
 from octavo.server.errors import ApiError, error_frames
 from octavo.server.exchange import OPEN_PATHS, Exchange, route_path, send_json
@@ -94,16 +93,7 @@ def with_several_models(
             responses=responses,
             engines=pool if slot is slots[0] else None,
         )
-    parts = [
-        Exposition(
-            metrics,
-            lambda lifecycle=slot.lifecycle: lifecycle.metrics,  # type: ignore[misc]  # a default binds it
-            slot.name,
-            with_vllm_names=args.vllm_metrics,
-            with_each_expert=args.expert_metrics,
-        )
-        for slot in slots
-    ]
+    parts = [exposition_of(slot.lifecycle, slot.name, args, metrics) for slot in slots]
     return ModelSwitch(pool, apps, SeveralExpositions(parts))
 
 
