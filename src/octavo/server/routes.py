@@ -20,7 +20,6 @@ from octavo._version import __version__
 from octavo.errors import InvalidParameterError
 from octavo.metrics.prometheus import Exposition
 from octavo.server.anthropic.errors import MessagesError
-from octavo.server.anthropic.protocol import Message
 from octavo.server.anthropic.routes import MESSAGES_EXAMPLES, MESSAGES_TYPES
 from octavo.server.args import ServerArgs
 from octavo.server.errors import MESSAGES, RESPONSES, ErrorReply, as_api_error
@@ -31,7 +30,7 @@ from octavo.server.lifecycle import EngineLifecycle, ServerInfo, TokenizerInfo
 from octavo.server.ollama_protocol import OLLAMA_EXAMPLES, OLLAMA_TYPES, STREAMED, OllamaError
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.chat_batch import ChatBatchService
-from octavo.server.openai.embeddings import Embeddings, EmbeddingsRequest, VectorsReply, VectorsRequest
+from octavo.server.openai.embeddings import Embeddings, EmbeddingsRequest, VectorsRequest
 from octavo.server.openai.models import AdapterReply, LoadAdapterRequest, ModelCard, ModelList, UnloadAdapterRequest
 from octavo.server.openai.params import LARGE_BODY, num_samples
 from octavo.server.openai.protocol import (
@@ -46,9 +45,9 @@ from octavo.server.openai.protocol import (
 from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
 from octavo.server.openai.reply_stream import ReplyStream
 from octavo.server.openai.stored import STORED_TYPES, UPLOAD_FORM
+from octavo.server.openai.token_usage import CountsTokens
 from octavo.server.request_log import RequestLog
 from octavo.server.responses.page import RESPONSES_EXAMPLES, RESPONSES_TYPES
-from octavo.server.responses.protocol import Response as ResponsesReply
 from octavo.server.returning import Returning
 from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
 from octavo.server.tenants.claim import claim, claim_vectors
@@ -327,12 +326,8 @@ class Routes:
         if not isinstance(reply, msgspec.Struct):
             exchange.count_tokens = reply.count_tokens
             return EventStreamResponse(reply)
-        if isinstance(reply, ChatCompletion | Completion | VectorsReply):
-            usage = reply.usage
-            counts = usage.prompt_tokens, getattr(usage, "completion_tokens", 0)
-            exchange.count_tokens = lambda: counts
-        if isinstance(reply, Message | ResponsesReply) and reply.usage is not None:
-            exchange.count_tokens = reply.usage.count_tokens
+        if isinstance(usage := getattr(reply, "usage", None), CountsTokens):
+            exchange.count_tokens = usage.count_tokens
         return json_response(reply)
 
     def named(self, exchange: Exchange, prepare: Begin) -> Begin:

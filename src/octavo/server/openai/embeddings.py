@@ -71,6 +71,9 @@ class EmbeddingsUsage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     total_tokens: int
 
+    def count_tokens(self) -> tuple[int, int]:
+        return self.prompt_tokens, 0
+
 
 class VectorsReply(msgspec.Struct, frozen=True, kw_only=True):
     """What all answers of numbers have."""

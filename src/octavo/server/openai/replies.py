@@ -37,6 +37,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
 
+    def count_tokens(self) -> tuple[int, int]:
+        """Return the tokens of the prompt and of the output."""
+        return self.prompt_tokens, self.completion_tokens
+
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
     """An alternative token."""

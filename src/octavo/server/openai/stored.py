@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo.server.openai.replies import Usage
+from octavo.server.openai.token_usage import InputTokensDetails, OutputTokensDetails
 
 T = TypeVar("T")
 
@@ -75,18 +76,6 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     total: int = 0
     completed: int = 0
     failed: int = 0
-
-
-class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompt tokens by source."""
-
-    cached_tokens: int = 0
-
-
-class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Output tokens by purpose."""
-
-    reasoning_tokens: int = 0
 
 
 class BatchUsage(msgspec.Struct, frozen=True, kw_only=True):

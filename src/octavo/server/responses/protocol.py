@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from octavo.server.openai.token_usage import ResponseUsage
+
 
 class Part(msgspec.Struct, kw_only=True):
     """One part of a message, of a thought or of a tool's output; `type` says which fields it has."""
@@ -160,33 +162,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
-
-
-class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompt tokens by source. The server's cache keeps every prompt, at no price."""
-
-    cached_tokens: int = 0
-    cache_write_tokens: int = 0
-
-
-class ReasoningTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Output tokens by purpose."""
-
-    reasoning_tokens: int = 0
-
-
-class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens."""
-
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: ReasoningTokensDetails
-    total_tokens: int
-
-    def count_tokens(self) -> tuple[int, int]:
-        """Return the tokens of the prompt and of the output."""
-        return self.input_tokens, self.output_tokens
 
 
 class ReplyPart(msgspec.Struct, kw_only=True):

@@ -15,13 +15,11 @@ from octavo.server.errors import ApiError
 from octavo.server.openai.answers import AnswerStream
 from octavo.server.openai.parsers.base import Content, Delta
 from octavo.server.openai.replies import TokenRow
+from octavo.server.openai.token_usage import ResponseUsage
 from octavo.server.responses.protocol import (
     IncompleteDetails,
-    InputTokensDetails,
-    ReasoningTokensDetails,
     Response,
     ResponseFault,
-    ResponseUsage,
 )
 from octavo.server.responses.translate import ResponsesChat
 from octavo.server.responses.writer import ItemWriter
@@ -93,7 +91,7 @@ class ResponseStream(AnswerStream[Response]):
         self._writer.end(is_cut=True)
         detail = error.detail
         fault = ResponseFault(code=detail.code or "server_error", message=detail.message)
-        self.response = self._response(status, usage=self._response_usage(), error=fault)
+        self.response = self._response(status, usage=ResponseUsage.of(self._usage()), error=fault)
         self._emit(f"response.{status}", response=self.response)
 
     def _new_deltas(self) -> list[CompletionDelta]:
@@ -133,7 +131,7 @@ class ResponseStream(AnswerStream[Response]):
         writer.end(is_cut=is_cut)
         self.response = self._response(
             "incomplete" if is_cut else "completed",
-            usage=self._response_usage(),
+            usage=ResponseUsage.of(self._usage()),
             incomplete_details=IncompleteDetails(reason="max_output_tokens") if is_cut else None,
             completed_at=int(time.time()) if self.is_timed and not is_cut else None,
         )
@@ -161,18 +159,6 @@ class ResponseStream(AnswerStream[Response]):
             top_p=params.top_p,
             **self._chat.echoed(),
             **fields,
-        )
-
-    def _response_usage(self) -> ResponseUsage:
-        usage = self._usage()
-        return ResponseUsage(
-            input_tokens=usage.prompt_tokens,
-            input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
-            output_tokens=usage.completion_tokens,
-            output_tokens_details=ReasoningTokensDetails(
-                reasoning_tokens=usage.completion_tokens_details.reasoning_tokens
-            ),
-            total_tokens=usage.total_tokens,
         )
 
     def _emit(self, kind: str, /, **fields: Any) -> None:

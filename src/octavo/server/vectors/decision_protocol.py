@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from octavo.server.openai.embeddings import VectorsReply, VectorsRequest
+from octavo.server.openai.embeddings import VectorsRequest
+from octavo.server.openai.token_usage import ResponseUsage
 
 DECISIONS, SYSTEM_ONE = "/v1/decisions", "/v1/systemone"
 MAX_QUESTIONS, MAX_NAMED_QUESTIONS, MIN_CHOICES = 400, 64, 2
@@ -68,33 +69,6 @@ class DecisionsRequest(VectorsRequest, kw_only=True):
         return max(1, min(len(self.questions), MAX_QUESTIONS))
 
 
-class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a prompt's tokens, those that were in the cache before the request."""
-
-    cached_tokens: int = 0
-    cache_write_tokens: int = 0
-
-
-class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """No text is generated."""
-
-    reasoning_tokens: int = 0
-
-
-class DecisionsUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens: the state's once, and each question's own."""
-
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int = 0
-    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
-    total_tokens: int
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self.input_tokens
-
-
 class PredicateAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="predicate"):
     """How likely it is so."""
 
@@ -135,12 +109,12 @@ class ScoreAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
     probabilities: list[LevelShare]
 
 
-class DecisionsReply(VectorsReply, frozen=True, kw_only=True):
+class DecisionsReply(msgspec.Struct, frozen=True, kw_only=True):
     """The answers, in the questions' order."""
 
     model: str
     answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer]
-    usage: DecisionsUsage  # type: ignore[assignment]  # of other names than embeddings'
+    usage: ResponseUsage  # the state's once, and each question's own
 
 
 class SystemOneRequest(VectorsRequest, kw_only=True, forbid_unknown_fields=True):
@@ -161,17 +135,16 @@ class SystemOneUsage(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     output_tokens: int = 0
 
-    @property
-    def prompt_tokens(self) -> int:
-        return self.input_tokens
+    def count_tokens(self) -> tuple[int, int]:
+        return self.input_tokens, self.output_tokens
 
 
-class SystemOneReply(VectorsReply, frozen=True, kw_only=True):
+class SystemOneReply(msgspec.Struct, frozen=True, kw_only=True):
     """The answers, by the questions' names."""
 
     model: str
     answers: dict[str, dict[str, Any]]
-    usage: SystemOneUsage  # type: ignore[assignment]  # of other names than embeddings'
+    usage: SystemOneUsage
 
 
 class SystemOneError(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from octavo.server.openai.embeddings import VectorsRequest, answers_to, numbers_
 from octavo.server.openai.models import ServedModel
 from octavo.server.openai.params import Warn
 from octavo.server.openai.service import OpenAICompatibleService, prepared
+from octavo.server.openai.token_usage import ResponseUsage, WrittenTokensDetails
 from octavo.server.vectors.decision_protocol import (
     MAX_NAMED_QUESTIONS,
     MAX_QUESTIONS,
@@ -26,8 +27,6 @@ from octavo.server.vectors.decision_protocol import (
     ChoiceShare,
     DecisionsReply,
     DecisionsRequest,
-    DecisionsUsage,
-    InputTokensDetails,
     LevelShare,
     PredicateAnswer,
     PredicateQuestion,
@@ -67,9 +66,9 @@ class DecisionsService:
         return DecisionsReply(
             model=model.card.id,
             answers=[_answer(question, answer) for question, answer in answers],
-            usage=DecisionsUsage(
+            usage=ResponseUsage(
                 input_tokens=decisions.num_tokens,
-                input_tokens_details=InputTokensDetails(cached_tokens=cached),
+                input_tokens_details=WrittenTokensDetails(cached_tokens=cached),
                 total_tokens=decisions.num_tokens,
             ),
         )
