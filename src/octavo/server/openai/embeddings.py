@@ -43,8 +43,8 @@ class VectorsRequest(msgspec.Struct, kw_only=True):
         return {"priority": priority, "cache_salt": self.cache_salt}
 
 
-class EmbeddingsRequest(VectorsRequest, kw_only=True):
-    """`POST /v1/embeddings`. An input is text or token ids; several go in a list."""
+class InputsRequest(VectorsRequest, kw_only=True):
+    """One input or several, in a list; each is text or token ids."""
 
     input: str | list[str | int | list[int]]
     encoding_format: Literal["float", "base64"] | None = None
@@ -55,6 +55,10 @@ class EmbeddingsRequest(VectorsRequest, kw_only=True):
         given = self.input
         is_list = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
         return min(len(given), MAX_INPUTS) if is_list else 1
+
+
+class EmbeddingsRequest(InputsRequest, kw_only=True):
+    """`POST /v1/embeddings`."""
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from octavo.server.openai.embeddings import MAX_INPUTS, VectorsReply, VectorsRequest
+from octavo.server.openai.embeddings import MAX_INPUTS, InputsRequest, VectorsReply, VectorsRequest
 from octavo.server.vectors.decision_protocol import DECISION_EXAMPLES, DECISION_TYPES
 
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")  # Jina's, Cohere's and vLLM's
@@ -86,19 +86,10 @@ class ScoreReply(VectorsReply, frozen=True, kw_only=True):
     data: list[Score]
 
 
-class PoolingRequest(VectorsRequest, kw_only=True):
+class PoolingRequest(InputsRequest, kw_only=True):
     """`POST /pooling`: what the model makes of each input: a vector, or a classifier's outputs."""
 
-    input: str | list[str | int | list[int]]
-    encoding_format: Literal["float", "base64"] | None = None
     normalize: bool | None = None
-    dimensions: int | None = None
-
-    @property
-    def num_inputs(self) -> int:
-        given = self.input
-        is_list = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
-        return min(len(given), MAX_INPUTS) if is_list else 1
 
 
 class PooledData(msgspec.Struct, frozen=True, kw_only=True):
