@@ -83,9 +83,7 @@ def _one_token_each(
     weights: GatedDeltaWeights, channels: Tensor, gates: Tensor, states: StateTensors, step: StateStep
 ) -> Tensor:
     """Return what tokens read, [T, H, V]: without waiting for a device."""
-    begins = (step.begins < 0)[:, None, None]
-    conv = states.conv[step.begins].masked_fill(begins, 0)  # [R, S, C]; of slot -1: anything
-    matrix = states.matrix[step.begins].masked_fill(begins.unsqueeze(-1), 0)
+    conv, matrix = states.begin_of(step)  # [R, S, C], [R, H, K, V]
     window = torch.cat((conv, channels.unsqueeze(1)), dim=1)  # [R, S + 1, C]
     mixed = causal_conv(window.transpose(0, 1), weights.conv.unsqueeze(1))[0]
     read, matrix = gated_delta(*_heads(weights, mixed, gates), matrix)
@@ -97,27 +95,16 @@ def _one_request_after_another(
     weights: GatedDeltaWeights, channels: Tensor, gates: Tensor, states: StateTensors, step: StateStep
 ) -> Tensor:
     reads: list[Tensor] = []
-    slots, starts = step.slots.tolist(), step.query_start_loc_list
-    replayed, drafted = step.replayed_and_drafted()
-    for request, begin in enumerate(step.begins.tolist()):
-        conv = states.conv[begin].clone() if begin >= 0 else torch.zeros_like(states.conv[0])  # [S, C]
-        matrix = states.matrix[begin : begin + 1].clone() if begin >= 0 else torch.zeros_like(states.matrix[:1])
-        first, end, num_again = starts[request], starts[request + 1], replayed[request]
-        its_channels, its_gates = channels[first:end], gates[first:end]
-        if num_again or drafted[request]:
-            both = torch.cat((its_channels, its_gates), dim=1)
-            both = states.with_logged(both, step.row(request), num_again, drafted[request])
-            its_channels, its_gates = both[:, : weights.num_channels], both[:, weights.num_channels :]
-        window = torch.cat((conv, its_channels))  # [S + tokens, C]
+    for request in states.requests(torch.cat((channels, gates), dim=1), step):
+        its_channels, its_gates = request.inputs[:, : weights.num_channels], request.inputs[:, weights.num_channels :]
+        window, matrix = torch.cat((request.conv, its_channels)), request.matrix  # [S + tokens, C]
         heads = _heads(weights, causal_conv(window, weights.conv), its_gates)
-        for token in range(len(its_channels)):
+        for token, slot in enumerate(request.slots):
             query, key, value, decay, beta = (part[token : token + 1] for part in heads)
             read, matrix = gated_delta(query, key, value, decay, beta, matrix)
-            if token < num_again:
-                continue
-            reads.append(read)
-            if (slot := slots[first + token - num_again]) >= 0:
-                states.conv[slot], states.matrix[slot] = window[token + 1 : token + 1 + len(conv)], matrix[0]
+            if token >= request.num_again:
+                reads.append(read)
+            states.keep(slot, window, token, matrix)
     return torch.cat(reads)
 
 

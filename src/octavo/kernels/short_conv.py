@@ -51,7 +51,7 @@ def short_conv(
     before, after, values = rows.chunk(3, dim=1)
     inputs = before * values
     if step.has_one_each:
-        conv = states.conv[step.begins].masked_fill((step.begins < 0)[:, None, None], 0)  # [R, S, C]
+        conv, _ = states.begin_of(step)
         window = torch.cat((conv, inputs.unsqueeze(1)), dim=1)  # [R, S + 1, C]
         mixed = convolve(window.transpose(0, 1), weights.conv.unsqueeze(1), weights.bias)[0]
         states.conv[step.slots] = window[:, 1:]
@@ -64,17 +64,9 @@ def _one_request_after_another(
     weights: ShortConvWeights, inputs: Tensor, states: StateTensors, step: StateStep
 ) -> list[Tensor]:
     mixed: list[Tensor] = []
-    slots, starts = step.slots.tolist(), step.query_start_loc_list
-    replayed, drafted = step.replayed_and_drafted()
-    for request, begin in enumerate(step.begins.tolist()):
-        conv = states.conv[begin].clone() if begin >= 0 else torch.zeros_like(states.conv[0])  # [S, C]
-        first, end, num_again = starts[request], starts[request + 1], replayed[request]
-        its_inputs = inputs[first:end]
-        if num_again or drafted[request]:
-            its_inputs = states.with_logged(its_inputs, step.row(request), num_again, drafted[request])
-        window = torch.cat((conv, its_inputs))  # [S + tokens, C]
-        mixed.append(convolve(window, weights.conv, weights.bias)[num_again:])
-        for token in range(num_again, len(its_inputs)):
-            if (slot := slots[first + token - num_again]) >= 0:
-                states.conv[slot] = window[token + 1 : token + 1 + len(conv)]
+    for request in states.requests(inputs, step):
+        window = torch.cat((request.conv, request.inputs))  # [S + tokens, C]
+        mixed.append(convolve(window, weights.conv, weights.bias)[request.num_again :])
+        for token, slot in enumerate(request.slots):
+            states.keep(slot, window, token)
     return mixed

@@ -72,9 +72,7 @@ def state_space(
 
 def _one_token_each(weights: StateSpaceWeights, inputs: Tensor, states: StateTensors, step: StateStep) -> Tensor:
     """Return what tokens read, [T, H, V]: without waiting for a device."""
-    begins = (step.begins < 0)[:, None, None]
-    conv = states.conv[step.begins].masked_fill(begins, 0)  # [R, S, C]; of slot -1: anything
-    matrix = states.matrix[step.begins].masked_fill(begins.unsqueeze(-1), 0)
+    conv, matrix = states.begin_of(step)  # [R, S, C], [R, H, K, V]
     channels, steps = inputs[:, : weights.num_channels], inputs[:, weights.num_channels :]
     window = torch.cat((conv, channels.unsqueeze(1)), dim=1)  # [R, S + 1, C]
     mixed = causal_conv(window.transpose(0, 1), weights.conv.unsqueeze(1), weights.conv_bias)[0]
@@ -87,26 +85,16 @@ def _one_request_after_another(
     weights: StateSpaceWeights, inputs: Tensor, states: StateTensors, step: StateStep
 ) -> list[Tensor]:
     reads: list[Tensor] = []
-    slots, starts = step.slots.tolist(), step.query_start_loc_list
-    replayed, drafted = step.replayed_and_drafted()
-    for request, begin in enumerate(step.begins.tolist()):
-        conv = states.conv[begin].clone() if begin >= 0 else torch.zeros_like(states.conv[0])  # [S, C]
-        matrix = states.matrix[begin : begin + 1].clone() if begin >= 0 else torch.zeros_like(states.matrix[:1])
-        first, end, num_again = starts[request], starts[request + 1], replayed[request]
-        its_inputs = inputs[first:end]
-        if num_again or drafted[request]:
-            its_inputs = states.with_logged(its_inputs, step.row(request), num_again, drafted[request])
-        channels, steps = its_inputs[:, : weights.num_channels], its_inputs[:, weights.num_channels :]
-        window = torch.cat((conv, channels))  # [S + tokens, C]
+    for request in states.requests(inputs, step):
+        channels, steps = request.inputs[:, : weights.num_channels], request.inputs[:, weights.num_channels :]
+        window, matrix = torch.cat((request.conv, channels)), request.matrix  # [S + tokens, C]
         heads = _heads(weights, causal_conv(window, weights.conv, weights.conv_bias), steps)
-        for token in range(len(its_inputs)):
+        for token, slot in enumerate(request.slots):
             query, key, value, decay, dt = (part[token : token + 1] for part in heads)
             read, matrix = _token(weights, query, key, value, decay, dt, matrix)
-            if token < num_again:
-                continue
-            reads.append(read)
-            if (slot := slots[first + token - num_again]) >= 0:
-                states.conv[slot], states.matrix[slot] = window[token + 1 : token + 1 + len(conv)], matrix[0]
+            if token >= request.num_again:
+                reads.append(read)
+            states.keep(slot, window, token, matrix)
     return reads
 
 

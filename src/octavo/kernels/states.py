@@ -4,7 +4,9 @@ Legend: T = tokens of the step, R = requests, C = channels of a convolution, H =
 V = its columns, S = tokens that the state of the convolution holds, D = most drafts of a request, N = rows of requests.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +53,16 @@ class StateStep:
         return int(self.rows[request])
 
 
+class OneRequest(NamedTuple):
+    """A request's part of a step, and the states that it begins with."""
+
+    inputs: Tensor  # [tokens, any]: of those that are computed again, then of the step's
+    num_again: int
+    slots: list[int]  # where the state after each of them is kept; -1: nowhere
+    conv: Tensor  # [S, C]
+    matrix: Tensor  # [1, H, K, V], if there is a recurrence
+
+
 @dataclass(frozen=True, slots=True)
 class StateTensors:
     """One layer's states, one per block; and what its drafts had as inputs."""
@@ -64,7 +76,37 @@ class StateTensors:
         """What is kept from step to step."""
         return (self.conv, self.matrix) if self.matrix.dim() > 1 else (self.conv,)
 
-    def with_logged(self, inputs: Tensor, row: int, num_again: int, num_drafts: int) -> Tensor:
+    def begin_of(self, step: StateStep) -> tuple[Tensor, Tensor]:
+        """Return the states that requests begin with, [R, ...]: without waiting for a device."""
+        fresh = step.begins < 0  # of slot -1: anything
+        conv = self.conv[step.begins].masked_fill(fresh[:, None, None], 0)
+        matrix = self.matrix if self.matrix.dim() == 1 else self.matrix[step.begins]
+        return conv, matrix.masked_fill(fresh[:, None, None, None], 0) if matrix.dim() > 1 else matrix
+
+    def requests(self, inputs: Tensor, step: StateStep) -> Iterator[OneRequest]:
+        """Yield the requests of inputs [T, any], one after the other, and log those of drafts. Waits for the device."""
+        slots, starts = step.slots.tolist(), step.query_start_loc_list
+        replayed, drafted = step.replayed_and_drafted()
+        for request, begin in enumerate(step.begins.tolist()):
+            conv, matrix = (
+                of[begin : begin + 1].clone() if begin >= 0 else torch.zeros_like(of[:1])
+                for of in (self.conv, self.matrix)
+            )
+            first, end, num_again = starts[request], starts[request + 1], replayed[request]
+            own = inputs[first:end]
+            if num_again or drafted[request]:
+                own = self._with_logged(own, step.row(request), num_again, drafted[request])
+            yield OneRequest(own, num_again, [-1] * num_again + slots[first:end], conv[0], matrix)
+
+    def keep(self, slot: int, window: Tensor, token: int, matrix: Tensor | None = None) -> None:
+        """Keep the states after a token: the last rows of window [S + tokens, C] up to it, and matrix [1, H, K, V]."""
+        if slot < 0:
+            return
+        self.conv[slot] = window[token + 1 : token + 1 + self.conv.shape[1]]
+        if matrix is not None:
+            self.matrix[slot] = matrix[0]
+
+    def _with_logged(self, inputs: Tensor, row: int, num_again: int, num_drafts: int) -> Tensor:
         """Return a request's inputs [tokens, any] behind those that it computes again; log those of its drafts."""
         assert self.log is not None, "drafts are logged"
         log = self.log[row]
