@@ -2,25 +2,24 @@
 
 Under tensor parallelism each rank has some value heads, and the key heads that they share.
 
-Legend: T = tokens, W = tokens kept after the last layer, D = hidden size; the rest as in `kernels/gated_delta.py`.
+Legend: T = tokens, D = hidden size; the rest as in `kernels/gated_delta.py`.
 """
 
 import torch
-from torch import nn
 
-from octavo.attention.metadata import AttentionMetadata
 from octavo.config.layers import GatedDeltaSpec
 from octavo.distributed.groups import HeadShare, Share
 from octavo.kernels.gated_delta import GatedDeltaWeights
-from octavo.kernels.states import StateTensors
+from octavo.kernels.states import StateStep, StateTensors
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear, RegroupedLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import TensorSpec
+from octavo.layers.state_mixer import StateMixer
 from octavo.layers.state_weights import StateWeights, channels_of, conv_spec
 
 
-class GatedDeltaMixer(nn.Module):
+class GatedDeltaMixer(StateMixer):
     """Mixes the tokens of a request in a layer that keeps a state."""
 
     def __init__(
@@ -33,11 +32,10 @@ class GatedDeltaMixer(nn.Module):
         is_last: bool,
         context: BuildContext,
     ) -> None:
-        super().__init__()
+        super().__init__(kv_group=kv_group, is_last=is_last, context=context)
         ranks = context.groups.tensor
         heads = HeadShare.of(spec.num_value_heads, spec.num_key_heads, ranks.rank, ranks.size)
         key, value = heads.kv.times(spec.key_size), heads.query.times(spec.value_size)
-        self.is_last, self._kv_group, self._kernels = is_last, kv_group, context.kernels
         inputs = Share.whole(hidden_size)
         by_head = spec.has_rows_by_head
         self.rows = RegroupedLinear(
@@ -59,20 +57,17 @@ class GatedDeltaMixer(nn.Module):
         self.recurrence = RecurrenceWeights(spec, heads, eps, context=context)
         self.output = Linear(value, hidden_size, has_bias=False, context=context.at("output"))
 
-    def forward(
+    def mix(
         self,
         norm: RMSNorm,
         x: torch.Tensor,
         residual: torch.Tensor | None,
         states: StateTensors,
-        step: AttentionMetadata,
+        step: StateStep,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add x [T, D] to the residual stream [T, D]; return (what is mixed, the sum); last layer: [W, D]."""
         normed, residual = self._kernels.add_rms_norm(x, norm.fused(residual))
         inputs = self.recurrence.values, self.rows(normed), self.gates(normed)
-        mixed = self._kernels.gated_delta_net(*inputs, states, step.batch.state_step(self._kv_group))
-        mixed, residual = step.rows_after(self._kernels, mixed, residual, is_last=self.is_last)
-        return self.output(mixed), residual
+        return self._kernels.gated_delta_net(*inputs, states, step), residual
 
 
 class RecurrenceWeights(StateWeights):

@@ -3,35 +3,33 @@
 Under tensor parallelism each rank has some heads, and the groups that they are in. The norm is over whole groups, so
 ranks that share one add up their sums of squares.
 
-Legend: T = tokens, W = tokens kept after the last layer, D = hidden size; the rest as in `kernels/state_space.py`.
+Legend: T = tokens, D = hidden size; the rest as in `kernels/state_space.py`.
 """
 
 import torch
-from torch import nn
 
-from octavo.attention.metadata import AttentionMetadata
 from octavo.config.layers import Mamba2Spec
 from octavo.distributed.groups import HeadShare, Share
 from octavo.kernels.state_space import GroupNorm, StateSpaceWeights
-from octavo.kernels.states import StateTensors
+from octavo.kernels.states import StateStep, StateTensors
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear, one_tensor_linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import TensorSpec
+from octavo.layers.state_mixer import StateMixer
 from octavo.layers.state_weights import StateWeights, channels_of, conv_spec
 
 
-class Mamba2Mixer(nn.Module):
+class Mamba2Mixer(StateMixer):
     """Mixes the tokens of a request in a layer that keeps a state."""
 
     def __init__(
         self, spec: Mamba2Spec, hidden_size: int, eps: float, *, kv_group: int, is_last: bool, context: BuildContext
     ) -> None:
-        super().__init__()
+        super().__init__(kv_group=kv_group, is_last=is_last, context=context)
         ranks = context.groups.tensor
         heads = HeadShare.of(spec.num_heads, spec.num_groups, ranks.rank, ranks.size)
         width, keys = heads.query.times(spec.head_dim), heads.kv.times(spec.state_size)
-        self.is_last, self._kv_group, self._kernels = is_last, kv_group, context.kernels
         self.rows = one_tensor_linear(
             Share.whole(hidden_size),
             {"gates": width, "values": width, "keys": keys, "queries": keys, "steps": heads.query},
@@ -43,21 +41,19 @@ class Mamba2Mixer(nn.Module):
         self._gates_normed = spec.norm == "before_gate"
         self.output = Linear(width, hidden_size, has_bias=spec.has_out_bias, context=context.at("output"))
 
-    def forward(
+    def mix(
         self,
         norm: RMSNorm,
         x: torch.Tensor,
         residual: torch.Tensor | None,
         states: StateTensors,
-        step: AttentionMetadata,
+        step: StateStep,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add x [T, D] to the residual stream [T, D]; return (what is mixed, the sum); last layer: [W, D]."""
         rows, residual = self.rows.of_normed(norm, x, residual)
-        mixed = self._kernels.state_space(self.space.values, rows, states, step.batch.state_step(self._kv_group))
+        mixed = self._kernels.state_space(self.space.values, rows, states, step)
         if self.norm is not None:
             mixed = self.norm(mixed, rows[:, : mixed.shape[1]] if self._gates_normed else None)
-        mixed, residual = step.rows_after(self._kernels, mixed, residual, is_last=self.is_last)
-        return self.output(mixed), residual
+        return mixed, residual
 
 
 class SpaceWeights(StateWeights):

@@ -2,53 +2,48 @@
 
 Under tensor parallelism each rank has some channels.
 
-Legend: T = tokens, W = tokens kept after the last layer, D = hidden size; the rest as in `kernels/short_conv.py`.
+Legend: T = tokens, D = hidden size; the rest as in `kernels/short_conv.py`.
 """
 
 import torch
-from torch import nn
 
-from octavo.attention.metadata import AttentionMetadata
 from octavo.config.layers import ShortConvSpec
 from octavo.distributed.groups import Share
 from octavo.kernels.short_conv import ShortConvWeights
-from octavo.kernels.states import StateTensors
+from octavo.kernels.states import StateStep, StateTensors
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear, one_tensor_linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import TensorSpec
+from octavo.layers.state_mixer import StateMixer
 from octavo.layers.state_weights import StateWeights, conv_spec
 
 
-class ShortConvMixer(nn.Module):
+class ShortConvMixer(StateMixer):
     """Mixes the tokens of a request in a layer that keeps what its convolution sees."""
 
     def __init__(
         self, spec: ShortConvSpec, hidden_size: int, *, kv_group: int, is_last: bool, context: BuildContext
     ) -> None:
-        super().__init__()
+        super().__init__(kv_group=kv_group, is_last=is_last, context=context)
         ranks = context.groups.tensor
         channels = Share.of_features(spec.num_channels, ranks.rank, ranks.size)
-        self.is_last, self._kv_group, self._kernels = is_last, kv_group, context.kernels
         parts = dict.fromkeys(("before", "after", "values"), channels)
         inputs, has_bias = Share.whole(hidden_size), spec.has_bias
         self.rows = one_tensor_linear(inputs, parts, has_bias=has_bias, context=context.at("rows"))
         self.conv = ConvWeights(spec, channels, context=context)
         self.output = Linear(channels, hidden_size, has_bias=has_bias, context=context.at("output"))
 
-    def forward(
+    def mix(
         self,
         norm: RMSNorm,
         x: torch.Tensor,
         residual: torch.Tensor | None,
         states: StateTensors,
-        step: AttentionMetadata,
+        step: StateStep,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add x [T, D] to the residual stream [T, D]; return (what is mixed, the sum); last layer: [W, D]."""
         rows, residual = self.rows.of_normed(norm, x, residual)
-        mixed = self._kernels.short_conv(self.conv.values, rows, states, step.batch.state_step(self._kv_group))
-        mixed, residual = step.rows_after(self._kernels, mixed, residual, is_last=self.is_last)
-        return self.output(mixed), residual
+        return self._kernels.short_conv(self.conv.values, rows, states, step), residual
 
 
 class ConvWeights(StateWeights):
