@@ -247,7 +247,8 @@ class CausalLM(nn.Module):
         where = self.config.norms
         if where == "shared":
             attention, mlp = self.build_attention(layer), self.build_feed_forward(layer)
-            assert isinstance(attention, DecoderAttention) and isinstance(mlp, GatedMLP | PlainMLP)  # noqa: PT018 - of its specs
+            assert isinstance(attention, DecoderAttention), "the mixer attends"
+            assert isinstance(mlp, GatedMLP | PlainMLP), "an MLP is behind it"
             return ParallelLayer(self.build_norm(), attention, mlp, context=self.context)
         before = [self.build_norm() if where != "after" else NoNorm(context=self.context) for _ in range(2)]
         behind = None if where == "before" else (self.build_post_norm(), self.build_post_norm())

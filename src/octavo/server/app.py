@@ -5,7 +5,7 @@ import logging
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from types import FrameType
 from typing import Protocol
 
@@ -83,33 +83,13 @@ def create_app(
     batches = None if args.state_dir is None else BatchService(args.state_dir, lifecycle, args, http_metrics)
     request_log = None if args.request_log is None else RequestLog(args, lambda: _identity(lifecycle))
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        returning.restore()
-        tasks = [asyncio.create_task(engines.run())]
-        if batches is not None:
-            tasks.append(asyncio.create_task(batches.run()))
-        if request_log is not None:
-            tasks.append(asyncio.create_task(request_log.run()))
-        yield
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        if batches is not None:
-            batches.close()
-        await returning.close()
-        responses.close()
-        if request_log is not None:
-            await request_log.close()
-        await engines.close()
-
     app = FastAPI(
         title="Octavo",
         version=__version__,
         summary="An OpenAI-compatible server",
         docs_url=None,  # FastAPI's own pages load their scripts from the internet
         redoc_url=None,
-        lifespan=lifespan,
+        lifespan=_lifespan(engines, batches, request_log, returning, responses),
     )
     routes = Routes(
         lifecycle, args, exposition_of(lifecycle, lifecycle.served_name, args, http_metrics), returning, request_log
@@ -134,6 +114,38 @@ def create_app(
     for kind in (HTTPException, RequestValidationError, ApiError, Exception):
         app.add_exception_handler(kind, answer_error)
     return app
+
+
+def _lifespan(
+    engines: Engines,
+    batches: BatchService | None,
+    request_log: RequestLog | None,
+    returning: Returning,
+    responses: ResponseStore,
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Return what runs beside the application, and is closed in the order in which one uses the other."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        returning.restore()
+        tasks = [asyncio.create_task(engines.run())]
+        if batches is not None:
+            tasks.append(asyncio.create_task(batches.run()))
+        if request_log is not None:
+            tasks.append(asyncio.create_task(request_log.run()))
+        yield
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        if batches is not None:
+            batches.close()
+        await returning.close()
+        responses.close()
+        if request_log is not None:
+            await request_log.close()
+        await engines.close()
+
+    return lifespan
 
 
 def exposition_of(lifecycle: EngineLifecycle, name: str, args: ServerArgs, metrics: HttpMetrics) -> Exposition:
