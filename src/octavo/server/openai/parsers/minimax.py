@@ -60,10 +60,7 @@ class MiniMaxParser(TypedArgumentsParser):
 
     def _read_section(self) -> Steps[None]:
         yield from self._expect_next(BEGIN)
-        yield from self._read_call()
-        while (yield from self._attempt(self._read_call())):
-            pass
-        yield from self._attempt(self._expect_next(END))
+        yield from self._read_calls_until(END, self._read_call)
 
     def _read_call(self) -> Steps[None]:
         name = yield from self._read_tag(_INVOKE)

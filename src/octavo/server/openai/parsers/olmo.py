@@ -26,7 +26,4 @@ class OlmoParser(PythonicParser):
 
     def _read_section(self) -> Steps[None]:
         yield from self._expect_next(BEGIN)
-        yield from self._read_call()
-        while (yield from self._attempt(self._read_call())):
-            pass
-        yield from self._attempt(self._expect_next(END))
+        yield from self._read_calls_until(END, self._read_call)

@@ -45,10 +45,7 @@ class SectionParser(JsonCallParser):
     def _read_section(self) -> Steps[None]:
         yield from self._skip_space()
         yield from self._takes(self.SECTION)
-        yield from self._read_call()
-        while (yield from self._attempt(self._read_call())):
-            pass
-        yield from self._attempt(self._expect_next(self.SECTION_END))
+        yield from self._read_calls_until(self.SECTION_END, self._read_call)
 
     def _read_call(self) -> Steps[None]:
         yield from self._expect_next(self.CALL)

@@ -127,6 +127,13 @@ class ToolCallParser(StreamParser):
                 self._pass_over(*begins)
         self._close_text()
 
+    def _read_calls_until(self, end: str, read_call: Callable[[], Steps[None]]) -> Steps[None]:
+        """Read one call at least, then the end of their section, which models forget."""
+        yield from read_call()
+        while (yield from self._attempt(read_call())):
+            pass
+        yield from self._attempt(self._expect_next(end))
+
     def _pass_over(self, *markers: str) -> None:
         """Emit a marker that did not open a call, and the white space before it, as content."""
         text = self._rest
