@@ -20,6 +20,7 @@ from octavo.speculative.drafters import Drafter
 from octavo.structured.manager import GrammarManager
 
 ROOT = 0  # hash of the empty context
+NO_SEED = -1  # Python 3.11 hashes None by its address, which differs between processes
 
 
 def make_request(request_id: str, prompt_token_ids: Iterable[int], **options: Any) -> EngineCoreRequest:
@@ -88,8 +89,8 @@ def context_hash(context: int, token_id: int) -> int:
 
 
 def next_token(context: int, seed: int | None, vocab_size: int) -> int:
-    """Return the token that follows a context. This is the entire model and sampler."""
-    return (hash((context, seed)) >> 7) % vocab_size
+    """Return the token that follows a context, the same in every process. This is the entire model and sampler."""
+    return (hash((context, NO_SEED if seed is None else seed)) >> 7) % vocab_size
 
 
 def expected_tokens(request: EngineCoreRequest, max_model_len: int, vocab_size: int) -> tuple[list[int], str]:
