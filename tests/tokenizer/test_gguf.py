@@ -11,6 +11,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 from octavo.errors import CheckpointError, UnsupportedModelError
+from octavo.tokenizer.gguf_patterns import OTHER_NAMES, pre_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 
 TEXTS = [
@@ -126,6 +127,42 @@ def test_byte_level_families(pre: str, tmp_path: Path) -> None:
         assert found.decode(found.encode(text)) == backend.decode(backend.encode(text).ids)
     assert found.special_token_ids == {0, 1, 2}
     assert (found.bos_token_id, found.eos_token_id) == (0, 2)
+
+
+# What only these rules do, in words of the text: their own tokenizer.json files were read for it.
+WORDS = {
+    "bailingmoe": ("I'D\n\n\nx 12", "I", "'D", "\n\n\n", "x", " ", "1", "2"),
+    "bailingmoe2": ("it's", "it", "'s"),
+    "exaone-moe": ("ab cd e\u0301f 12!//", "ab cd e\u0301f", " ", "1", "2", "!//"),
+    "minicpm5": ("12345 I'll", "123", "45", " I", "'ll"),
+    "afmoe": ("x1234567 \u6f22\uff66\u0e01!a", "x", "1", "234", "567", " ", "\u6f22\uff66\u0e01", "!a"),
+    "tiny_aya": ("1234567 1234a don't", "1", "234", "567", " ", "123", "4", "a", " don't"),
+    "cohere2moe": ("12345", "12", "345"),
+    "youtu": ("a\ud55c\uff01\u3107\u3042 12", "a", "\ud55c", "\uff01", "\u3107", "\u3042", " ", "1", "2"),
+    "laguna": ("a  \n\n b", "a", "  ", "\n\n", " b"),
+    "spark2_5": ("a!\n\nb 12", "a", "!", "\n", "\n", "b", " ", "1", "2"),
+    "ufakzeka": ("Ankara'da", "Ankara", "'da"),
+    "jais-2": ("a" + " " * 8 + "b", "a", " " * 4, " " * 2, " ", " b"),
+    "superbpe": ("of the 12345", "of the ", "12", "345"),
+    "falcon": ("a+b\u2014c 12345`x`", "a", "+", "b", "\u2014", "c", " ", "123", "45", "`", "x", "`"),
+    "bloom": ("a, b(c) d!", "a", ",", " b", "(", "c", ")", " d", "!"),
+    "poro-chat": ("x\n\n y", "x", "\n\n", " y"),
+    "viking": ("ab12 c", "ab", "1", "2", " c"),
+    "falcon-h1": ("I'm 12345", "I", "'m", " ", "123", "45"),
+    "pixtral": ("CamelCase", "CamelCase"),
+    "gigachat": ("x12345", "x", "12345"),
+    "mellum2": ("x12", "x", "1", "2"),
+    "kanana2": ("CamelCase's", "Camel", "Case's"),
+    "hy_v4": ("a_b", "a", "_b"),
+    "kormo": ("12", "1", "2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_words_of_a_rule(name: str) -> None:
+    text, *words = WORDS[name]
+    found = pre_tokenizer(OTHER_NAMES.get(name, name)).pre_tokenize_str(text)
+    assert [text[begin:end] for _, (begin, end) in found] == words
 
 
 def test_ends_and_templates(tmp_path: Path) -> None:
