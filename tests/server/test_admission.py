@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from starlette.types import Message
-from tests.server.tiny import TinyServer, tiny_server
+from tests.server.tiny import HELD, TinyServer, tiny_server
 
 from octavo.server.errors import ApiError
 from octavo.server.exchange import Exchange
@@ -61,13 +61,15 @@ def wait(tiny: TinyServer, seconds: float, **fields: Any) -> "asyncio.Task[Any]"
 
 async def test_a_full_queue_is_429_with_retry_after_and_frees_itself() -> None:
     async with tiny_server(max_num_seqs=1, max_waiting=1) as tiny:
-        held = [wait(tiny, 0.2), wait(tiny, 0.2)]
+        held = [wait(tiny, HELD), wait(tiny, HELD)]
         await wait_for_requests(tiny, 2)
         refused = await tiny.client.post("/v1/wait", json={"seconds": 0})
         assert refused.status_code == 429
         assert 1 <= int(refused.headers["retry-after"]) <= 30
         assert refused.json()["error"]["type"] == "rate_limit_error"
         assert (await tiny.client.get("/v1/models")).status_code == 200  # costs the engine nothing
+        for _ in held:
+            tiny.released.release()
         assert [(await request).status_code for request in held] == [200, 200]
         assert (await wait(tiny, 0.0)).status_code == 200
         assert tiny.metrics.rejections == {"queue_full": 1}
@@ -75,10 +77,11 @@ async def test_a_full_queue_is_429_with_retry_after_and_frees_itself() -> None:
 
 async def test_samples_count_one_by_one() -> None:
     async with tiny_server(max_num_seqs=1, max_waiting=3) as tiny:
-        held = wait(tiny, 0.2, n=4)
+        held = wait(tiny, HELD, n=4)
         await wait_for_requests(tiny, 1)
         await asyncio.sleep(0.05)  # until the route has read n
         assert (await wait(tiny, 0.0)).status_code == 429
+        tiny.released.release()
         assert (await held).status_code == 200
 
 

@@ -10,7 +10,7 @@ import httpx2 as httpx
 import pytest
 from tests.server.http_server import HttpServer, numbers
 from tests.server.test_admission import exchange, wait_for_requests
-from tests.server.tiny import TinyServer, tiny_server
+from tests.server.tiny import HELD, TinyServer, tiny_server
 
 from octavo.contracts.engine import EngineCoreRequest
 from octavo.errors import InvalidParameterError
@@ -91,22 +91,29 @@ async def test_limits_of_requests_and_tokens_are_429_with_the_time(tmp_path: Pat
 
 async def test_a_flood_leaves_a_row_and_the_next_turn_to_others(tmp_path: Path) -> None:
     async with tiny_server(keys_file=keys_file(tmp_path, A + "}", B + "}"), max_num_seqs=2, max_waiting=3) as tiny:
-        flood = [wait(tiny, "key-a", 0.15) for _ in range(5)]
+        flood = [wait(tiny, "key-a", HELD) for _ in range(5)]
         await wait_for_requests(tiny, 5)
         assert (await wait(tiny, "key-a")).status_code == 429  # its own queue is full, and nobody else's
         assert (await wait(tiny, "key-b")).status_code == 200
         assert not any(request.done() for request in flood)
-        one, other = wait(tiny, "key-b", 0.15), wait(tiny, "key-b", 0.0)  # two of its own: the second takes a turn
+        one, other = wait(tiny, "key-b", HELD), wait(tiny, "key-b", HELD)  # two of its own: the second takes a turn
+        await wait_for_requests(tiny, 7)
+        for _ in range(4):  # both are among the next four
+            tiny.released.release()
         assert (await one).status_code == (await other).status_code == 200
-        assert sum(request.done() for request in flood) <= 2
+        for _ in range(3):
+            tiny.released.release()
         assert [(await request).status_code for request in flood] == [200] * 5
 
 
 async def test_who_leaves_while_waiting_frees_its_place(tmp_path: Path) -> None:
     async with tiny_server(keys_file=keys_file(tmp_path, A + ", max_running: 1}")) as tiny:
-        first, second = wait(tiny, "key-a", 0.1), wait(tiny, "key-a", 5.0)
+        first, second = wait(tiny, "key-a", HELD), wait(tiny, "key-a", HELD)
         await wait_for_requests(tiny, 2)
         second.cancel()
+        while tiny.metrics.num_in_flight > 1:
+            await asyncio.sleep(0.001)
+        tiny.released.release()
         assert (await first).status_code == 200
         assert (await wait(tiny, "key-a")).status_code == 200
 

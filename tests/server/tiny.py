@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx2 as httpx
@@ -17,9 +18,12 @@ from octavo.server.listen import listening, load_api_keys, load_tenants, url_of
 from octavo.server.settings import resolve_settings
 from octavo.server.sse import EventStreamResponse
 
+HELD = -1.0  # seconds of a request that waits for `TinyServer.released`: a busy machine cannot end it too early
 
-async def tiny_app(scope: Scope, receive: Receive, send: Send) -> None:
-    """`/v1/wait` waits as long as the body says, `/v1/stream` streams for ever, `/v1/fail` fails; others echo."""
+
+async def tiny_app(scope: Scope, receive: Receive, send: Send, *, released: asyncio.Semaphore) -> None:
+    """`/v1/wait` waits as long as the body says, or until its turn to go, `/v1/stream` streams for ever, `/v1/fail`
+    fails; others echo."""
     if scope["type"] == "lifespan":
         await receive()
         await send({"type": "lifespan.startup.complete"})
@@ -35,7 +39,7 @@ async def tiny_app(scope: Scope, receive: Receive, send: Send) -> None:
         case "fail":
             raise RuntimeError("secret path /etc/passwd")
         case "wait":
-            await asyncio.sleep(request["seconds"])
+            await (released.acquire() if request["seconds"] == HELD else asyncio.sleep(request["seconds"]))
         case "stream":
             await EventStreamResponse(Endless(request.get("frame_bytes", 10)))(scope, receive, send)
             return
@@ -83,6 +87,7 @@ class TinyServer:
     metrics: HttpMetrics
     server: DrainingServer
     running: "asyncio.Task[None]"  # ends with the server
+    released: asyncio.Semaphore  # lets those that are HELD go, one by one
 
     async def send_raw(self, *pieces: bytes, pause_s: float = 0.0) -> str:
         """Send bytes as they are, until the server closes; return all that came back."""
@@ -103,11 +108,13 @@ async def tiny_server(**options: Any) -> AsyncGenerator[TinyServer, None]:
     settings = resolve_settings({"port": 0, **options}, {})
     metrics = HttpMetrics()
     tenants = load_tenants(settings, metrics)
-    server = make_server(tiny_app, settings, load_api_keys(settings.server), metrics, tenants)
+    released = asyncio.Semaphore(0)
+    app = partial(tiny_app, released=released)
+    server = make_server(app, settings, load_api_keys(settings.server), metrics, tenants)
     with listening(settings.server) as listener:
         running = asyncio.create_task(server.serve(sockets=[listener]))
         url = url_of(listener, settings.server)
         async with httpx.AsyncClient(base_url=url, timeout=10.0) as client:
-            yield TinyServer(client, listener.getsockname()[1], metrics, server, running)
+            yield TinyServer(client, listener.getsockname()[1], metrics, server, running, released)
         server.stop()
         await running
