@@ -5,10 +5,13 @@ travels to other processes.
 """
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
+
+from octavo.contracts.abstract import AbstractStructMeta
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 
@@ -118,30 +121,30 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
         return "q" if self.shares_kv_of is not None else "qk" if self.has_keys_as_values else "qkv"
 
 
-class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True):
+class RecurrentSpec(msgspec.Struct, frozen=True, kw_only=True, metaclass=AbstractStructMeta):
     """A layer that keeps a state of fixed size instead of keys and values: of a convolution, and of the recurrence."""
 
     interval: int = 512  # tokens between the states that are kept for prefix hits
 
     @property
+    @abstractmethod
     def max_shards(self) -> int:
         """How many ranks can have a part of it."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def conv_shape(self) -> tuple[int, ...]:
         """Of the state of the convolution, in the model's dtype."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def matrix_shape(self) -> tuple[int, ...] | None:
         """Of the state of the recurrence, in float32; None: there is none behind the convolution."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def input_size(self) -> int:
         """Elements of a token, in the model's dtype, from which both states can be computed again."""
-        raise NotImplementedError
 
 
 class GatedDeltaSpec(RecurrentSpec, frozen=True, kw_only=True, tag="gated_delta"):

@@ -2,12 +2,14 @@
 
 import asyncio
 import base64
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
+from octavo.contracts.abstract import AbstractStructMeta
 from octavo.engine.async_llm_engine import LiveRequest
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.errors import RequestError, UserError, named_error
@@ -21,7 +23,7 @@ from octavo.server.openai.params import split_prompts, truncated
 MAX_INPUTS = 2048  # as OpenAI's
 
 
-class VectorsRequest(msgspec.Struct, kw_only=True):
+class VectorsRequest(msgspec.Struct, kw_only=True, metaclass=AbstractStructMeta):
     """What all requests have whose answers are numbers. `truncate_prompt_tokens`: -1: as many as fit."""
 
     model: str | None = None
@@ -32,9 +34,9 @@ class VectorsRequest(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
 
     @property
+    @abstractmethod
     def num_inputs(self) -> int:
         """How many answers are asked for, capped where the request would be rejected."""
-        raise NotImplementedError
 
     @property
     def options(self) -> dict[str, Any]:
