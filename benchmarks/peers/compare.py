@@ -154,12 +154,12 @@ def report(rows: list[Row], cells: list[str], before: dict[int, Machine], after:
 
 def write(found: dict[str, Any], name: Path) -> None:
     """Write the report and its tables beside each other, and its picture where matplotlib is."""
-    name.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-    name.with_suffix(".md").write_text(tables(found) + "\n")
+    name.with_name(f"{name.name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    name.with_name(f"{name.name}.md").write_text(tables(found) + "\n")
     if HAS_PLOTS:
         from benchmarks.peers.plot import draw
 
-        draw(found, name.with_suffix(".svg"))
+        draw(found, name.with_name(f"{name.name}.svg"))
 
 
 def check_out(name: Path) -> None:
