@@ -1,12 +1,15 @@
 """Models that transformers' own code computes, with Octavo's attention and linear layers: the library's own logits."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from tests.breadth import pick
+from tests.distributed.ranks import run_ranks
 from tests.models.paged import PagedRunner, make_context
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -14,11 +17,14 @@ from octavo import LLM, SamplingParams
 from octavo.config import fallback, hf
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
+from octavo.config.model import ModelConfig
+from octavo.distributed.groups import ParallelGroups
 from octavo.errors import UnsupportedModelError
 from octavo.inputs import Prompt
 from octavo.loader.registry import get_model_loader
 from octavo.models import fallback_probe
 from octavo.models.fallback import FallbackForCausalLM
+from octavo.models.fallback_heads import joined_heads
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97,
@@ -43,18 +49,31 @@ GPT = {
 }
 OPT = {"ffn_dim": 40, "word_embed_proj_dim": 48}
 HEADS = {"head_dim": 12}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_group": 1, "topk_group": 1}
+BLOOM = {"vocab_size": 97, "hidden_size": 48, "n_layer": 2, "n_head": 6, "bos_token_id": 1, "eos_token_id": 2}
+FALCON = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
 # Learned positions and a tied head; a head of another name; norms in parallel, scaled logits, windows; norms of all
-# heads together, experts that files hold one by one; interleaved rotation; norms behind rotation.
+# heads together, experts that files hold one by one; ALiBi; interleaved rotation; norms behind rotation; values smaller
+# than keys; sinks; capped scores; one, several and ungrouped kv heads of Falcon.
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": GPT,
     "opt": {**SMALL, **OPT},
     "gpt_neox": SMALL,
     "cohere2": {**SMALL, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
     "olmoe": {**SMALL, "num_experts": 4, "num_experts_per_tok": 2},
+    "bloom": BLOOM,
     **pick(
         {},
         {
+            "bloom with residuals behind norms": {**BLOOM, "apply_residual_connection_post_layernorm": True},
+            "youtu": {**SMALL, **LATENT, "num_key_value_heads": 4},
+            "granite_swa": SMALL,
+            "vaultgemma": {**SMALL, **HEADS},
+            "hunyuan_v1_moe": {**SMALL, **HEADS, "num_experts": 4, "moe_topk": 2},
+            "falcon": FALCON,
+            "falcon with groups": {**FALCON, "num_kv_heads": 2, "new_decoder_architecture": True},
+            "falcon with ALiBi": {**FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
             "olmo2": SMALL,
             "glm4": {**SMALL, **HEADS},
             "hunyuan_v1_dense": {**SMALL, **HEADS},
@@ -75,8 +94,8 @@ MODELS: dict[str, dict[str, Any]] = {
 def save(kind: str, folder: Path) -> Any:
     """Save a tiny random model, and return the library's own."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **MODELS.get(kind, SMALL))
-    config._attn_implementation = "eager"
+    config = AutoConfig.for_model(kind.partition(" ")[0], **MODELS.get(kind, SMALL))
+    config._attn_implementation = "sdpa" if "ALiBi" in kind else "eager"  # the latter adds Falcon's biases twice
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -94,9 +113,17 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(folder: Path) -> FallbackForCausalLM:
+    return load_rank(read(folder), ParallelGroups())
+
+
+def read(folder: Path) -> ModelConfig:
     config = read_model_config(folder, model="m", dtype="float32", model_impl="transformers")
     assert config.impl == "transformers"
-    model = get_model_loader(LoadConfig(load_format="auto", seed=0)).load_model(config, make_context())
+    return config
+
+
+def load_rank(config: ModelConfig, groups: ParallelGroups) -> FallbackForCausalLM:
+    model = get_model_loader(LoadConfig(load_format="auto", seed=0)).load_model(config, make_context(groups=groups))
     assert isinstance(model, FallbackForCausalLM)
     return model
 
@@ -115,6 +142,61 @@ def test_logits_are_the_librarys(kind: str, tmp_path: Path, monkeypatch: pytest.
         with torch.inference_mode():
             expected = theirs(torch.tensor([prompt])).logits[0]
         torch.testing.assert_close(logits, expected, atol=5e-5, rtol=0)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("gpt_neox", "cohere2", "apertus"),
+        *pick(
+            (), ("arcee", "granite_swa", "olmo", "helium", "phi", "nemotron", "starcoder2", "glm4_moe", "ernie4_5_moe")
+        ),
+    ],
+)
+def test_two_ranks_by_the_librarys_plan(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of one rank, from logits that are the same on both."""
+    monkeypatch.setattr(hf, "may_be_known", lambda fields: True)
+    monkeypatch.setattr(hf, "find_family", _unknown)
+    save(kind, tmp_path)
+    prompts = [list(range(3, 3 + length)) for length in (1, 4, 23, 8)]
+    config = read(tmp_path)
+    alone = PagedRunner(load_rank(config, ParallelGroups())).generate(prompts, 6)
+
+    def body(groups: ParallelGroups) -> tuple[list[list[int]], torch.Tensor]:
+        model = load_rank(config, groups)
+        return PagedRunner(model).generate(prompts, 6), PagedRunner(model).step({0: prompts[2]})[0]
+
+    (tokens, logits), (others, other_logits) = run_ranks(body, 2)
+    assert (tokens, others) == (alone, alone)
+    assert torch.equal(logits, other_logits), "ranks sample from the same logits"
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("gpt2", "no plan for GPT2LMHeadModel"),
+        ("phi3", r"no plan that divides the heads of model\.layers\.0\.self_attn \(o_proj\)"),
+    ],
+)
+def test_ranks_without_a_plan(kind: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf, "find_family", _unknown)
+    monkeypatch.setattr(hf, "may_be_known", lambda fields: True)
+    save(kind, tmp_path)
+    config, groups = read(tmp_path), replace(ParallelGroups(), tensor=cast(Any, SimpleNamespace(rank=0, size=2)))
+    with pytest.raises(UnsupportedModelError, match=f"m: tensor_parallel_size=2: .*{why}"):
+        load_rank(config, groups)
+
+
+def test_alibi_is_exact_in_every_dtype() -> None:
+    """A score of nothing but slope times position, far beyond what bfloat16 counts to."""
+    slopes, positions = torch.tensor([2.0**-3, 0.7071]), torch.tensor([0, 3, 255, 256, 4099, 65535])
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        nothing = torch.zeros(1, 2, len(positions), 4, dtype=dtype)
+        heads = joined_heads(nothing, nothing, nothing, 8, slopes, positions).double()  # [T, 2 + 2 + 2, 8]
+        scores = (heads[:1, :2] * heads[:, 2:4]).sum(-1)  # [T, H]
+        torch.testing.assert_close(scores, positions[:, None] * slopes.double(), rtol=3e-5, atol=0)
 
 
 def _unknown(fields: object) -> None:
@@ -138,12 +220,17 @@ def test_an_engine_finds_out_by_itself(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_what_cannot_run_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = AutoConfig.for_model("bloom", vocab_size=97, hidden_size=48, n_layer=2, n_head=4)
-    config.architectures = ["BloomForCausalLM"]
+    config = AutoConfig.for_model("doge", **SMALL)
+    config.architectures = ["DogeForCausalLM"]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"attention has a mask of its own"):
+        fallback.probe_fallback(tmp_path)
+    config = AutoConfig.for_model("mpt", vocab_size=97, d_model=48, n_layers=2, n_heads=4)
+    config.architectures = ["MptForCausalLM"]
     config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match=r"attention cannot be replaced"):
         fallback.probe_fallback(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="architecture 'BloomForCausalLM' is not supported"):
+    with pytest.raises(UnsupportedModelError, match="architecture 'MptForCausalLM' is not supported"):
         read_model_config(tmp_path, model="m", model_impl="octavo")
     monkeypatch.setattr(fallback, "find_spec", lambda name: None)
     monkeypatch.setattr(hf, "find_spec", lambda name: None)

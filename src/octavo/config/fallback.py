@@ -82,6 +82,7 @@ def _layers(found: dict[str, Any]) -> tuple[LayerSpec, ...]:
             rotary=None,
             sliding_window=call["sliding_window"],
             scale=call["scale"],
+            soft_cap=call["soft_cap"],
             entry_kind=kinds.setdefault(sizes, len(kinds)),
         )
         layers.append(LayerSpec(mixer, dense))

@@ -31,6 +31,7 @@ from octavo.layers.context import BuildContext
 from octavo.layers.quant.base import TensorSpec
 from octavo.layers.weight_owner import WeightOwner
 from octavo.models.common import described_attention
+from octavo.models.fallback_heads import is_linear, joined_heads
 from octavo.models.fallback_plan import FallbackLinear, Plan
 from octavo.models.fallback_probe import build
 from octavo.models.interfaces import CausalLM, IntermediateTensors
@@ -138,7 +139,7 @@ class FallbackForCausalLM(CausalLM):
             if getattr(module, "layer_idx", None) is not None:
                 module.octavo_step = self._step
         self._step.layers = [self._describe(layer) for layer in range(config.num_layers)]
-        self._step.backend = context.attention
+        self._step.backend, self._step.rank = context.attention, context.groups.tensor.rank
         self._given, head = _Given(), copy.copy(library)
         head._modules = {**library._modules, library.base_model_prefix: self._given}
         self._head = [head]  # not a submodule: its parts are the library's
@@ -151,7 +152,7 @@ class FallbackForCausalLM(CausalLM):
         for name, module in list(library.named_modules()):
             if module is tied:
                 continue
-            if type(module) is nn.Linear:
+            if is_linear(module):
                 linear = FallbackLinear(module, context.at(name), self._plan.style_of(name))
                 library.set_submodule(name, linear)
                 self._names[name] = f"library.{name}"
@@ -228,7 +229,7 @@ class FallbackForCausalLM(CausalLM):
         if not self._is_ready:  # weights are loaded now
             self.library.tie_weights()
             self._is_ready = True
-        self._step.begin(self.attention_step(batch), kv_caches)
+        self._step.begin(self.attention_step(batch), kv_caches, batch.positions)
         base = self.library.base_model
         found = base(input_ids=batch.input_ids[None], position_ids=batch.positions[None], use_cache=False)
         hidden = self.context.kernels.kept_rows(found.last_hidden_state[0], batch.kept_indices)
@@ -254,32 +255,47 @@ class _Step:
     def __init__(self) -> None:
         self.layers: list[AttentionLayer] = []
         self.backend: AttentionBackend[Any] | None = None
+        self.rank = 0
+        self.positions = torch.empty(0)  # [T]
         self._metadata: AttentionMetadata | None = None
-        self._caches: Sequence[LayerCache] = ()
+        self.caches: Sequence[LayerCache] = ()
 
-    def begin(self, metadata: AttentionMetadata, caches: Sequence[LayerCache]) -> None:
-        self._metadata, self._caches = metadata, caches
+    def begin(self, metadata: AttentionMetadata, caches: Sequence[LayerCache], positions: torch.Tensor) -> None:
+        self._metadata, self.caches, self.positions = metadata, caches, positions
 
-    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """Store keys and values and attend: from qkv [T, (H + 2 * G) * E] to [T, H * E]."""
-        cache = self._caches[layer]
+    def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+        """Store keys and values and attend: from qkv [T, (H + 2 * G) * E] to [T, H * E]; sinks are all ranks' [H]."""
+        cache, own = self.caches[layer], self.layers[layer]
         assert self.backend is not None and self._metadata is not None  # noqa: PT018 - a step runs
         assert isinstance(cache, LayerKVCache)
-        return self.backend.forward(qkv, cache, self._metadata, self.layers[layer])
+        if sinks is not None and own.sinks is None:  # loaded by now
+            first = self.rank * own.num_heads if len(sinks) > own.num_heads else 0
+            own = replace(own, sinks=sinks[first : first + own.num_heads].float().contiguous())
+            self.backend.check(own)
+            self.layers[layer] = own
+        return self.backend.forward(qkv, cache, self._metadata, own)
 
 
 def _attend(
     module: Any,
-    query: torch.Tensor,  # [1, H, T, E]
-    key: torch.Tensor,  # [1, G, T, E]
-    value: torch.Tensor,  # [1, G, T, E]
-    mask: object,
+    query: torch.Tensor,  # [1, H, T, ...]
+    key: torch.Tensor,  # [1, G, T, ...]
+    value: torch.Tensor,  # [1, G, T, ...]
+    attention_mask: object = None,
+    *,
+    alibi: torch.Tensor | None = None,  # [H], see `fallback_heads`
+    rounds_positions: bool = False,  # to bfloat16, as the model was trained
+    s_aux: torch.Tensor | None = None,  # sinks
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The library's interface of attention: return [1, T, H, E], and no weights."""
-    qkv = torch.cat([heads[0].transpose(0, 1) for heads in (query, key, value)], dim=1)  # [T, H + 2 * G, E]
-    attended = module.octavo_step.attend(module.layer_idx, qkv.flatten(1))
-    return attended.view(1, len(qkv), query.shape[1], query.shape[3]), None
+    """The library's interface of attention: return [1, T, H, ...] of the size of values, and no weights."""
+    step: _Step = module.octavo_step
+    if alibi is not None and step.caches[module.layer_idx].key.dtype != query.dtype:
+        raise UnsupportedModelError("ALiBi: keys must have the model's dtype, kv_cache_dtype='auto'")
+    positions = step.positions.bfloat16().long() if rounds_positions else step.positions
+    qkv = joined_heads(query, key, value, step.layers[module.layer_idx].head_dim, alibi, positions)
+    attended = step.attend(module.layer_idx, qkv.flatten(1), s_aux)
+    return attended.view(1, len(qkv), query.shape[1], -1)[..., : value.shape[3]], None
 
 
 def _twins_of(library: Any) -> dict[str, str]:

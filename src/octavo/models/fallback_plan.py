@@ -42,13 +42,18 @@ class Plan:
 
     def _check(self, library: Any) -> None:
         """Raise UnsupportedModelError if attention would have other heads than a rank's."""
+        if not self._styles:
+            raise self._unsupported(f"transformers has no plan for {type(library).__name__}")
         for name, module in library.named_modules():
             if getattr(module, "layer_idx", None) is None or not hasattr(module, "is_causal"):
                 continue
-            for part, linear in module.named_modules():
-                if type(linear) is nn.Linear and self.style_of(f"{name}.{part}") not in ("colwise", "rowwise"):
-                    why = f"transformers has no plan that divides the heads of {name} ({part})"
-                    raise UnsupportedModelError(f"{self._model}: tensor_parallel_size={self._size}: {why}")
+            for part, inner in module.named_modules():
+                has_matrix = any(parameter.dim() > 1 for parameter in inner.parameters(recurse=False))
+                if has_matrix and self.style_of(f"{name}.{part}") not in ("colwise", "rowwise"):
+                    raise self._unsupported(f"transformers has no plan that divides the heads of {name} ({part})")
+
+    def _unsupported(self, why: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self._model}: tensor_parallel_size={self._size}: {why}")
 
     def check_divides(self, what: str, number: int) -> None:
         """Raise UnsupportedModelError if ranks would not have equal parts."""
@@ -71,6 +76,11 @@ class FallbackLinear(MergedLinear):
         self._sizes_of_ranks = [Share.of(original.out_features, each, size).size for each in range(size)]
         super().__init__(inputs, {"": outputs}, has_bias=original.bias is not None, context=context)
         self.in_features, self.out_features = original.in_features, original.out_features
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Shape and dtype, which some models look at: without values, as those are packed."""
+        return torch.empty(self.out_features, self.in_features, dtype=self._context.dtype, device="meta")
 
     def forward(self, x: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Apply to x [..., K], or this rank's part of K: [..., N], or this rank's part of N."""

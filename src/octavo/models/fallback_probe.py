@@ -7,6 +7,7 @@ the meta device, without weights, runs two tokens through it, notes each call of
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +18,12 @@ from torch import nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, logging
 
 from octavo.errors import UnsupportedModelError
+from octavo.models.fallback_heads import head_width, replace_own_attention
 
 NAME = "octavo"  # of our attention, in the library: it makes no mask for one that it does not know
-_REFUSED = ("position_bias", "softcap", "s_aux")  # arguments of attention that would change the result
+_NO_LENGTH = 2048  # tokens of a context whose positions have no limit, where the configuration names none
+_ONE_BUILDS = threading.Lock()  # of all threads, as building changes the library for a while
+_REFUSED = ("position_bias",)  # arguments of attention that would change the result
 
 
 def build(folder: Path, attention: Callable[..., Any], dtype: torch.dtype, experts: str) -> Any:
@@ -29,34 +33,49 @@ def build(folder: Path, attention: Callable[..., Any], dtype: torch.dtype, exper
     """
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     AttentionInterface.register(NAME, attention)
+    options = {"trust_remote_code": False, "experts_implementation": experts, "dtype": dtype}
     with _parameters_on_meta():
-        options = {"attn_implementation": NAME, "experts_implementation": experts, "dtype": dtype}
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options).eval()
+        try:
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, **options).eval()
+        except KeyError:  # a class that chooses its attention from a table of its own
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", **options).eval()
+            model.config._attn_implementation = NAME  # no masks
+    has_own = replace_own_attention(model, attention)
+    if not has_own and not getattr(model, "_supports_attention_backend", False):
+        raise UnsupportedModelError("its attention cannot be replaced: states, or attention of its own")
+    return model
 
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    register = nn.Module.register_parameter
+    """What this thread builds in the block has its parameters there; other threads may load weights meanwhile."""
+    with _ONE_BUILDS:
+        register, builder = nn.Module.register_parameter, threading.get_ident()
 
-    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:  # one that is may be tied to another
-            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
-        register(module, name, parameter)
+        def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+            is_own = threading.get_ident() == builder
+            if is_own and parameter is not None and not parameter.is_meta:  # one that is may be tied to another
+                parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
+            register(module, name, parameter)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[assignment,method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        nn.Module.register_parameter = on_meta  # type: ignore[assignment,method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def probe(folder: Path) -> dict[str, Any]:
     """Return the facts about a model; raises UnsupportedModelError, or whatever the library raises."""
     calls: list[dict[str, Any]] = []
 
-    def attention(module: nn.Module, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
-        if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
+    def attention(
+        module: nn.Module, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any
+    ) -> Any:
+        if key.shape[:3] != value.shape[:3] or query.shape[-1] != key.shape[-1]:
             raise UnsupportedModelError(f"keys of {list(key.shape)} and values of {list(value.shape)} differ")
+        if attention_mask is not None:
+            raise UnsupportedModelError("attention has a mask of its own")
         if asked := [name for name in _REFUSED if options.get(name) is not None]:
             raise UnsupportedModelError(f"attention has {', '.join(asked)}")
         calls.append(
@@ -64,12 +83,14 @@ def probe(folder: Path) -> dict[str, Any]:
                 "layer": getattr(module, "layer_idx", None),
                 "num_heads": query.shape[1],
                 "num_kv_heads": key.shape[1],
-                "head_dim": query.shape[3],
-                "scale": options.get("scaling"),
+                "head_dim": head_width(query, value, options.get("alibi")),
+                "scale": query.shape[3] ** -0.5 if options.get("scaling") is None else options["scaling"],
                 "sliding_window": options.get("sliding_window"),
+                "soft_cap": options.get("softcap"),
             }
         )
-        return query.transpose(1, 2).contiguous(), None
+        found = value.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+        return found, None
 
     model = build(folder, attention, torch.float32, "batched_mm")
     named = model.config.architectures
@@ -77,8 +98,6 @@ def probe(folder: Path) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"the library's class is {type(model).__name__}, the checkpoint's {', '.join(named)}"
         )
-    if not getattr(model, "_supports_attention_backend", False):
-        raise UnsupportedModelError("its attention cannot be replaced: ALiBi, states, or attention of its own")
     model.to("meta")
     with torch.inference_mode(), torch.device("meta"):
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64), position_ids=torch.arange(2)[None], use_cache=False)
@@ -93,10 +112,14 @@ def probe(folder: Path) -> dict[str, Any]:
         "vocab_size": model.get_output_embeddings().weight.shape[0],
         "hidden_size": text.hidden_size,
         "intermediate_size": getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-        "max_position_embeddings": text.max_position_embeddings,
+        "max_position_embeddings": _first_of(text, "max_position_embeddings", "seq_length", default=_NO_LENGTH),
         "tie_word_embeddings": bool(text.tie_word_embeddings),
         "layers": calls,
     }
+
+
+def _first_of(config: Any, *names: str, default: int) -> int:
+    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), default)
 
 
 def main() -> None:
