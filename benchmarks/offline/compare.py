@@ -1,13 +1,14 @@
 """Octavo beside transformers on the same geometry, in one run: decode at several batch sizes, and prefill.
 
     python -m benchmarks.offline.compare [--cells decode:1 decode:8 decode:32 prefill:1024] [--repeats 3] [--out FILE]
-        [--quantization int8]
+        [--quantization int8] [--model-impl transformers]
 
 Random weights of Qwen3-0.6B's geometry in bfloat16, 128 tokens in and 64 out for decode. Each engine runs in a process
 of its own, one after the other, and they take turns `--repeats` times, so that a noisy neighbor hits both; the table
 shows medians. Roofline: weight and KV bytes over the memory bandwidth measured in the same run, and operations over
 the matrix rate measured in the same run (in bfloat16 or float32, whichever is faster), whichever takes longer. With
-`--quantization` Octavo's weights are integers, and so are the bytes of the roofline; all else stays as it is.
+`--quantization` Octavo's weights are integers, and so are the bytes of the roofline; all else stays as it is. With
+`--model-impl transformers` Octavo runs the library's own code, as for models that it does not know.
 """
 
 import argparse
@@ -34,20 +35,20 @@ ENGINES = ("octavo", "transformers")
 Generate = Callable[[int, int, int], float]
 
 
-def run_octavo(folder: Path, cells: list[str], quantization: str | None) -> dict[str, float]:
+def run_octavo(folder: Path, cells: list[str], quantization: str | None, model_impl: str) -> dict[str, float]:
     """Return tokens per second of each cell, and seconds until ready."""
     start_s = time.perf_counter()
-    generate = load_octavo(folder, quantization)
+    generate = load_octavo(folder, quantization, model_impl)
     return {"ready_s": time.perf_counter() - start_s} | measure(cells, generate)
 
 
-def load_octavo(folder: Path, quantization: str | None) -> Generate:
+def load_octavo(folder: Path, quantization: str | None, model_impl: str = "auto") -> Generate:
     """Return what generates by an engine with random weights."""
     from octavo import LLM, SamplingParams
     from octavo.inputs import Prompt
 
     options: dict[str, Any] = {"max_model_len": 4096, "max_num_seqs": 64, "enable_prefix_caching": False}
-    llm = LLM(str(folder), load_format="dummy", quantization=quantization, **options)
+    llm = LLM(str(folder), load_format="dummy", quantization=quantization, model_impl=model_impl, **options)
 
     def generate(batch: int, num_in: int, num_out: int) -> float:
         params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True)
@@ -155,8 +156,11 @@ def roofline(cell: str, machine: dict[str, float], quantization: str | None = No
     return int(size) / max(2 * int(size) * layers / machine["flops_per_s"], layers_bytes / machine["bytes_per_s"])
 
 
-def run_in_process(engine: str, folder: Path, cells: list[str], quantization: str | None) -> dict[str, float]:
+def run_in_process(
+    engine: str, folder: Path, cells: list[str], quantization: str | None, model_impl: str
+) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.offline.compare", "--engine", engine, "--folder", str(folder)]
+    command += ["--model-impl", model_impl]
     if quantization is not None:
         command += ["--quantization", quantization]
     done = subprocess.run([*command, "--cells", *cells], check=True, capture_output=True, text=True)
@@ -164,7 +168,7 @@ def run_in_process(engine: str, folder: Path, cells: list[str], quantization: st
     return results
 
 
-def compare(cells: list[str], repeats: int, quantization: str | None) -> dict[str, Any]:
+def compare(cells: list[str], repeats: int, quantization: str | None, model_impl: str) -> dict[str, Any]:
     """Let the engines take turns; return medians, ratios and fractions of the roofline."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = write_checkpoint(Path(folder) / "qwen3-0.6b", QWEN3_0_6B)
@@ -172,7 +176,7 @@ def compare(cells: list[str], repeats: int, quantization: str | None) -> dict[st
         runs: dict[str, list[dict[str, float]]] = {engine: [] for engine in ENGINES}
         for _ in range(repeats):
             for engine in ENGINES:
-                runs[engine].append(run_in_process(engine, checkpoint, cells, quantization))
+                runs[engine].append(run_in_process(engine, checkpoint, cells, quantization, model_impl))
     medians = {
         engine: {cell: statistics.median(run[cell] for run in results) for cell in ["ready_s", *cells]}
         for engine, results in runs.items()
@@ -185,6 +189,7 @@ def compare(cells: list[str], repeats: int, quantization: str | None) -> dict[st
         "cpu": platform.processor() or platform.machine(),
         "machine": machine,
         "quantization": quantization,
+        "model_impl": model_impl,
         "roofline": {cell: roofline(cell, machine, quantization) for cell in cells},
         "medians": medians,
         "runs": runs,
@@ -207,15 +212,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="write the report as JSON")
     parser.add_argument("--quantization", choices=tuple(QUANTIZATIONS), help="of Octavo's weights")
+    parser.add_argument("--model-impl", choices=("auto", "transformers"), default="auto", help="Octavo's")
     parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.engine:
         is_ours = args.engine == "octavo"
-        run = partial(run_octavo, quantization=args.quantization) if is_ours else run_transformers
+        ours = partial(run_octavo, quantization=args.quantization, model_impl=args.model_impl)
+        run = ours if is_ours else run_transformers
         print(json.dumps(run(args.folder, args.cells)))
         return
-    report = compare(args.cells, args.repeats, args.quantization)
+    report = compare(args.cells, args.repeats, args.quantization, args.model_impl)
     print(table(report))
     if args.out:
         args.out.write_text(json.dumps(report, indent=2) + "\n")

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ ARCHITECTURES = {
     "olmo2": "olmo2", "olmo3": "olmo2", "olmoe": "olmoe", "glm4": "glm4", "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2", "ministral3": "mistral3", "ernie4_5": "ernie4_5", "ernie4_5_moe": "ernie4_5-moe",
     "hunyuan_v1_dense": "hunyuan-dense", "starcoder2": "starcoder2", "stablelm": "stablelm", "cohere": "command-r",
-    "cohere2": "cohere2", "exaone4": "exaone4", "muse_glimmer": "muse-glimmer",
+    "cohere2": "cohere2", "exaone4": "exaone4", "muse_glimmer": "muse-glimmer", "llama4_text": "llama4",
 }  # fmt: skip
 _OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _PARTS = {
@@ -41,10 +42,16 @@ _OWN_PARTS = {
     "glm4_moe": {"post_attention_layernorm": "post_attention_norm"},
     "minimax_m2": {"block_sparse_moe.gate": "ffn_gate_inp"},
     "hunyuan_v1_dense": {"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"},
+    "llama4_text": {
+        "feed_forward.router": "ffn_gate_inp",
+        **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+        **{f"feed_forward.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+    },
     "starcoder2": {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
     "muse_glimmer": {**_BEHIND, "pre_feedforward_layernorm": "ffn_norm", "self_attn.gate_proj": "attn_gate"},
 }
-_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+_EXPERT = re.compile(r"(?:mlp|block_sparse_moe|feed_forward)\.experts\.(\d+)\.(\w+)")
+_HEAD_NORM = re.compile(r"self_attn\.([qk])_layernorm\.norms\.(\d+)")
 _EXPERT_PARTS = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 
@@ -72,7 +79,7 @@ def _write_settings(writer: Any, config: dict[str, Any]) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(config.get("intermediate_size_mlp", config["intermediate_size"]))
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(head_dim)
@@ -112,6 +119,9 @@ def _write_own(writer: Any, config: dict[str, Any]) -> None:
         return
     writer.add_expert_count(experts)
     writer.add_expert_used_count(config.get("num_experts_per_tok") or config["moe_k"])
+    if kind == "llama4_text":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+        writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
     if "moe_intermediate_size" in config:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     shared = config.get("n_shared_experts", config.get("moe_num_shared_experts"))
@@ -126,14 +136,39 @@ def _write_own(writer: Any, config: dict[str, Any]) -> None:
         writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
 
 
+def _loaded(folder: Path) -> Iterator[tuple[str, Values]]:
+    """Yield the checkpoint's tensors; Llama 4's stacks of transposed matrices as experts one by one."""
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        values, (before, _, part) = tensor.float().numpy(), name.partition(".experts.")
+        if not before.endswith("feed_forward") or not part:
+            yield name, values
+            continue
+        for number, matrix in enumerate(values):
+            parts = (
+                {"down": matrix.T}
+                if part == "down_proj"
+                else dict(zip(("gate", "up"), np.split(matrix.T, 2), strict=True))
+            )
+            for inner, rows in parts.items():
+                yield f"{before}.experts.{number}.{inner}_proj.weight", np.ascontiguousarray(rows)
+
+
+def _stack_of(part: str) -> tuple[str, int] | None:
+    """Return the tensor that a part of a block belongs to, and its number there."""
+    if found := _EXPERT.fullmatch(part):
+        return f"ffn_{_EXPERT_PARTS[found[2]]}_exps", int(found[1])
+    found = _HEAD_NORM.fullmatch(part)
+    return found and (f"attn_{found[1]}_norm", int(found[2]))
+
+
 def _tensors(folder: Path, config: dict[str, Any]) -> dict[str, Values]:
     kind = config["model_type"]
     parts = {**_PARTS, **_OWN_PARTS.get(kind, {})}
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     written: dict[str, Values] = {}
     experts: dict[str, dict[int, Values]] = {}
-    for full, tensor in load_file(folder / "model.safetensors").items():
-        name, values = full.replace("model.language_model.", "model."), tensor.float().numpy()
+    for full, values in _loaded(folder):
+        name = full.replace("model.language_model.", "model.")
         stem, _, suffix = name.rpartition(".")
         if name.startswith("model.vision"):
             continue
@@ -143,15 +178,14 @@ def _tensors(folder: Path, config: dict[str, Any]) -> dict[str, Values]:
         layer, part = stem.removeprefix("model.layers.").split(".", 1)
         if suffix == "e_score_correction_bias":
             written[f"blk.{layer}.exp_probs_b.bias"] = values.reshape(-1)
-        elif found := _EXPERT.fullmatch(part):
-            stacked = f"blk.{layer}.ffn_{_EXPERT_PARTS[found[2]]}_exps.weight"
-            experts.setdefault(stacked, {})[int(found[1])] = values
+        elif stack := _stack_of(part):
+            experts.setdefault(f"blk.{layer}.{stack[0]}.weight", {})[stack[1]] = values
         else:
             renamed = parts[part]
-            if kind in ("ministral3", "muse_glimmer") and renamed in heads:
-                values = permuted(values, heads[renamed])
+            has_turns = kind in ("ministral3", "muse_glimmer") and renamed in heads
+            stored = permuted(values, heads[renamed]) if has_turns else values
             is_stored_less_one = kind == "muse_glimmer" and part.endswith("layernorm")
-            written[f"blk.{layer}.{renamed}.{suffix}"] = values + np.float32(1) if is_stored_less_one else values
+            written[f"blk.{layer}.{renamed}.{suffix}"] = stored + np.float32(1) if is_stored_less_one else stored
     for name, by_number in experts.items():
         written[name] = np.stack([by_number[number] for number in sorted(by_number)])
     if kind == "muse_glimmer":

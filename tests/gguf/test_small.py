@@ -11,6 +11,7 @@ from tests.models.tiny import by_name
 NAMES = [
     "olmo2", "olmo3", "olmoe", "glm4", "glm4-moe", "minimax-m2", "ministral3", "ernie4-5", "ernie4-5-moe", "hunyuan",
     "starcoder2", "stablelm", "stablelm-parallel", "cohere", "cohere2", "exaone4", "muse-glimmer",
+    "cohere-plus", "stablelm-norms", "llama4-as-published",
 ]  # fmt: skip
 
 

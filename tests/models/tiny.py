@@ -520,6 +520,12 @@ _ALL = [
         },
     ),
     TinyModel(name="olmoe", family="Olmoe", settings={"head_dim": 6, "num_experts": 5, "num_experts_per_tok": 2}),
+    TinyModel(
+        name="olmoe-clipped",
+        is_variant=True,
+        family="Olmoe",
+        settings={"head_dim": 6, "num_experts": 5, "num_experts_per_tok": 2, "clip_qkv": 0.7},
+    ),
     TinyModel(name="glm4", family="Glm4", settings=_HALF),
     TinyModel(name="glm4-moe", family="Glm4Moe", settings={**_HALF, **_LEADING, "use_qk_norm": True}),
     TinyModel(
@@ -559,9 +565,20 @@ _ALL = [
             "rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5},
         },
     ),
+    TinyModel(
+        name="stablelm-norms",
+        family="StableLm",
+        settings={**_HEADS_OF_8, "use_parallel_residual": True, "qk_layernorm": True},
+    ),
     TinyModel(name="phi", family="Phi", settings={**_HEADS_OF_8, "hidden_act": "gelu_new"}),
     TinyModel(name="nemotron", family="Nemotron", settings={**_HALF, "mlp_bias": True}),
     TinyModel(name="cohere", family="Cohere", settings={"head_dim": 6, "logit_scale": 0.6}),
+    TinyModel(
+        name="cohere-plus",
+        is_variant=True,
+        family="Cohere",
+        settings={"head_dim": 6, "logit_scale": 0.6, "use_qk_norm": True},
+    ),
     TinyModel(
         name="cohere2",
         family="Cohere2",
@@ -596,6 +613,18 @@ _ALL = [
             "attention_chunk_size": 16,
             "floor_scale": 8,
             "attn_scale": 0.5,
+        },
+    ),
+    TinyModel(
+        name="llama4-as-published",  # what GGUF files have
+        is_variant=True,
+        family="Llama4",
+        settings={
+            "num_hidden_layers": 4,
+            "intermediate_size": 21,
+            "intermediate_size_mlp": 45,
+            "num_local_experts": 5,
+            "interleave_moe_layer_step": 2,
         },
     ),
     # transformers computes linear attention in two ways, which differ by up to 1e-4 in logits of these models.

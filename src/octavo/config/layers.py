@@ -99,6 +99,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     has_head_norms: bool = False  # over each head of queries and keys, before rotation
     norms_behind: bool = False  # these come behind rotation
     norms_whole: bool = False  # instead, over all heads of queries, and all of keys, together, before rotation
+    norms_each: bool = False  # instead, layer norms without biases, a weight for each head, before rotation
+    qkv_clip: float | None = None  # bound of queries, keys and values, behind norms and before rotation
     has_norm_weights: bool = True  # these have weights
     has_value_norm: bool = False  # over each head of values, without weights
     has_keys_as_values: bool = False  # values are the keys' projection, without their norm and rotation

@@ -5,7 +5,7 @@ inputs and N its outputs on this rank.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -47,15 +47,23 @@ class AdapterTargets:
     def __init__(self, model: CausalLM, *, experts: bool = False) -> None:
         self._model, self._elsewhere, self._has_experts = model, OtherStages(model), experts
         self._by_module = dict(_targets(model, model.adapted_layers | (model.adapted_experts if experts else set())))
+        self._fused = dict(_fused_modules(model))
 
     @property
     def layers(self) -> dict[str, AdaptedLayer]:
         """The layers, by their paths in the model."""
         return {target.path: target.layer for target in self._by_module.values() if target is not None}
 
-    def find(self, module: str) -> Target | None:
-        """Return the place of a module; None: it is on another rank. Raises AdapterError if there is none."""
+    def find(self, module: str) -> list[Target]:
+        """Return the places of a module; several: their rows are one after the other; []: it is on another rank.
+
+        Raises AdapterError if there is none.
+        """
         name = renamed(self._model, module)
+        places = [self._find(module, part) for part in self._fused.get(name, (name,))]
+        return [place for place in places if place is not None]
+
+    def _find(self, module: str, name: str) -> Target | None:
         if name in self._by_module:
             return self._by_module[name]
         if f"{name}.weight" in self._elsewhere:
@@ -80,6 +88,16 @@ def _targets(model: CausalLM, paths: Set[str]) -> Iterator[tuple[str, Target | N
                 yield template.format(**numbers), None
             elif isinstance(layer, Embedding) or (isinstance(layer, MergedLinear) and part in layer.parts):
                 yield template.format(**numbers), Target(path, layer, part)
+
+
+def _fused_modules(model: CausalLM) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the modules whose weights checkpoints have as one, and the table's modules that these consist of."""
+    for template, names in model.other_spellings.items():
+        if "{expert}" in names[0]:
+            continue
+        for numbers in numbers_in(template, range(model.config.num_layers), 0):
+            modules = (name.format(**numbers).removesuffix(".weight") for name in names)
+            yield template.format(**numbers).removesuffix(".weight"), tuple(modules)
 
 
 class AdapterTensors:
@@ -225,11 +243,12 @@ class AdapterReader:
         heads: dict[str, HeadAdapter] = {}
         for module in found.by_module:
             try:
-                target = self.targets.find(module)
+                targets = self.targets.find(module)
             except AdapterError as error:
                 raise found.error(module, str(error)) from None
-            if target is None:
+            if not targets:
                 continue
+            target = targets[0]
             match target.layer:
                 case Embedding() as layer:
                     embeddings[target.path] = self._embedding(found, module, layer)
@@ -239,7 +258,7 @@ class AdapterReader:
                     what = "a linear layer: only embeddings and logits heads can be replaced (modules_to_save)"
                     found.allow(module, {"down", "up"}, what)
                     _, parts = linears.setdefault(target.path, (layer, {}))
-                    parts[target.part] = self._low_rank(found, module, layer, target.part)
+                    parts |= self._low_rank(found, module, layer, [target.part for target in targets])
         return RankAdapter(
             layers={path: LayerAdapter.shard(layer, parts, self.dtype) for path, (layer, parts) in linears.items()},
             embeddings=embeddings,
@@ -252,10 +271,14 @@ class AdapterReader:
             raise found.error(module, f"rank {rank} exceeds max_lora_rank={self.max_rank}")
         return rank
 
-    def _low_rank(self, found: AdapterTensors, module: str, layer: MergedLinear, part: str) -> LowRank:
-        rank, outputs = self._rank(found, module), layer.parts[part]
+    def _low_rank(
+        self, found: AdapterTensors, module: str, layer: MergedLinear, parts: Sequence[str]
+    ) -> dict[str, LowRank]:
+        """Return the adapters of a layer's parts, which are one module of the checkpoint."""
+        rank, outputs = self._rank(found, module), [layer.parts[part].total for part in parts]
         down = found.tensor(module, "down", (rank, layer.inputs.total))
-        return self._checked(found, module, down, found.tensor(module, "up", (outputs.total, rank)))
+        rows = found.tensor(module, "up", (sum(outputs), rank)).split_with_sizes(outputs)
+        return {part: self._checked(found, module, down, of) for part, of in zip(parts, rows, strict=True)}
 
     def _embedding(self, found: AdapterTensors, module: str, layer: Embedding) -> EmbeddingAdapter:
         found.allow(module, {"embedding_down", "embedding_up", "weight", "base_weight"}, "an embedding")
@@ -274,7 +297,7 @@ class AdapterReader:
         weight = self._replacement(found, module, outputs, layer.inputs.total)
         if not found.has(module, "down", "up"):
             return HeadAdapter(weight=weight)
-        low = self._low_rank(found, module, layer, "")
+        low = self._low_rank(found, module, layer, [""])[""]
         up = low.scaled_up(self.dtype)[:, outputs.start : outputs.stop].contiguous()
         return HeadAdapter(weight=weight, down=low.down.to(self.dtype, copy=True), up=up)
 

@@ -17,7 +17,7 @@ from octavo.config.model import ModelConfig
 from octavo.distributed.groups import HeadShare
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import SILU, Activation
-from octavo.layers.attention import HeadNormWeights, SinkWeights, WholeNormWeights
+from octavo.layers.attention import EachHeadNormWeights, HeadNormWeights, SinkWeights, WholeNormWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import GatedLinear, GatedQKVLinear, Linear, QKVLinear
 from octavo.layers.norm import NoNorm, RMSNorm
@@ -55,9 +55,11 @@ class DecoderAttention(nn.Module):
         else:
             self.qkv = QKVLinear(in_size, *heads, **options, projects=spec.projects, has_gate=has_gate)
         self._gate_size = self.qkv.parts["gate"].size if has_gate else 0
-        self.head_norms: HeadNormWeights | WholeNormWeights | None = None
-        if spec.norms_whole:
-            self.head_norms = WholeNormWeights(self.qkv.heads, spec.head_dim, config.rms_norm_eps, context=context)
+        self._clip, self.is_recordable = spec.qkv_clip, spec.qkv_clip is None
+        self.head_norms: HeadNormWeights | WholeNormWeights | EachHeadNormWeights | None = None
+        if spec.norms_whole or spec.norms_each:
+            kind = WholeNormWeights if spec.norms_whole else EachHeadNormWeights
+            self.head_norms = kind(self.qkv.heads, spec.head_dim, config.rms_norm_eps, context=context)
         elif spec.has_head_norms:
             offset = config.norm_offset if spec.has_norm_weights else 0.0
             self.head_norms = HeadNormWeights(spec, config.rms_norm_eps, context=context, offset=offset)
@@ -90,6 +92,8 @@ class DecoderAttention(nn.Module):
             qkv, residual = self.qkv.of_normed(norm, x, residual, step.adapter_ids)
         if self.head_norms is not None:
             qkv = self.head_norms.of_projection(qkv)
+        if self._clip is not None:
+            qkv = qkv.clamp(-self._clip, self._clip)
         if self._gate_size:
             qkv, gates = qkv[:, : -self._gate_size], qkv[:, -self._gate_size :]
             attended = self._kernels.gate(self.backend.forward(qkv, kv_cache, step, self.layer), gates)

@@ -1,18 +1,19 @@
 """Command R (Cohere 2024) and Command R7B, A (arXiv:2504.00698): both branches of a block read one layer norm.
 
-Adjacent pairs are rotated; in the newer ones not where a layer sees all positions, which is every fourth.
+Adjacent pairs are rotated; in the newer ones not where a layer sees all positions, which is every fourth. The norms of
+Command R+ differ from head to head.
 """
 
 from octavo.config.families.gemma3 import gguf_layer_types
-from octavo.config.family import DECODER_NAMES, Family, GgufFacts, Layers
+from octavo.config.family import DECODER_NAMES, HEAD_NORM_NAMES, Family, GgufFacts, Layers
 from octavo.config.hf_layers import read_layers
 from octavo.config.json_fields import JsonFields
 
 
 def _read_command_r(fields: JsonFields, family: Family, max_position_embeddings: int) -> Layers:
-    if fields.values.get("use_qk_norm"):
-        raise fields.unsupported("use_qk_norm", ": norms that differ from head to head")
-    return read_layers(fields, family, max_position_embeddings)
+    layers, rotary = read_layers(fields, family, max_position_embeddings)
+    has_norms = fields.flag("use_qk_norm", False)
+    return tuple(layer.with_attention(norms_each=has_norms) for layer in layers), rotary
 
 
 def _read_layers(fields: JsonFields, family: Family, max_position_embeddings: int) -> Layers:
@@ -27,7 +28,7 @@ FAMILIES = (
         name="CohereForCausalLM",
         model_type="cohere",
         read_layers=_read_command_r,
-        weight_names=DECODER_NAMES,
+        weight_names={**DECODER_NAMES, **HEAD_NORM_NAMES},
         rotates_pairs=True,
         rms_norm_eps=1e-5,
         usual_keys={"layer_norm_eps": "rms_norm_eps"},

@@ -4,9 +4,11 @@ Layers that do not rotate see everything, and their queries grow with their posi
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from octavo.config.family import DECODER_NAMES, Family, Layers, expert_names
+from octavo.config.family import DECODER_NAMES, Family, GgufFacts, GgufKeys, Layers, expert_names
 from octavo.config.hf_layers import read_layers, without_keys
 from octavo.config.json_fields import JsonFields
 from octavo.config.layers import ExpertsSpec, QueryGrowth, RopeConfig, RotarySpec, RoutingSpec
@@ -72,6 +74,21 @@ def _experts(fields: JsonFields) -> ExpertsSpec:
     )
 
 
+def _gguf_settings(keys: GgufKeys, so_far: Mapping[str, Any]) -> dict[str, Any]:
+    """Files leave out what all of Meta's models have; a window of 0: each layer sees and rotates everything."""
+    sees_all = keys.values.get("attention.sliding_window") == 0
+    whole = {"no_rope_layers": [1] * keys.integer("block_count"), "attention_chunk_size": None}
+    return {
+        "intermediate_size_mlp": so_far["intermediate_size"],
+        "intermediate_size": keys.integer("expert_feed_forward_length"),
+        "num_local_experts": keys.integer("expert_count", 1),
+        "interleave_moe_layer_step": keys.integer("interleave_moe_layer_step", minimum=0),
+        "use_qk_norm": keys.values.get("expert_count") != 128,  # Maverick has none
+        "sliding_window": None,
+        **(whole if sees_all else {}),
+    }
+
+
 _MLP, _PLACE = "model.layers.{layer}.feed_forward", "layers.{layer}.mlp"
 _TEXT = Family(
     name="Llama4ForCausalLM",
@@ -90,6 +107,19 @@ _TEXT = Family(
     rotates_pairs=True,
     rms_norm_eps=1e-5,
     rope_theta=5e5,
+    gguf=GgufFacts(
+        architecture="llama4",
+        names={
+            "ffn_gate_inp": "feed_forward.router",
+            **{
+                f"ffn_{part}{ending}": f"feed_forward.{inner}{part}_proj"
+                for part in ("gate", "up", "down")
+                for ending, inner in (("", ""), ("_shexp", "shared_expert."), ("_exps", "experts.{expert}."))
+            },
+        },
+        settings=_gguf_settings,
+        is_converted=False,
+    ),
 )
 FAMILIES = (
     _TEXT,
@@ -97,6 +127,7 @@ FAMILIES = (
         _TEXT,
         name="Llama4ForConditionalGeneration",
         model_type="llama4",
+        gguf=None,
         is_nested=True,
         left_out=("vision_model.", "multi_modal_projector.", "model.vision_model.", "model.multi_modal_projector."),
     ),

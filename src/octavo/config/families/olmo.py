@@ -25,9 +25,9 @@ from octavo.config.json_fields import JsonFields
 
 
 def _read_layers(fields: JsonFields, family: Family, max_position_embeddings: int) -> Layers:
-    if fields.values.get("clip_qkv"):
-        raise fields.unsupported("clip_qkv")
-    return read_layers(fields, family, max_position_embeddings)
+    layers, rotary = read_layers(fields, family, max_position_embeddings)
+    clip = None if fields.values.get("clip_qkv") is None else fields.number("clip_qkv")
+    return tuple(layer.with_attention(qkv_clip=clip) for layer in layers), rotary
 
 
 def _has_window(keys: GgufKeys) -> bool:

@@ -1,23 +1,24 @@
 """StableLM (Stability AI 2023, arXiv:2402.17834): Llama with layer norms, whose heads are rotated in part."""
 
-from octavo.config.family import DECODER_NAMES, Family, GgufFacts, Layers
+from octavo.config.family import DECODER_NAMES, HEAD_NORM_NAMES, Family, GgufFacts, Layers
 from octavo.config.hf_layers import read_layers
 from octavo.config.json_fields import JsonFields
 
 
 def _read_layers(fields: JsonFields, family: Family, max_position_embeddings: int) -> Layers:
-    if fields.values.get("qk_layernorm"):
-        raise fields.unsupported("qk_layernorm", ": norms that differ from head to head")
     fields = fields.with_key("attention_bias", fields.flag("use_qkv_bias", False))
-    return read_layers(fields, family, max_position_embeddings)
+    layers, rotary = read_layers(fields, family, max_position_embeddings)
+    has_norms = fields.flag("qk_layernorm", False)
+    return tuple(layer.with_attention(norms_each=has_norms) for layer in layers), rotary
 
 
 FAMILIES = (
     Family(
         name="StableLmForCausalLM",
         model_type="stablelm",
+        model="octavo.models.stablelm:StableLmForCausalLM",
         read_layers=_read_layers,
-        weight_names=DECODER_NAMES,
+        weight_names={**DECODER_NAMES, **HEAD_NORM_NAMES},
         has_out_bias=False,
         rms_norm_eps=1e-5,
         usual_keys={"layer_norm_eps": "rms_norm_eps"},
