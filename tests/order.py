@@ -1,17 +1,19 @@
 """Which tests a process takes together, and which first: the longest, so that none waits for the others in the end.
 
-A process takes whole files, and folders whose files share a server: it would be started once for each process. xdist
-would begin with the files of most tests, and end with those of few long ones. Only those that take long have to be
-known; the order of the others does not show in the time. Measured in CPU seconds (docs/log.md, "Tests"); what mostly
-waits for processes stands between what computes.
+A process takes whole files, and folders whose files share a server or checkpoints: each process would make them once
+more. xdist would begin with the files of most tests, and end with those of few long ones. Only those that take long
+have to be known; the order of the others does not show in the time. Measured in CPU seconds (docs/log.md, "Tests");
+what mostly waits for processes stands between what computes.
 """
 
-ONE_SERVER = ("tests/hostile", "tests/server")  # but for files below that start servers of their own
+ONE_PROCESS = ("tests/hostile", "tests/models", "tests/server")  # but for files below, which share nothing
 
 LONG = (
     "tests/server",
+    "tests/models",
     "tests/hostile",
     "tests/chaos/test_storm.py",
+    "tests/models/test_fallback.py",
     "tests/end_to_end/test_eagle3.py",
     "tests/engine/test_outliving.py",
     "tests/worker/test_overlapped_runner.py",
@@ -52,7 +54,6 @@ LONG = (
     "tests/end_to_end/test_adapters.py",
     "tests/test_working_folder.py",
     "tests/end_to_end/test_long_contexts.py",
-    "tests/models/test_exactness.py",
     "tests/scheduler/test_pace.py",
     "tests/kernels/test_native_attention.py",
     "tests/sampling/test_draw.py",
@@ -60,7 +61,6 @@ LONG = (
     "tests/end_to_end/test_latent.py",
     "tests/server/test_images.py",
     "tests/worker/test_graph.py",
-    "tests/models/test_invariance.py",
     "tests/sampling/test_native_draw.py",
     "tests/kernels/test_integers.py",
     "tests/kernels/triton/test_matmul.py",
@@ -75,10 +75,8 @@ LONG = (
     "tests/engine/test_async_llm_engine.py",
     "tests/engine/test_data_parallel.py",
     "tests/end_to_end/test_storm.py",
-    "tests/models/test_tensor_parallel.py",
     "tests/server/test_batches_killed.py",
     "tests/multimodal/test_exactness.py",
-    "tests/models/test_expert_parallel.py",
     "tests/server/test_lora.py",
     "tests/server/test_batches.py",
     "tests/worker/test_extra_inputs.py",
@@ -91,7 +89,7 @@ def unit(nodeid: str) -> str:
     """Return what a process takes as a whole when it takes this test: a file or a folder."""
     file = nodeid.partition("::")[0]
     folder = file.rpartition("/")[0]
-    return folder if folder in ONE_SERVER and file not in _PLACES else file
+    return folder if folder in ONE_PROCESS and file not in _PLACES else file
 
 
 def place(nodeid: str) -> int:

@@ -13,7 +13,6 @@ from benchmarks.gpu.cases import Case, measure_all
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.plan import DRY, Plan
 from benchmarks.gpu.report import Finding, Report, read_findings
-from tests.breadth import RUNS_ALL
 
 ROOT = Path(__file__).parent.parent.parent
 # All that a machine may lack on which the benchmark runs. None stands for a module that cannot be imported.
@@ -21,8 +20,6 @@ ABSENT = """
     fastapi huggingface_hub jinja2 llguidance nanobind prometheus_client pydantic rich tokenizers tqdm
     transformers typer uvicorn uvloop yaml zmq
 """
-# torch's profiler takes a third of the time.
-SECTIONS = [name for name in run.NAMES if RUNS_ALL or name != "profile"]
 PROGRAM = f"""
 import sys
 sys.modules.update(dict.fromkeys({ABSENT.split()}))
@@ -31,13 +28,14 @@ sys.exit(run.main())
 """
 
 
+@pytest.mark.full
 def test_every_section_runs_on_a_machine_that_has_little(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, "--dry-run", "--in-process", "--json", str(tmp_path / "found.json")]
-    command += ["--only", *SECTIONS]
+    command += ["--only", *run.NAMES]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     findings = [Finding(**entry) for entry in json.loads((tmp_path / "found.json").read_text())]
-    assert [finding.section for finding in findings if finding.value == "done"] == SECTIONS
+    assert [finding.section for finding in findings if finding.value == "done"] == [*run.NAMES]
     names = {finding.name for finding in findings}
     assert {f"{op}, tiny T=3" for op in ("edit", "draw", "draw, filtered", "rate")} <= names
     assert {"read bandwidth", "graphs = op by op", "tiny b1", "tiny b3 drawn", "tiny b1 price"} <= names

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.breadth import pick
+from tests.breadth import RUNS_ALL, pick
 from tests.fakes import OCTAVO
 from typer.testing import CliRunner
 
@@ -73,9 +73,9 @@ def test_seed_and_samples() -> None:
 
 
 def test_a_pipe_gets_plain_text_from_the_real_program() -> None:
-    command = [sys.executable, "-m", "octavo.cli.main", "generate", "--max-tokens", "6", "--temperature", "0"]
+    command = [*OCTAVO, "generate", "--max-tokens", "6", "--temperature", "0"]
     done = subprocess.run(command, input="Hello", capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout == generate("--prompt", "Hello")
+    assert done.stdout == generate("--prompt", "Hello") if RUNS_ALL else done.stdout.count("\n") == 1
     # Where there was no compiler, one line says so; a pipe sees nothing else.
     lines = done.stderr.splitlines()
     assert len(lines) == (not is_built())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.tiny import TINY_MODELS
+from tests.models.tiny import saved as read_only
 
 from octavo import LLM
 from octavo.engine import inproc_client, input_processor
@@ -46,15 +46,13 @@ def one_checker() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> GetCheckpoint:
+def checkpoint() -> GetCheckpoint:
     """Return a tiny model by its name in the table, saved at first use."""
     saved: dict[str, Checkpoint] = {}
 
     def get(name: str) -> Checkpoint:
         if name not in saved:
-            [case] = [case for case in TINY_MODELS if case.name == name]
-            folder = tmp_path_factory.mktemp(name)
-            reference = case.save(folder)
+            folder, reference = read_only(name)
             reference.generation_config.eos_token_id = None  # these tests end by count; see test_requests for ends
             saved[name] = Checkpoint(folder=folder, reference=reference)
         return saved[name]
@@ -78,9 +76,19 @@ def make_llm(checkpoint: GetCheckpoint) -> Iterator[MakeLLM]:
         llm.exit()
 
 
+@pytest.fixture(scope="module")
+def _one_llm(checkpoint: GetCheckpoint) -> Iterator[LLM]:
+    with open_llm(checkpoint, "qwen3") as made:
+        yield made
+
+
 @pytest.fixture
-def llm(make_llm: MakeLLM) -> LLM:
-    return make_llm("qwen3")
+def llm(_one_llm: LLM) -> Iterator[LLM]:
+    """One of a tiny model for all tests of a file, without cached prefixes; none may leave anything in it."""
+    yield _one_llm
+    assert not _one_llm.engine.has_unfinished_requests()
+    _one_llm.engine.check_integrity()
+    _one_llm.engine.reset_prefix_cache()
 
 
 @pytest.fixture(scope="module")

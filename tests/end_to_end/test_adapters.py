@@ -59,10 +59,10 @@ def assert_greedy(reference: Any, prompt: Any, tokens: list[int]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"enforce_eager": True},
+        pytest.param({"enforce_eager": True}, marks=pytest.mark.full),
         {"max_num_batched_tokens": 16, "num_kv_blocks": 40},
         pytest.param({"tensor_parallel_size": 2}, id="TP 2"),
-        pytest.param({"pipeline_parallel_size": 2}, id="PP 2"),
+        pytest.param({"pipeline_parallel_size": 2}, id="PP 2", marks=pytest.mark.full),
     ],
     ids=str,
 )
@@ -98,8 +98,8 @@ def test_a_prefix_on_disk_is_one_adapters_own(
 
 WAYS: list[dict[str, Any]] = [{"dtype": "float32"}]
 if native_kernels() is not None:
-    WAYS += [{"dtype": "float16"}, {"dtype": "bfloat16", "quantization": "int8"}]
-    WAYS += pick([], [{"dtype": "bfloat16"}, {"dtype": "float16", "quantization": "int4"}])
+    WAYS += [{"dtype": "bfloat16", "quantization": "int8"}]
+    WAYS += pick([], [{"dtype": "float16"}, {"dtype": "bfloat16"}, {"dtype": "float16", "quantization": "int4"}])
 
 
 @pytest.mark.parametrize("options", WAYS, ids=str)

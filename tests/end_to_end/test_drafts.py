@@ -29,7 +29,7 @@ from octavo.testing import KnownDrafter
 
 MODELS: list[tuple[str, dict[str, Any]]] = [("qwen3-mixed-windows", {}), *pick([], [("llama", {}), ("mixtral", {})])]
 if native_kernels() is not None:
-    MODELS += [*pick([], [("qwen3-mixed-windows in bfloat16", {})]), ("demo in bfloat16", {"quantization": "int8"})]
+    MODELS += [("qwen3-mixed-windows in bfloat16", {}), *pick([], [("demo in bfloat16", {"quantization": "int8"})])]
 
 
 def sequences(llm: LLM, prompts: Sequence[Prompt] = PROMPTS, params: Sequence[SamplingParams] = PARAMS) -> Sequences:

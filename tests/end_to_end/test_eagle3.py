@@ -32,7 +32,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
 FLOAT32 = "qwen3-mixed-windows"
 MODELS: list[tuple[str, dict[str, Any]]] = [(FLOAT32, {}), *pick([], [("llama", {})])]
 if native_kernels() is not None:
-    MODELS += [("llama in bfloat16", {"quantization": "int8"}), *pick([], [("llama in bfloat16", {})])]
+    MODELS += pick([], [("llama in bfloat16", {"quantization": "int8"}), ("llama in bfloat16", {})])
 
 
 class Drafted(NamedTuple):
@@ -115,11 +115,11 @@ def test_drafts_are_those_of_a_plain_implementation(
     tensors = head.tensors()
     head.save(tmp_path / "head", tensors, as_pickle=variant == "llama")
     options: dict[str, Any] = {"max_num_batched_tokens": 30, "enforce_eager": eager}
-    llm = make_llm(name, **options, speculative_config=always(tmp_path / "head"))
+    llm, prompts = make_llm(name, **options, speculative_config=always(tmp_path / "head")), PROMPTS[:: pick(2, 1)]
     drafted.clear()
     for _ in range(2):
-        llm.generate(PROMPTS, GREEDY, use_tqdm=False)
-    assert len(drafted) > 80
+        llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert len(drafted) > pick(40, 80)
     check_drafts(drafted[:: pick(11, 1)], head, tensors, checkpoint(name).reference, layers)
 
 

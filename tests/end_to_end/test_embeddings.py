@@ -36,7 +36,8 @@ def test_it_is_the_hidden_state_of_transformers(llm: LLM, model: Checkpoint) -> 
 
 @pytest.mark.parametrize("name", ["qwen3-mixed-windows", "qwen3-mixed-windows in bfloat16"])
 def test_same_bytes(name: str, make_llm: MakeLLM) -> None:
-    alone = [vectors(make_llm(name, enable_prefix_caching=False), prompt)[0] for prompt in PROMPTS]
+    by_itself = make_llm(name, enable_prefix_caching=False)
+    alone = [vectors(by_itself, prompt)[0] for prompt in PROMPTS]
     chunked = make_llm(name, max_num_batched_tokens=14, num_kv_blocks=MAX_LEN // BLOCK_SIZE)
     assert vectors(chunked) == alone
     assert vectors(chunked) == alone  # from the cache
@@ -72,7 +73,8 @@ def test_what_a_vector_cannot_be(llm: LLM, dimensions: int) -> None:
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_whole_prompts(pooling: str, make_llm: MakeLLM, checkpoint: GetCheckpoint) -> None:
     params, reference = PoolingParams(normalize=False, pooling=pooling), checkpoint("qwen3").reference
-    alone = [vectors(make_llm("qwen3"), prompt, params)[0] for prompt in PROMPTS]
+    by_itself = make_llm("qwen3", enable_prefix_caching=False)
+    alone = [vectors(by_itself, prompt, params)[0] for prompt in PROMPTS]
     for prompt, vector in zip(PROMPTS, alone, strict=True):
         with torch.inference_mode():
             token_ids = torch.tensor([prompt["prompt_token_ids"]])  # type: ignore[index,typeddict-item]

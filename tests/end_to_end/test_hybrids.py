@@ -56,10 +56,10 @@ def alone(known: tuple[list[Any], list[list[int]]]) -> list[Any]:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, id="batched"),
+        pytest.param({}, id="batched", marks=pytest.mark.full),
         pytest.param({"max_num_batched_tokens": 14}, id="chunked", marks=pytest.mark.full),  # by default in stages
         pytest.param({"block_size": 16, "max_num_batched_tokens": 30}, id="large blocks, chunked"),
-        pytest.param({"block_size": 1, "max_num_seqs": 3}, id="blocks of one token"),
+        pytest.param({"block_size": 1, "max_num_seqs": 3}, id="blocks of one token", marks=pytest.mark.full),
         pytest.param({"enforce_eager": True}, id="op by op"),
     ],
 )
@@ -89,20 +89,22 @@ def test_in_stages(name: str, alone: list[Any], make_llm: MakeLLM, monkeypatch: 
 def test_on_two_ranks(name: str, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each way of sampling, alone; then together, from the cache, in chunks and preempted, with and without drafts."""
     monkeypatch.setattr("octavo.engine.inproc_client.make_executor", ThreadedRanks)
-    expected = one_by_one(make_llm(name, tensor_parallel_size=2, enable_prefix_caching=False))
+    step = pick(2, 1)
+    prompts, params = PROMPTS[::step], PARAMS[::step]
+    expected = one_by_one(make_llm(name, tensor_parallel_size=2, enable_prefix_caching=False), step)
     llm = make_llm(name, tensor_parallel_size=2, num_kv_blocks=MAX_LEN // 4, max_num_batched_tokens=14)
     for _ in range(2):
-        assert answers(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == expected
+        assert answers(llm.generate(prompts, params, use_tqdm=False)) == expected
     llm = make_llm(name, tensor_parallel_size=2, speculative_config={"method": "ngram", "adaptive": False})
-    assert answers(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == expected
+    assert answers(llm.generate(prompts, params, use_tqdm=False)) == expected
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, id="batched"),
+        pytest.param({}, id="batched", marks=pytest.mark.full),
         pytest.param({"max_num_batched_tokens": 18, "num_kv_blocks": MAX_LEN // 4}, id="chunked and preempted"),
-        pytest.param({"enforce_eager": True, "block_size": 16}, id="op by op"),
+        pytest.param({"enforce_eager": True, "block_size": 16}, id="op by op", marks=pytest.mark.full),
     ],
 )
 def test_drafts_leave_no_trace(

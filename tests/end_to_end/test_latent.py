@@ -45,7 +45,7 @@ def alone(name: str, checkpoint: GetCheckpoint) -> list[Any]:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, id="batched"),
+        pytest.param({}, id="batched", marks=pytest.mark.full),
         pytest.param({"block_size": 16, "max_num_batched_tokens": 30}, id="large blocks, chunked"),
         pytest.param(
             {"block_size": 32, "max_num_batched_tokens": 13}, id="larger blocks, chunked", marks=pytest.mark.full

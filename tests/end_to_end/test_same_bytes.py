@@ -19,7 +19,7 @@ from octavo.sampling_params import RequestPriority, SamplingParams
 MODELS = ["qwen3-mixed-windows"]
 MODELS += pick([], ["gpt-oss", "qwen2-moe-windows", "mistral-window", "llama", "qwen2-yarn", "mixtral", "demo"])
 if native_kernels() is not None:
-    MODELS += ["qwen2-moe in bfloat16", "qwen3-mixed-windows in float16", *pick([], ["demo in bfloat16"])]
+    MODELS += ["qwen2-moe in bfloat16", *pick([], ["qwen3-mixed-windows in float16", "demo in bfloat16"])]
     MODELS += ["gemma4-shared in bfloat16", *pick([], ["gemma4-experts in bfloat16", "gemma4-shared in float16"])]
     MODELS += pick([], ["gpt-oss in bfloat16", "qwen3-mixed-windows in bfloat16", "mistral-window in bfloat16"])
     MODELS += pick([], ["qwen2-moe in float16", "demo in float16"])
@@ -74,7 +74,7 @@ def alone(name: str, checkpoint: GetCheckpoint) -> list[Any]:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, id="batched"),
+        pytest.param({}, id="batched", marks=pytest.mark.full),  # as in another order, below
         pytest.param({"max_num_seqs": 3}, id="three at a time", marks=pytest.mark.full),
         pytest.param({"max_num_batched_tokens": 14}, id="chunked", marks=pytest.mark.full),
         pytest.param({"block_size": 16, "max_num_batched_tokens": 30, "max_num_seqs": 5}, id="large blocks, chunked"),

@@ -21,7 +21,7 @@ from octavo.convert.source import Checkpoint, TargetOptions
 from octavo.errors import CheckpointError, UnsupportedModelError
 
 FORMATS = ["safetensors", "shards", "pt", "gguf", "tensorizer", "sharded_state", "awq"]
-NUM_CUTS, NUM_CHANGES = pick(6, 30), pick(20, 150)
+NUM_CUTS, NUM_CHANGES = pick(4, 30), pick(10, 150)
 ABSURD = [b"\xff", b"\xff" * 4, b"\xff" * 8, (2**40).to_bytes(8, "little"), b"\0" * 4, b"../../x", b"\x80\x00"]
 MAX_GROWTH_KB = 400_000
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from tests.models.paged import PagedRunner, load
 from tests.models.tiny import TINY_MODELS, TinyModel
@@ -20,14 +19,6 @@ def save_config(case: TinyModel, folder: Path) -> Path:
 
 def logits_of(folder: Path, *, seed: int, dtype: str = "float32") -> torch.Tensor:
     return PagedRunner(load(folder, dtype=dtype, load_format="dummy", seed=seed)).step({0: TOKENS})[0]
-
-
-@pytest.mark.parametrize("case", TINY_MODELS, ids=lambda case: case.name)
-def test_every_architecture_computes_with_dummy_weights(case: TinyModel, tmp_path: Path) -> None:
-    logits = logits_of(save_config(case, tmp_path), seed=0)
-    assert logits.isfinite().all()
-    # Variance is kept from layer to layer, so logits are of the order of one.
-    assert 0.1 < logits.std() < 10.0
 
 
 def test_seed_decides(tmp_path: Path) -> None:

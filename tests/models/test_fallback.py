@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tests.breadth import pick
+from tests.breadth import RUNS_ALL, pick
 from tests.distributed.ranks import run_ranks
 from tests.models.paged import PagedRunner, make_context
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -203,8 +203,10 @@ def _unknown(fields: object) -> None:
     raise UnsupportedModelError("a family of Octavo's own is of no use here")
 
 
-def test_an_engine_finds_out_by_itself(tmp_path: Path) -> None:
-    """With a process that looks at the model, cached prefixes and too little memory for all requests."""
+def test_an_engine_finds_out_by_itself(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """With cached prefixes and too little memory for all requests."""
+    if not RUNS_ALL:  # else a process looks at the model
+        request.getfixturevalue("here")
     theirs = save("gpt_neox", tmp_path)
     theirs.generation_config.eos_token_id = None
     options: dict[str, Any] = {"tokenizer": "demo", "dtype": "float32", "num_kv_blocks": 17, "block_size": 4}

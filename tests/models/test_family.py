@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.models.paged import PagedRunner, make_context
-from tests.models.tiny import TINY_MODELS, TinyModel
+from tests.models.paged import PagedRunner, load, make_context
+from tests.models.tiny import TINY_MODELS, TinyModel, saved
 
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
@@ -17,6 +17,7 @@ from octavo.layers.weight_owner import WeightOwner
 from octavo.loader.registry import get_model_loader
 from octavo.models.registry import initialize_model
 from octavo.models.weights import spelt_as_in_table, weight_slots
+from octavo.worker.memory import empty_model, num_weights
 
 TOKENS = [(7 * index) % 90 + 3 for index in range(30)]
 CASES = {case.name: case for case in TINY_MODELS}
@@ -29,9 +30,8 @@ def load_as(config: ModelConfig) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["llama-linear", "llama-3.1", "llama-yarn", "llama-yarn-mscale", "qwen2-yarn"])
-def test_rope_scaling_shows_in_the_logits(name: str, tmp_path: Path) -> None:
-    CASES[name].save(tmp_path)
-    config = read_model_config(tmp_path, model=name)
+def test_rope_scaling_shows_in_the_logits(name: str) -> None:
+    config = read_model_config(saved(name)[0], model=name)
     plain = replace(
         config, rotary=tuple(replace(each, rope=RopeConfig(theta=each.rope.theta)) for each in config.rotary)
     )
@@ -44,9 +44,8 @@ def with_windows(config: ModelConfig, windows: tuple[int | None, ...]) -> ModelC
 
 
 @pytest.mark.parametrize("name", ["mistral-window", "qwen2-windows", "qwen3-mixed-windows"])
-def test_sliding_windows_show_in_the_logits(name: str, tmp_path: Path) -> None:
-    CASES[name].save(tmp_path)
-    config = read_model_config(tmp_path, model=name)
+def test_sliding_windows_show_in_the_logits(name: str) -> None:
+    config = read_model_config(saved(name)[0], model=name)
     windows = config.sliding_windows
     assert any(windows)
     wider = tuple(window and window + 1 for window in windows)
@@ -56,14 +55,38 @@ def test_sliding_windows_show_in_the_logits(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", TINY_MODELS, ids=lambda case: case.name)
-def test_every_weight_has_its_row_in_the_table(case: TinyModel, tmp_path: Path) -> None:
-    case.save(tmp_path)
-    model = initialize_model(read_model_config(tmp_path, model=case.name), make_context())
+def test_every_weight_has_its_row_in_the_table(case: TinyModel) -> None:
+    folder, _ = saved(case.name)
+    model = initialize_model(read_model_config(folder, model=case.name), make_context())
     slots = weight_slots(model)
-    tensors = spelt_as_in_table(model, load_file(tmp_path / "model.safetensors").items())
+    tensors = spelt_as_in_table(model, load_file(folder / "model.safetensors").items())
     shapes = {name: tuple(of.shape) for name, of in tensors if not model.ignores_weight(name)}
     assert slots.keys() == shapes.keys()
     assert all(shapes[name] in (slot.spec.shape, *slot.spec.other_shapes) for name, slot in slots.items())
     reached = {id(slot.owner) for slot in slots.values()}
     owners = [module for module in model.modules() if isinstance(module, WeightOwner) and module.checkpoint_tensors()]
     assert all(id(owner) in reached for owner in owners)
+
+
+@pytest.mark.parametrize("case", TINY_MODELS, ids=lambda case: case.name)
+def test_parameters_are_counted_as_transformers_counts_them(case: TinyModel) -> None:
+    folder, reference = saved(case.name)
+    expected = sum(each.numel() for name, each in reference.named_parameters() if "vision" not in name)
+    # To transformers, what a router adds to its scores is no parameter.
+    expected += sum(
+        of.numel()
+        for name, of in reference.named_buffers()
+        if name.endswith(("e_score_correction_bias", "expert_bias"))
+    )
+    assert num_weights(empty_model(read_model_config(folder, model="tiny"))) == expected
+
+
+@pytest.mark.parametrize("case", TINY_MODELS, ids=lambda case: case.name)
+def test_every_architecture_computes_with_dummy_weights(case: TinyModel, tmp_path: Path) -> None:
+    """From `config.json` alone."""
+    saved(case.name)[1].config.save_pretrained(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+    [logits] = PagedRunner(load(tmp_path, load_format="dummy")).step({0: TOKENS[:5]})
+    assert logits.isfinite().all()
+    # Variance is kept from layer to layer, so logits are of the order of one.
+    assert 0.1 < logits.std() < 10.0

@@ -9,7 +9,7 @@ from tests.distributed.rank_process import run_in_processes
 from tests.distributed.ranks import run_ranks
 from tests.models.paged import PagedRunner, load
 from tests.models.test_exactness import random_tokens
-from tests.models.tiny import TINY_MODELS, TinyModel, by_name
+from tests.models.tiny import TINY_MODELS, TinyModel, saved
 
 from octavo.config.hf import read_model_config
 from octavo.distributed.groups import ParallelGroups
@@ -20,16 +20,16 @@ PROMPTS = [random_tokens(length, seed=length) for length in (1, 4, 23, 8)]
 
 
 @pytest.mark.parametrize(
-    ("at", "case"), list(enumerate(TINY_MODELS))[:: pick(3, 1)], ids=lambda value: getattr(value, "name", "")
+    ("at", "case"), list(enumerate(TINY_MODELS))[:: pick(4, 1)], ids=lambda value: getattr(value, "name", "")
 )
-def test_every_architecture_on_two_and_four_ranks(at: int, case: TinyModel, tmp_path: Path) -> None:
-    case.save(tmp_path)
-    alone = load(tmp_path)
+def test_every_architecture_on_two_and_four_ranks(at: int, case: TinyModel) -> None:
+    folder, _ = saved(case.name)
+    alone = load(folder)
     tokens = PagedRunner(alone).generate(PROMPTS, NUM_TOKENS)
     [logits] = PagedRunner(alone).step({0: PROMPTS[2]})
 
     def body(groups: ParallelGroups) -> tuple[list[list[int]], torch.Tensor]:
-        model = load(tmp_path, groups=groups)
+        model = load(folder, groups=groups)
         return PagedRunner(model).generate(PROMPTS, NUM_TOKENS), PagedRunner(model).step({0: PROMPTS[2]})[0]
 
     for size in {min(size, alone.config.max_tensor_parallel_size) for size in pick(((2, 4)[at % 2],), (2, 4))}:
@@ -47,11 +47,8 @@ def greedy_tokens(groups: ParallelGroups, folders: list[str]) -> list[list[list[
 
 @pytest.mark.full  # by default tests/end_to_end/test_tensor_parallel.py has ranks in processes
 @pytest.mark.parametrize("size", [2, 4])
-def test_architectures_in_processes(size: int, tmp_path: Path) -> None:
-    cases = TINY_MODELS
-    folders = [str(tmp_path / case.name) for case in cases]
-    for case, folder in zip(cases, folders, strict=True):
-        case.save(Path(folder))
+def test_architectures_in_processes(size: int) -> None:
+    folders = [str(saved(case.name)[0]) for case in TINY_MODELS]
     folders = [each for each in folders if read_model_config(Path(each), model="m").max_tensor_parallel_size >= size]
     alone = greedy_tokens(ParallelGroups(), folders)
     assert run_in_processes("tests.models.test_tensor_parallel:greedy_tokens", [folders], size) == [alone] * size
@@ -61,16 +58,14 @@ def test_architectures_in_processes(size: int, tmp_path: Path) -> None:
     ("dtype", "quantization"), [("float32", None), ("bfloat16", None), ("bfloat16", "int8"), ("bfloat16", "int4")]
 )
 @pytest.mark.parametrize("name", ["qwen3-tied-gqa-8", "llama-biases"])
-def test_logits_have_the_same_bits_alone_and_in_company(
-    name: str, dtype: str, quantization: str | None, tmp_path: Path
-) -> None:
+def test_logits_have_the_same_bits_alone_and_in_company(name: str, dtype: str, quantization: str | None) -> None:
     if quantization is not None and native_kernels() is None:
         pytest.skip("only the C++ kernels quantize")
-    by_name(name).save(tmp_path)
+    folder, _ = saved(name)
     tokens, others = random_tokens(40, seed=1), {request: random_tokens(request + 2, seed=2) for request in range(1, 9)}
 
     def body(groups: ParallelGroups) -> tuple[bool, torch.Tensor, torch.Tensor]:
-        model = load(tmp_path, dtype=dtype, groups=groups, quantization=quantization)
+        model = load(folder, dtype=dtype, groups=groups, quantization=quantization)
         [alone] = PagedRunner(model).step({0: tokens})
         runner = PagedRunner(model, num_blocks=128, seed=3)
         pieces = [runner.step({0: tokens[:7], **others})[0], runner.step({3: [5], 0: tokens[7:]})[1]]

@@ -6,7 +6,9 @@ hidden / heads, and weights are large enough that every part (biases, norms, win
 
 import math
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -676,3 +678,14 @@ TINY_MODELS = [case for case in _ALL if RUNS_ALL or not case.is_variant]
 
 def by_name(name: str) -> TinyModel:
     return next(case for case in _ALL if case.name == name)
+
+
+_FOLDERS: list[TemporaryDirectory[str]] = []  # until the process ends
+
+
+@cache
+def saved(name: str) -> tuple[Path, Any]:
+    """Return a model's checkpoint and transformers' model of it, made once in a process. Only to be read."""
+    _FOLDERS.append(TemporaryDirectory(prefix=f"octavo-{name}-"))
+    folder = Path(_FOLDERS[-1].name)
+    return folder, by_name(name).save(folder)

@@ -21,8 +21,9 @@ SLOW = StructuredOutput(json_schema={"patternProperties": {f"^a{i}[a-z]*$": {} f
 WIDE = StructuredOutput(json_schema={"properties": {f"p{i}": {"type": "integer"} for i in range(15_000)}})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def checker() -> Iterator[StructuredOutputChecker]:
+    """One for all: its process takes half a second to start."""
     made = StructuredOutputChecker()
     yield made
     made.close()
@@ -48,12 +49,12 @@ def test_a_bomb_ends_the_process_and_nothing_else(checker: StructuredOutputCheck
     with pytest.raises(GrammarTooComplexError, match="json_schema: compilation takes too much time or memory"):
         checker.check(bomb)
     assert not trials()
-    checker.check(GOOD)
+    checker.check(StructuredOutput(choice=["after it"]))
+    assert len(trials()) == 1
 
 
-def test_a_good_form_is_tried_once_while_it_is_remembered(
-    checker: StructuredOutputChecker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_good_form_is_tried_once_while_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    checker = StructuredOutputChecker()
     tried: list[StructuredOutput] = []
     monkeypatch.setattr(StructuredOutputChecker, "_try", lambda self, constraint: tried.append(constraint))
     checker.check(GOOD)
@@ -78,32 +79,34 @@ def test_many_threads_ask_at_once(checker: StructuredOutputChecker) -> None:
     assert len(trials()) == 1
 
 
-def test_a_process_that_cannot_run_is_our_fault(
-    checker: StructuredOutputChecker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_cannot_run_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
+    checker = StructuredOutputChecker()
     with pytest.raises(RequestError, match="exited with 1"):
         checker.check(GOOD)
+    checker.close()
 
 
 def test_a_process_that_somebody_killed_is_replaced(checker: StructuredOutputChecker) -> None:
-    checker.check(GOOD)
+    checker.check(StructuredOutput(regex="before"))
     [process] = trials()
     process.kill()
     process.wait()
     checker.check(StructuredOutput(regex="c"))
+    assert len(trials()) == 1
 
 
-def test_it_may_be_closed_at_any_time(checker: StructuredOutputChecker) -> None:
+def test_it_may_be_closed_at_any_time() -> None:
+    checker = StructuredOutputChecker()
     checker.close()
     checker.check(GOOD)
     checker.close()
     checker.close()
     checker.check(StructuredOutput(regex="b"))
+    checker.close()
 
 
-def test_one_that_is_killed_from_outside_is_asked_again() -> None:
-    checker = StructuredOutputChecker()
+def test_one_that_is_killed_from_outside_is_asked_again(checker: StructuredOutputChecker) -> None:
     checker.check(StructuredOutput(choice=["a"]))
     assert checker._process is not None
     pid = checker._process.pid
@@ -112,4 +115,3 @@ def test_one_that_is_killed_from_outside_is_asked_again() -> None:
     killer.start()
     checker.check(StructuredOutput(choice=["b"]))
     killer.join()
-    checker.close()

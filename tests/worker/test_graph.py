@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.breadth import pick
 from tests.models.tiny import TINY_MODELS
 from torch import nn
 
@@ -41,8 +42,18 @@ def test_graph_is_eager(dtype: str) -> None:
     assert answers(dtype=dtype) == answers(dtype=dtype, enforce_eager=True)
 
 
-@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"dtype": "float32"}, {"quantization": "int4"}], ids=str)
-@pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe-mixed", "gemma4-shared"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    pick(
+        [("qwen2-moe", {"dtype": "float32"}), ("qwen3-moe-mixed", {"quantization": "int4"}), ("gemma4-shared", {})],
+        [
+            (name, options)
+            for name in ("qwen2-moe", "qwen3-moe-mixed", "gemma4-shared")
+            for options in ({}, {"dtype": "float32"}, {"quantization": "int4"})
+        ],
+    ),
+    ids=str,
+)
 def test_what_layers_have_is_recorded_too(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     next(case for case in TINY_MODELS if case.name == name).save(tmp_path)
     found = []

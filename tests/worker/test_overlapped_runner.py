@@ -198,7 +198,7 @@ def test_blocks_freed_behind_a_window_are_no_reason_to_go_without_a_graph(place:
     settings = {"use_sliding_window": True, "sliding_window": 9, "max_position_embeddings": 256}
     layer_types = ["sliding_attention", "full_attention", "sliding_attention"]
     TinyModel(name="mixed", family="Qwen3", settings={**settings, "layer_types": layer_types}).save(tmp_path / "mixed")
-    num_tokens = pick(80, 200)
+    num_tokens = pick(70, 200)
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     token_ids, queue = [], RecordedQueue()
     for place.queue in (None, queue):
@@ -214,7 +214,7 @@ def test_recurrent_states_in_graphs(place: Place, tmp_path: Path, monkeypatch: p
     by_name("qwen3-5").save(tmp_path / "qwen3-5")
     keep_states_often(monkeypatch)
     prompts = [random_prompt(length, seed=length) for length in (20, 3, 1, 30)]
-    params = SamplingParams(temperature=0.0, max_tokens=25, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=pick(12, 25), ignore_eos=True)
     found, queue = [], RecordedQueue()
     for place.queue in (None, queue):
         with LLM(str(tmp_path / "qwen3-5"), **{**OPTIONS, "max_model_len": 64}) as llm:
@@ -222,7 +222,7 @@ def test_recurrent_states_in_graphs(place: Place, tmp_path: Path, monkeypatch: p
             llm.engine.check_integrity()
         found.append([output.outputs[0].token_ids for output in outputs])
     assert found[0] == found[1]
-    assert len(queue.replays) > 40
+    assert len(queue.replays) > pick(15, 40)
 
 
 def prefilled(queue: DeviceQueue | None, place: Place, num_requests: int) -> tuple[EngineCore, UniProcExecutor]:
