@@ -4,6 +4,7 @@ import pytest
 from tests.chaos.storm import KINDS, run
 
 
+@pytest.mark.full  # by default tests/engine/test_outliving.py and tests/server/test_several_models.py kill fake cores
 def test_streams_of_every_kind_outlive_kills() -> None:
     report = run([], model="demo", requests=len(KINDS), every=(0.1, 0.1), seed=2, most=1, max_tokens=60)
     assert report.differing == {}

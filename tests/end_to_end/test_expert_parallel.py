@@ -59,13 +59,13 @@ def test_every_choice_of_an_expert_is_counted_once(options: dict[str, Any], make
     assert {layer: sum(counts) for layer, counts in load.of_layers().items()} == {1: 2 * num_tokens}
 
 
+@pytest.mark.full  # by default other servers have the core in a process, and test_pipeline_processes.py has ranks there
 def test_a_server_answers_as_one_rank_does_and_shows_its_experts(checkpoint: GetCheckpoint, make_llm: MakeLLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     alone = make_llm("qwen3-moe").generate(PROMPTS, params, use_tqdm=False)
     body = {"prompt": [output.prompt_token_ids for output in alone], "temperature": 0, "max_tokens": 12}
     flags = ["--tokenizer", "demo", "--dtype", "float32", "--max-model-len", str(MAX_LEN), "--num-kv-blocks", "64"]
-    # By default one rank: test_pipeline_processes.py has several in processes, executor/test_engines.py below a core.
-    flags += ["--expert-metrics", *pick([], ["--tensor-parallel-size", "2", "--enable-expert-parallel"])]
+    flags += ["--expert-metrics", "--tensor-parallel-size", "2", "--enable-expert-parallel"]
     with HttpServer(*flags, model=str(checkpoint("qwen3-moe").folder)) as server:
         options = {"model": server.client.get("/v1/models").json()["data"][0]["id"], "ignore_eos": True}
         reply = server.post("/v1/completions", {**body, **options}).raise_for_status().json()

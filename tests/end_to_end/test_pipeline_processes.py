@@ -96,7 +96,7 @@ def fragile(config: EngineConfig) -> MultiprocExecutor:
     return MultiprocExecutor(config, "tests.executor.stages:FragileWorker")
 
 
-@pytest.mark.full  # by default test_expert_parallel has a server of several ranks
+@pytest.mark.full
 def test_over_http() -> None:
     prompts = ["Octavo is", "What is a block?", "one two three"]
     body = {"model": "demo", "max_tokens": 16, "temperature": 0}

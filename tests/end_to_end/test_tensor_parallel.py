@@ -67,7 +67,8 @@ def test_greedy_is_that_of_transformers_with_all_going_on(
 BYTES_CASES: list[tuple[str, dict[str, Any]]] = [("qwen3-mixed-windows", {})]
 if native_kernels() is not None:
     in_int8: tuple[str, dict[str, Any]] = ("demo in bfloat16", {"quantization": "int8"})
-    BYTES_CASES = pick([in_int8], [*BYTES_CASES, ("demo in bfloat16", {}), in_int8])
+    in_bfloat16: tuple[str, dict[str, Any]] = ("qwen3-mixed-windows in bfloat16", {})
+    BYTES_CASES = pick([in_bfloat16], [*BYTES_CASES, ("demo in bfloat16", {}), in_int8])
 
 
 @pytest.mark.parametrize(("name", "options"), BYTES_CASES)
@@ -87,7 +88,7 @@ def test_bytes_do_not_depend_on_the_path(
     assert any(output.metrics.num_preemptions for output in outputs)
 
 
-@pytest.mark.full  # by default the servers of experts and of stages answer for it
+@pytest.mark.full
 def test_a_server_answers_as_one_rank_does(make_llm: MakeLLM) -> None:
     prompts = ["Octavo is", "What is a block?"]
     alone = make_llm("demo").generate(prompts, SamplingParams.from_options(GREEDY_OPTIONS), use_tqdm=False)

@@ -16,7 +16,8 @@ from tests.server.http_server import HttpServer
 
 from octavo.server.openai import protocol
 
-VALUES: list[Any] = [True, -1, 1.5, 2**64, 1e308, "", "\x00", [], [None], [0], [{}], {}, {"a": None}, {"type": 3}]
+VALUES: list[Any] = [True, -1, 1.5, 2**64, "\x00", [], [None], [{}], {"type": 3}]
+VALUES += pick([], ["", {}, 1e308, [0], {"a": None}])
 VALUES += pick([], [0, 2**31, -(2**63), 10**40, "x", "é" * 50, [[]], [-1], ["a", 1], {"0": 1}])
 VALUES += pick([], [{"type": "text"}, {"type": "json_schema"}])
 ROUTES: list[tuple[str, type[msgspec.Struct], dict[str, Any]]] = [

@@ -115,6 +115,7 @@ def test_limits_and_mistakes_have_typed_errors(server: HttpServer, state_dir: Pa
     assert not list((state_dir / "files").iterdir())
 
 
+@pytest.mark.full  # by default test_batches_killed.py kills a server that has files
 def test_files_are_there_after_the_server_was_killed(tmp_path: Path) -> None:
     flags = ("--state-dir", str(tmp_path / "state"))
     with HttpServer(*flags, has_model=False) as server:

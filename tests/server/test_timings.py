@@ -13,7 +13,7 @@ LONG = {"messages": [{"role": "user", "content": "a b c d " * 12}]}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[HttpServer]:
-    with HttpServer("--block-size", "4", has_model=False) as running:
+    with HttpServer("--block-size", "4", "--max-num-batched-tokens", "16", has_model=False) as running:
         yield running
 
 
@@ -65,18 +65,17 @@ def test_an_answer_that_is_kept_is_the_same_each_time(server: HttpServer) -> Non
     assert server.client.post(PATHS[0], json=fields, headers={"idempotency-key": "one"}).content == kept.content
 
 
-def test_a_stream_says_how_much_of_its_prompt_is_computed() -> None:
-    with HttpServer("--block-size", "4", "--max-num-batched-tokens", "16", has_model=False) as small:
-        for path in PATHS:
-            fields = body(path, max_tokens=2, return_progress=True) | {"user": path}
-            chunks = small.stream(path, fields | ({"prompt": "a b c d " * 12} if "prompt" in fields else LONG))
-            found = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
-            assert len(found) > 1
-            assert found == sorted(found, key=lambda each: each["processed"])
-            assert found[-1]["processed"] == found[-1]["total"]
-            assert all(each.keys() == {"total", "cache", "processed", "time_ms"} for each in found)
-            assert found[0]["processed"] > found[0]["cache"]
-            assert all(len(chunk["choices"]) == 1 for chunk in chunks)
-            if "chat" in path:
-                assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
-            assert not any("prompt_progress" in chunk for chunk in small.stream(path, body(path, max_tokens=2)))
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stream_says_how_much_of_its_prompt_is_computed(server: HttpServer, path: str) -> None:
+    fields = body(path, max_tokens=2, return_progress=True) | {"user": path}
+    chunks = server.stream(path, fields | ({"prompt": "a b c d " * 12} if "prompt" in fields else LONG))
+    found = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    assert len(found) > 1
+    assert found == sorted(found, key=lambda each: each["processed"])
+    assert found[-1]["processed"] == found[-1]["total"]
+    assert all(each.keys() == {"total", "cache", "processed", "time_ms"} for each in found)
+    assert found[0]["processed"] > found[0]["cache"]
+    assert all(len(chunk["choices"]) == 1 for chunk in chunks)
+    if "chat" in path:
+        assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert not any("prompt_progress" in chunk for chunk in server.stream(path, body(path, max_tokens=2)))

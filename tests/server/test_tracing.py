@@ -113,6 +113,7 @@ def test_a_streamed_chat_is_a_tree_of_spans() -> None:
     assert sink.resources[0]["service.name"] == "octavo"
 
 
+@pytest.mark.full
 def test_an_error_is_a_span_that_says_so() -> None:
     """Without a parent it begins a trace; what the engine has not seen has no span of a request."""
     with collector() as sink:
