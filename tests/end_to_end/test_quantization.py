@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.breadth import pick
 from tests.end_to_end.conftest import GetCheckpoint, MakeLLM, open_llm
 from tests.end_to_end.support import answers, random_prompt
 from tests.kernels.levels import LEVELS
@@ -22,7 +23,7 @@ CHAT = "What is 12 + 30?"
 needs_kernels = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen2-moe", "demo", pytest.param("llama", marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=["qwen3", "qwen2-moe", *pick([], ["demo", "llama"])])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -45,7 +46,7 @@ def alone(name: str, in_integers: dict[str, Any], checkpoint: GetCheckpoint) -> 
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, id="batched"),
+        pytest.param({}, id="batched", marks=pytest.mark.full),
         pytest.param({"max_num_batched_tokens": 14}, id="chunked", marks=pytest.mark.full),
         pytest.param({"num_kv_blocks": 17}, id="preempted", marks=pytest.mark.full),
         pytest.param({"max_num_batched_tokens": 14, "num_kv_blocks": 17}, id="chunked and preempted"),

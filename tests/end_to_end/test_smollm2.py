@@ -88,6 +88,7 @@ def test_chats_are_those_of_transformers(llm: LLM, reference: Any) -> None:
         assert answer == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
+@pytest.mark.full  # by default `make demo` of continuous integration has it talk
 def test_it_knows_what_a_small_model_knows(llm: LLM) -> None:
     [output] = llm.chat(
         [{"role": "user", "content": CHATS[0]}], SamplingParams(temperature=0.0, max_tokens=16), use_tqdm=False

@@ -160,7 +160,7 @@ async def test_with_replicas_the_others_take_over() -> None:
     ),
 )
 async def test_what_kills_fails_alone_with_a_reason(token: int, death: str) -> None:
-    prompts, params = mixed(8, 60)
+    prompts, params = mixed(pick(4, 8), 60)
     async with engine() as one:
         expected = await one.answers(prompts, params)
         answers = asyncio.create_task(one.answers(prompts, params))

@@ -55,7 +55,7 @@ def test_cut_anywhere(whole: bytes, tmp_path: Path) -> None:
     assert time.monotonic() - begun_s < len(whole)  # each within a second
 
 
-@settings(max_examples=pick(200, 5000), deadline=None)
+@settings(max_examples=pick(60, 5000), deadline=None)
 @given(data=st.data())
 def test_flipped_bytes_and_absurd_sizes(
     data: st.DataObject, whole: bytes, tmp_path_factory: pytest.TempPathFactory

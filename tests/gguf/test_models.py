@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from gguf.constants import Keys
+from tests.breadth import pick
 from tests.gguf.files import convert, round_matrices
 from tests.models.paged import PagedRunner, load
 from tests.models.tiny import TINY_MODELS, TinyModel
@@ -44,13 +45,27 @@ def logits_of(path: Path, dtype: str = "float32") -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_floats_give_the_logits_of_safetensors(name: str, tmp_path: Path) -> None:
+def test_floats_give_the_settings_and_the_logits_of_a_folder(name: str, tmp_path: Path) -> None:
+    """All settings, but for what only one of the two knows: where it lies and what its floats were."""
     tiny(name).save(tmp_path)
-    assert torch.equal(logits_of(convert(tmp_path, tmp_path / "model.gguf")), logits_of(tmp_path))
+    file = convert(tmp_path, tmp_path / "model.gguf")
+    ours, theirs = (read_model_config(path, model="m", dtype="float32") for path in (file, tmp_path))
+    for field in theirs.__dataclass_fields__:
+        if field not in ("path", "architecture", "bos_token_id", "eos_token_ids"):
+            if field == "rotary" and name.startswith(("gemma4", "phi3")):  # zero is 1e-30, factors are float32
+                assert [of.width for of in ours.rotary] == [of.width for of in theirs.rotary]
+                continue
+            assert getattr(ours, field) == getattr(theirs, field), field
+    assert torch.equal(logits_of(file), logits_of(tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q5_1", "Q4_0"])
-@pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    pick(
+        [("llama", "F16"), ("llama", "BF16"), ("llama", "Q5_1"), ("llama", "Q4_0"), ("qwen3-moe", "Q8_0")],
+        [(name, kind) for name in ("llama", "qwen3-moe") for kind in ("F16", "BF16", "Q8_0", "Q5_1", "Q4_0")],
+    ),
+)
 def test_quantized_weights_give_the_logits_of_what_they_stand_for(name: str, kind: str, tmp_path: Path) -> None:
     tiny(name, **MULTIPLES_OF_32, **({"moe_intermediate_size": 32} if "moe" in name else {})).save(tmp_path)
     file = convert(tmp_path, tmp_path / "model.gguf", kind)
@@ -70,21 +85,6 @@ def test_experts_in_one_stack_of_blocks_stay_as_they_are_stored(tmp_path: Path) 
     assert "Q8_0" in linear.scheme.name or native_kernels() is None
     errors = (logits_of(file, "bfloat16") - logits_of(tmp_path)).abs().amax(1)
     assert errors.median() < 0.3  # tokens with experts that are about as good choose others
-
-
-def test_settings_are_those_of_config_json(tmp_path: Path) -> None:
-    """All of them, but for what only one of the two knows: where it lies and what its floats were."""
-    for name in NAMES:
-        folder = tmp_path / name
-        tiny(name).save(folder)
-        theirs = read_model_config(folder, model="m", dtype="float32")
-        ours = read_model_config(convert(folder, folder / "model.gguf"), model="m", dtype="float32")
-        for field in theirs.__dataclass_fields__:
-            if field not in ("path", "architecture", "bos_token_id", "eos_token_ids"):
-                if field == "rotary" and name.startswith(("gemma4", "phi3")):  # zero is 1e-30, factors are float32
-                    assert [of.width for of in ours.rotary] == [of.width for of in theirs.rotary]
-                    continue
-                assert getattr(ours, field) == getattr(theirs, field), (name, field)
 
 
 def test_defaults_of_sampling(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -191,7 +191,7 @@ def test_it_computes_what_the_dense_weights_compute(case: Case, saved: Saved) ->
     assert torch.equal(found, expected)
 
 
-@by_case
+@pytest.mark.parametrize("case", CASES[:: pick(2, 1)], ids=lambda case: case.name)
 def test_two_ranks_give_the_tokens_of_one(case: Case, saved: Saved) -> None:
     """Their shares of 48 and 96 inputs end inside groups of 32 and 64."""
     folder = saved(case)
