@@ -74,7 +74,7 @@ test: $(TEST) $(SMOLLM2)
 
 test-all: $(TEST) $(SMOLLM2)
 	$(BIN)/python -m tools.test_all
-	$(MAKE) test-clients test-ray
+	TEST_BREADTH=all $(MAKE) test-clients test-ray
 
 # Quiet machine: a start takes seconds.
 chaos: $(TEST)

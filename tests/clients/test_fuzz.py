@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from tests.breadth import pick
 from tests.hostile.wire import refusal
 from tests.server.http_server import HttpServer
 
-NUM_EXAMPLES = 120  # of each route, right and wrong ones each
+NUM_EXAMPLES = pick(25, 120)  # of each route, right and wrong ones each
 
 # Tokens are what costs time, and a right request may ask for all that the context holds.
 CAPS = {"max_tokens": 2, "max_completion_tokens": 2, "min_tokens": 0, "n": 1, "best_of": 1}
