@@ -8,13 +8,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+from tests.breadth import pick
 from tests.hostile.conftest import READ_TIMEOUT_S
 from tests.hostile.vitals import read_gauges
 from tests.hostile.wire import CHAT, LONG, QUESTION, connect, post_bytes, read_answer
 from tests.server.http_server import HttpServer
 
-NUM_LEAVERS = 300
-NUM_STREAMS = 128
+NUM_LEAVERS = pick(100, 300)
+NUM_STREAMS = pick(64, 128)
 
 
 def closed_within(connection: socket.socket, seconds: float) -> bool:

@@ -9,10 +9,11 @@ ALL_LEVELS = available_levels() if is_built() else []
 # The one that this machine computes with and the one for any machine; `make test-all` tries those between.
 LEVELS = pick([*dict.fromkeys(ALL_LEVELS[:1] + ALL_LEVELS[-1:])], ALL_LEVELS)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-# Each level in the dtype of most checkpoints, and the one that this machine computes with in the others, too.
+# Each level in the dtype of most checkpoints, and the one that this machine computes with in float32, too: in float16 the
+# integer kernels and whole engines are tried by default.
 LEVEL_DTYPES = [
     (level, dtype)
     for level in LEVELS
     for dtype in DTYPES
-    if RUNS_ALL or dtype == torch.bfloat16 or level == ALL_LEVELS[0]
+    if RUNS_ALL or dtype == torch.bfloat16 or (level, dtype) == (ALL_LEVELS[0], torch.float32)
 ]

@@ -24,7 +24,7 @@ FILTERS: list[dict[str, float]] = [
     {"top_k": 200, "top_p": 0.7, "min_p": 0.001, "temperature": 0.3},
     {"top_k": 100_000, "top_p": 0.9999},
 ]
-KINDS = ["spiky", "tied", "masked", "huge", "spread", "flat", "tiny"]
+KINDS = ["spiky", "masked", "tied", "huge", "spread", "flat", "tiny"]
 
 
 @pytest.fixture(params=["torch", "triton"])
@@ -58,7 +58,7 @@ def logits_of(kind: str, num_rows: int, vocab_size: int) -> torch.Tensor:
 @each("vocab_size", pick([301], [1, 301, 1100]))
 @each(
     ("kind", "alone"),
-    [(kind, pick([2 * at], range(len(FILTERS)))) for at, kind in enumerate(KINDS[: pick(4, None)])],
+    [(kind, pick([2 * at], range(len(FILTERS)))) for at, kind in enumerate(KINDS[: pick(2, None)])],
 )
 def test_tokens_are_the_samplers(
     kind: str, alone: Iterable[int], vocab_size: int, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ TOOLS = ASK | {"input": "What is the weather in Paris?", "tools": [WEATHER]}
 SHELL = {"type": "custom", "name": "shell", "description": "Run a command", "format": {"type": "text"}}
 SUM = ASK | {"input": "What is 123 + 456?", "max_output_tokens": 200, "chat_template_kwargs": {"enable_thinking": True}}
 THINKING = SUM | {"thinking_token_budget": 10}
+FEW = {"max_output_tokens": 40}
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
@@ -41,9 +42,9 @@ def chat_of(server: HttpServer, body: dict[str, Any]) -> dict[str, Any]:
         TOOLS,
         TOOLS | {"max_output_tokens": 12},
         TOOLS | {"tools": [SHELL], "tool_choice": "required", "parallel_tool_calls": False},
-        THINKING,
-        THINKING | {"reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"]},
-        THINKING | {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+        THINKING | FEW,
+        THINKING | FEW | {"reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"]},
+        THINKING | FEW | {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
         RECORD,
     ],
 )
