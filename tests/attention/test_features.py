@@ -199,7 +199,7 @@ KEYS_AS_VALUES = FEATURES[-4]
 WITHOUT_CHUNKS = [replace(features, chunk_size=None) for features in FEATURES[:-3]]  # which Triton's kernels lack
 
 
-@each("features", pick([NO_ROTARY, KEYS_AS_VALUES, ALL], [*WITHOUT_CHUNKS, SHORT_SPANS, ALL]))
+@each("features", pick([KEYS_AS_VALUES, ALL], [*WITHOUT_CHUNKS, SHORT_SPANS, ALL]))
 def test_triton(features: Features) -> None:
     interpreter = pytest.importorskip("octavo.kernels.triton.interpreter")
     from triton import knobs

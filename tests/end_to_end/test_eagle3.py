@@ -100,7 +100,9 @@ VARIANTS: dict[str, tuple[str, TinyHead, tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", pick(["llama", "named inputs", "speculators, all tokens", "experts"], list(VARIANTS))
+)
 @pytest.mark.parametrize("eager", pick([False], [False, True]))
 def test_drafts_are_those_of_a_plain_implementation(
     variant: str,

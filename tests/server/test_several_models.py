@@ -86,7 +86,7 @@ def test_every_api_reaches_both(server: HttpServer, other: str) -> None:
     assert 'octavo_requests_running{model_name="demo"}' in text
 
 
-@pytest.mark.parametrize("temperature", [1, -1])
+@pytest.mark.parametrize("temperature", [1, pytest.param(-1, marks=pytest.mark.full)])
 def test_a_stream_waits_for_its_model_and_says_why(server: HttpServer, other: str, temperature: int) -> None:
     """What is wrong with a request that has waited ends its stream."""
     loaded, wanted = ("demo", other) if states(server)[0] == "loaded" else (other, "demo")

@@ -18,7 +18,7 @@ from octavo.kernels.triton.kernels import TritonKernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 OPS = ("rms_norm", "add_rms_norm", "activate", "mlp", "route", "expert_rows", "combine_experts", "moe")
-MOST = 34  # rows; the interpreter takes a millisecond for each
+MOST = pick(18, 34)  # rows, more than a tile of 16; the interpreter takes a millisecond for each
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_rows_are_independent(case: Case) -> None:
     """Of the ops that are ours alone: cuBLAS promises nothing."""
     op = case.make(torch.bfloat16)
     whole = op(TritonKernels(), slice(0, MOST))
-    for start, stop in pick(((5, 7), (1, 33)), ((0, 1), (5, 7), (1, 30), (33, 34))):
+    for start, stop in pick(((5, 7), (1, 17)), ((0, 1), (5, 7), (1, 30), (33, 34))):
         assert torch.equal(op(TritonKernels(), slice(start, stop)), whole[start:stop])
 
 
@@ -58,5 +58,5 @@ def test_rows_are_independent(case: Case) -> None:
 def test_rows_are_independent_where_all_is_ours(case: Case) -> None:
     op = case.make(torch.bfloat16)
     whole = op(TritonKernels(deterministic=True), slice(0, MOST))
-    for stop in pick((1, 33), (1, 7, 33)):
+    for stop in pick((1, 17), (1, 7, 33)):
         assert torch.equal(op(TritonKernels(deterministic=True), slice(0, stop)), whole[:stop])
