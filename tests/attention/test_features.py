@@ -105,7 +105,6 @@ FEATURES = [
     ALL,
 ]
 SHORT_SPANS = replace(FEATURES[-2], spans=SPANS[:2])
-NO_ROTARY = replace(SHORT_SPANS, num_pairs=0, has_norms=True)
 SHAPE = Shape(num_heads=6, num_kv_heads=2, head_dim=40, block_size=32)
 SHAPES = [SHAPE, replace(SHAPE, block_size=48), replace(SHAPE, head_dim=128), replace(SHAPE, num_heads=40)]
 BACKENDS = [("tiled", torch.float32), ("sdpa", torch.float32), ("sdpa", torch.bfloat16)]
