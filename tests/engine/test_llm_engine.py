@@ -170,14 +170,15 @@ def test_an_interrupted_step_is_returned_by_the_next_one(engine: LLMEngine) -> N
     def interrupt(order: object) -> bool:
         FAILURES.clear()
         os.kill(os.getpid(), signal.SIGALRM)
-        answered.wait(0.2)  # never set: let the caller leave before the step ends
+        assert has_left.wait(10.0)  # the caller leaves before the step ends
         return False
 
-    answered = threading.Event()
+    has_left = threading.Event()
     request_id = engine.add_request("Hi", SamplingParams(max_tokens=1, ignore_eos=True))
     FAILURES.append(interrupt)
     with alarms(), pytest.raises(AlarmError):
         engine.step()
+    has_left.set()
     assert engine.has_unfinished_requests()
     assert [(output.request_id, output.finished) for output in engine.step()[0]] == [(request_id, True)]
     assert engine.step() == ([], 0)

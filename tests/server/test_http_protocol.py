@@ -55,9 +55,9 @@ async def test_a_head_that_does_not_come_is_408_and_silence_is_closed() -> None:
 
 
 async def test_time_to_answer_is_not_time_to_read() -> None:
-    async with tiny_server(read_timeout_s=0.1) as tiny:
-        assert (await tiny.client.post("/v1/wait", json={"seconds": 0.4})).status_code == 200
-        await asyncio.sleep(0.3)  # an idle connection is for keep_alive_s to end
+    async with tiny_server(read_timeout_s=0.3) as tiny:
+        assert (await tiny.client.post("/v1/wait", json={"seconds": 0.6})).status_code == 200
+        await asyncio.sleep(0.6)  # an idle connection is for keep_alive_s to end
         assert (await tiny.client.post("/v1/wait", json={"seconds": 0.0})).status_code == 200
 
 
