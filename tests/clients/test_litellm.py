@@ -23,6 +23,28 @@ def test_whole_and_streamed(server: HttpServer) -> None:
     assert whole.usage.completion_tokens > 0
 
 
+def test_responses(server: HttpServer) -> None:
+    asked = {**fields(server), "input": "What is a block?"}
+    whole = litellm.responses(**asked)
+    events = list(litellm.responses(**asked, stream=True))
+    assert events[-1].type == "response.completed"
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == whole.output[0].content[0].text
+    assert whole.usage.output_tokens > 0
+
+
+def test_messages(server: HttpServer) -> None:
+    """By the provider of Anthropic's API, with a chat's words."""
+    asked = {**fields(server), "model": "anthropic/demo", "api_base": server.url, "max_tokens": 60}
+    whole = litellm.completion(**asked, messages=QUESTION)
+    chunks = list(litellm.completion(**asked, messages=QUESTION, stream=True))
+    rebuilt = litellm.stream_chunk_builder(chunks, messages=QUESTION)
+    assert rebuilt.choices[0].message.content == whole.choices[0].message.content
+    called = litellm.completion(**asked, messages=WEATHER, tools=[WEATHER_TOOL])
+    [call] = called.choices[0].message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Rome"})
+
+
 async def test_async(server: HttpServer) -> None:
     stream = await litellm.acompletion(**fields(server), messages=QUESTION, stream=True)
     text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])

@@ -173,6 +173,17 @@ def test_what_changes_with_every_request_of_claude_code_is_no_part_of_the_prompt
     assert count(server, alone) == count(server, alone | {"system": alone["system"][1:]}) == num_prompt_tokens(first)
 
 
+def test_a_later_system_message_costs_nothing_of_the_cache(server: HttpServer) -> None:
+    asked = ASK | {"system": "You are a tool for programmers. " * 70, "messages": [QUESTION], "max_tokens": 8}
+    first = whole(server, asked)
+    said = [QUESTION, {"role": "assistant", "content": first["content"]}]
+    late = [{"role": "system", "content": "A file was opened."}, {"role": "user", "content": "And?"}]
+    second = whole(server, asked | {"messages": [*said, *late]})
+    assert second["usage"]["cache_read_input_tokens"] >= 0.95 * num_prompt_tokens(first)
+    joined = {"role": "user", "content": "A file was opened.\n\nAnd?"}
+    assert count(server, asked | {"messages": [*said, joined]}) == num_prompt_tokens(second)
+
+
 @pytest.fixture(scope="module")
 def fake() -> Iterator[HttpServer]:
     """A server with options, without a model."""

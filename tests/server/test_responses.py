@@ -1,6 +1,7 @@
 """OpenAI's Responses API over real HTTP, with the demo model: whole, streamed, tools, thoughts, forms, errors."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ ASK: dict[str, Any] = {"model": "demo", "input": "What is a block?", "temperatur
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "name": "get_weather", "description": "Get the weather in a city", "parameters": CITY}
 TOOLS = ASK | {"input": "What is the weather in Paris?", "tools": [WEATHER]}
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}
 SHELL = {"type": "custom", "name": "shell", "description": "Run a command", "format": {"type": "text"}}
 SUM = ASK | {"input": "What is 123 + 456?", "max_output_tokens": 200, "chat_template_kwargs": {"enable_thinking": True}}
 THINKING = SUM | {"thinking_token_budget": 10}
@@ -123,6 +125,28 @@ def test_a_custom_tool_gets_its_raw_input(server: HttpServer) -> None:
     output = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "a.txt"}
     told = whole(server, body | {"input": [QUESTION, call, output], "tool_choice": "none"})
     assert told["status"] in ("completed", "incomplete")
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition", "followed"),
+    [
+        ("regex", r'say "[a-c]{2,4}"\n', r'say "[a-c]{2,4}"\n'),
+        ("lark", 'start: verb LF word\nverb: "say" | "cry"\nword: /.[xy]/\n%import common.LF', "(say|cry)\n.[xy]"),
+    ],
+)
+def test_a_custom_tool_gets_input_by_its_grammar(
+    server: HttpServer, syntax: str, definition: str, followed: str
+) -> None:
+    form = {"type": "grammar", "syntax": syntax, "definition": definition}
+    tools = [WEATHER, SHELL | {"format": form}]
+    body = ASK | {"input": "Hello", "tools": tools, "tool_choice": {"type": "custom", "name": "shell"}}
+    [call] = whole(server, body | {"reasoning": {"effort": "none"}, "max_output_tokens": 60})["output"]
+    assert call["type"] == "custom_tool_call"
+    assert re.fullmatch(followed, call["input"])
+    space = {"type": "namespace", "name": "n", "tools": [SHELL | {"format": {**form, "definition": "start: ("}}]}
+    response = server.post(PATH, body | {"tools": [space], "tool_choice": "auto"})
+    at = "tools[0].tools[0].format.definition"
+    assert (response.status_code, response.json()["error"]["param"]) == (400, at), response.text
 
 
 def test_a_tool_in_a_namespace_comes_back_with_it(server: HttpServer) -> None:
@@ -246,6 +270,11 @@ def test_logprobs_are_those_of_the_text(server: HttpServer) -> None:
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "web_search"}, {**WEATHER, "parameters": {"type": "x"}}]}, "tools[1].parameters"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
+        ({"tools": [SHELL | {"format": {"type": "xml"}}]}, "tools[0].format.type"),
+        ({"tools": [SHELL | {"format": {"type": "grammar", "syntax": "lark"}}]}, "tools[0].format.definition"),
+        ({"tools": [SHELL | {"format": GRAMMAR | {"syntax": "ebnf"}}]}, "tools[0].format.syntax"),
+        ({"tools": [SHELL | {"format": GRAMMAR | {"definition": "x" * 20_001}}]}, "tools[0].format.definition"),
+        ({"tools": [SHELL | {"format": GRAMMAR | {"definition": "start: <x>"}}]}, "tools[0].format.definition"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),

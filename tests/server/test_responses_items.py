@@ -14,6 +14,7 @@ from octavo.server.responses.protocol import ResponsesRequest
 from octavo.server.responses.tools import InputReader, chat_tools, custom_input
 from octavo.server.responses.translate import translated
 from octavo.server.responses.writer import ItemWriter
+from octavo.tokenizer.chat_template import ChatTemplate
 
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,iVBO"}
 SHELL = {"type": "custom", "name": "shell"}
@@ -24,12 +25,35 @@ def text(value: str, kind: str = "input_text") -> dict[str, Any]:
     return {"type": kind, "text": value}
 
 
-def messages_of(*items: dict[str, Any], sees: bool = True, **fields: Any) -> tuple[list[dict[str, Any]], list[str]]:
+def messages_of(
+    *items: dict[str, Any], sees: bool = True, template: ChatTemplate | None = None, **fields: Any
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the chat of these items, and the warnings."""
     warnings: list[str] = []
     request = msgspec.convert({"input": list(items), **fields}, ResponsesRequest)
-    chat = translated(request, (), warnings.append, takes_images=sees).chat
+    chat = translated(request, (), warnings.append, template=template, takes_images=sees).chat
     return [msgspec.to_builtins(message) for message in chat.messages], warnings
+
+
+def test_a_later_system_message_is_the_users_where_the_template_has_no_place_for_it() -> None:
+    """The beginning of the prompt stays what it was, and roles alternate."""
+    late = {"role": "developer", "content": "late"}
+    before = [{"role": "developer", "content": "rules"}, {"role": "user", "content": "a"}]
+    answered = [late, {"role": "assistant", "content": "b"}, late, {"role": "user", "content": [text("c"), IMAGE]}]
+    only_first = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('x') }}{% endif %}"
+        "[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    messages, [warning] = messages_of(*before, *answered, late, {"role": "user", "content": "d"}, template=only_first)
+    assert "later system messages" in warning
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+    assert [message["content"] for message in messages[:2]] == ["rules", "a\n\nlate"]
+    assert [part.get("text") for part in messages[3]["content"]] == ["late", "c", None, "late", "d"]
+    elsewhere, warnings = messages_of(
+        *before, *answered, template=ChatTemplate("{% for m in messages %}{{ m }}{% endfor %}")
+    )
+    assert [message["role"] for message in elsewhere] == ["system", "user", "system", "assistant", "system", "user"]
+    assert warnings == []
 
 
 def test_items_of_the_assistant_are_one_message() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.server.batch_client import as_lines, create, input_line, results, wait_for_end
 from tests.server.http_server import HttpServer
 
 from octavo.demo import demo_model_path
@@ -30,9 +31,10 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(other: str) -> Iterator[HttpServer]:
+def server(other: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     flags = ("--max-loaded", "1", "--model-alias", "fast-*=other", "--model-alias", "big=demo")
-    with HttpServer(other, *flags, has_model=False) as running:
+    state_dir = str(tmp_path_factory.mktemp("state"))
+    with HttpServer(other, *flags, "--state-dir", state_dir, has_model=False) as running:
         yield running
 
 
@@ -103,6 +105,19 @@ def test_a_stream_waits_for_its_model_and_says_why(server: HttpServer, other: st
         assert running.result()[-1]["choices"][0]["finish_reason"] == "length"
 
 
+def test_lines_of_a_batch_name_their_models(server: HttpServer, other: str) -> None:
+    names = {"demo": "demo", "other": other, "fast-1": other, "nothing": None}
+    lines = [input_line(name, CHAT, ASK | {"model": name}) for name in names]
+    ended = wait_for_end(server, create(server, as_lines(lines), CHAT)["id"])
+    answers = results(server, ended["output_file_id"])
+    assert {line["custom_id"]: line["response"]["body"]["model"] for line in answers} == {
+        name: model for name, model in names.items() if model
+    }
+    [failed] = results(server, ended["error_file_id"])
+    assert (failed["custom_id"], failed["response"]["status_code"]) == ("nothing", 404)
+    assert server.client.get("/v1/files").json()["data"]
+
+
 def test_a_core_that_is_killed_is_replaced_and_its_requests_go_on(server: HttpServer) -> None:
     name = "demo" if states(server)[0] == "loaded" else "other"
     expected = server.post(CHAT, LONG | {"model": name, "seed": 1}).json()["choices"][0]["message"]
@@ -119,10 +134,14 @@ def test_a_core_that_is_killed_is_replaced_and_its_requests_go_on(server: HttpSe
 @pytest.mark.full
 def test_a_model_that_cannot_be_loaded_harms_nobody(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
-    with HttpServer(str(tmp_path / "broken"), "--idle-unload-s", "0.3", has_model=False) as server:
+    flags = ("--idle-unload-s", "0.3", "--state-dir", str(tmp_path / "state"))
+    with HttpServer(str(tmp_path / "broken"), *flags, has_model=False) as server:
         refused = server.post(CHAT, ASK | {"model": "broken"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_failed")
         assert server.post(CHAT, ASK).status_code == 200
+        lines = [input_line(name, CHAT, ASK | {"model": name}) for name in ("demo", "broken")]
+        ended = wait_for_end(server, create(server, as_lines(lines), CHAT)["id"])
+        assert [ended["request_counts"][kind] for kind in ("completed", "failed")] == [1, 1]
         while states(server) != ["unloaded", "unloaded"]:
             time.sleep(0.05)
         assert server.client.get("/health").status_code == 200

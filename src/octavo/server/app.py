@@ -71,16 +71,18 @@ def create_app(
     tenants: Tenants | None = None,
     responses: ResponseStore | None = None,
     engines: Engines | None = None,
+    batches: BatchService | None = None,
 ) -> FastAPI:
     """Return the ASGI application around an engine that may still be loading.
 
-    `origins`: of options that were set; `engines`: all of them, if this is one of several.
+    `origins`: of options that were set; `engines`, `batches`: those of all, if this is one of several.
     """
 
     returning = returning or Returning(args, http_metrics)
     responses = responses or ResponseStore(args)
     engines = engines or lifecycle
-    batches = None if args.state_dir is None else BatchService(args.state_dir, lifecycle, args, http_metrics)
+    if batches is None and args.state_dir is not None:
+        batches = BatchService(lifecycle, lifecycle.max_running, args, http_metrics)
     request_log = None if args.request_log is None else RequestLog(args, lambda: _identity(lifecycle))
 
     app = FastAPI(

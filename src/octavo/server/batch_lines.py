@@ -5,6 +5,7 @@ import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import msgspec
 from octavo.errors import InvalidParameterError
 from octavo.sampling_params import RequestPriority
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ApiError, ErrorReply, as_api_error
+from octavo.server.errors import MODEL_FAILED, ApiError, ErrorReply, as_api_error
 from octavo.server.exchange import check_timeout
 from octavo.server.openai.embeddings import EmbeddingsRequest, EmbeddingsUsage
 from octavo.server.openai.params import LARGE_BODY, num_samples
@@ -31,6 +32,7 @@ _NUMBER = re.compile(r"\d+")
 _MAX_REMEMBERED = 1000  # warnings, each of which is logged once
 
 WireRequest = GenerationRequest | EmbeddingsRequest
+Serving = Callable[[str | None], AbstractAsyncContextManager[OpenAICompatibleService]]  # by the name of a model
 
 
 class InterruptedLineError(Exception):
@@ -49,10 +51,10 @@ class ReadLine:
 
 
 class LineAnswerer:
-    """Its requests have the lowest priority. `find_service` raises ApiError, 503, while there is no engine."""
+    """Its requests have the lowest priority. `serving` raises ApiError, 503, while there is no engine."""
 
-    def __init__(self, find_service: Callable[[], OpenAICompatibleService], args: ServerArgs) -> None:
-        self._find_service, self._args = find_service, args
+    def __init__(self, serving: Serving, args: ServerArgs) -> None:
+        self._serving, self._args = serving, args
         self._known_warnings: set[str] = set()
 
     def read(self, line: BatchLine) -> ReadLine:
@@ -81,7 +83,7 @@ class LineAnswerer:
             reply = await self._reply(line)
         except Exception as error:
             api_error = as_api_error(error)  # as of an HTTP request; logs bugs
-            if api_error.status == 503:  # which tells clients to come back
+            if api_error.status == 503 and api_error.detail.code != MODEL_FAILED:  # which tells clients to come back
                 raise InterruptedLineError(api_error.detail.message) from error
             return self._result(line, api_error.status, ErrorReply(error=api_error.detail))
         return self._result(line, 200, reply)
@@ -89,16 +91,17 @@ class LineAnswerer:
     async def _reply(self, line: ReadLine) -> msgspec.Struct:
         if isinstance(line.wire, ApiError):
             raise line.wire
-        method = getattr(self._find_service(), ENDPOINTS[line.url].answer)
-        work: Awaitable[msgspec.Struct] = method(line.wire, self._warn, line.is_large)
-        try:
-            async with asyncio.timeout(line.wire.timeout) as limit:
-                return await work
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            message = f"The request reached its time limit of {line.wire.timeout:g} s."
-            raise ApiError(408, message, kind="timeout_error", code="request_timeout") from None
+        async with self._serving(line.wire.model) as service:
+            method = getattr(service, ENDPOINTS[line.url].answer)
+            work: Awaitable[msgspec.Struct] = method(line.wire, self._warn, line.is_large)
+            try:
+                async with asyncio.timeout(line.wire.timeout) as limit:
+                    return await work
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                message = f"The request reached its time limit of {line.wire.timeout:g} s."
+                raise ApiError(408, message, kind="timeout_error", code="request_timeout") from None
 
     def _result(self, line: ReadLine, status: int, body: Any) -> LineResult:
         response = LineResponse(status_code=status, request_id=f"req_{uuid.uuid4().hex}", body=body)

@@ -35,7 +35,7 @@ async def answer_lines(
     """
     service = OpenAICompatibleService(engine, model_name, args)
     await service.models.add_modules(args.lora_modules)
-    answerer = LineAnswerer(lambda: service, args)
+    answerer = LineAnswerer(lambda _: contextlib.nullcontext(service), args)
     config = engine.front.config
     limit = max_running or config.scheduler.max_num_seqs * config.parallel.data_parallel_size
     slots = BatchSlots(limit, limit, lambda: 0)

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from octavo.errors import StateError
 from octavo.metrics.collect import HttpMetrics
@@ -13,8 +15,9 @@ from octavo.server.batch_output import finalize
 from octavo.server.batch_runner import BatchRunner
 from octavo.server.batch_slots import BatchSlots
 from octavo.server.batch_store import BatchStore
+from octavo.server.errors import ApiError
 from octavo.server.file_store import FileStore
-from octavo.server.lifecycle import EngineLifecycle
+from octavo.server.openai.service import OpenAICompatibleService
 from octavo.server.openai.stored import Batch, BatchRequest
 from octavo.server.state_db import StateDatabase
 
@@ -24,13 +27,24 @@ _SWEEP_S = 60.0
 _POLL_S = 0.1  # how often to see whether the model is loaded
 
 
+class Models(Protocol):
+    """The model of a server, or several."""
+
+    def refusal(self) -> ApiError | None:
+        """Return why no line can be answered yet, if so."""
+
+    def serving(self, name: str | None) -> AbstractAsyncContextManager[OpenAICompatibleService]:
+        """Return what is entered with the service of a model."""
+
+
 class BatchService:
     """Opened with the folder locked (`server/state_dir.py`). Owned by one event loop while it runs."""
 
-    def __init__(self, state_dir: str, lifecycle: EngineLifecycle, args: ServerArgs, metrics: HttpMetrics) -> None:
-        """Raises InvalidParameterError: the database cannot be used."""
-        folder = Path(state_dir)
-        self._lifecycle, self._args, self._metrics = lifecycle, args, metrics
+    def __init__(self, models: Models, max_running: int, args: ServerArgs, metrics: HttpMetrics) -> None:
+        """`max_running`: samples of one model. Raises InvalidParameterError: the database cannot be used."""
+        assert args.state_dir is not None
+        folder = Path(args.state_dir)
+        self._models, self._max_running, self._args, self._metrics = models, max_running, args, metrics
         self._database = StateDatabase(folder / "batches.sqlite3")
         self.files = FileStore(self._database, folder / "files", args)
         self.batches = BatchStore(self._database, args)
@@ -73,20 +87,18 @@ class BatchService:
         self._database.close()
 
     def _make_runner(self) -> BatchRunner:
-        config = self._lifecycle.service.front.config
-        max_running = config.scheduler.max_num_seqs * config.parallel.data_parallel_size
-        limit = self._args.max_batch_running or max(1, max_running // 2)
+        limit = self._args.max_batch_running or max(1, self._max_running // 2)
         return BatchRunner(
             self.batches,
             self.files,
             self._args,
             self._metrics,
-            answerer=LineAnswerer(lambda: self._lifecycle.service, self._args),
-            slots=BatchSlots(limit, max_running, lambda: self._metrics.num_admitted),
+            answerer=LineAnswerer(self._models.serving, self._args),
+            slots=BatchSlots(limit, self._max_running, lambda: self._metrics.num_admitted),
             finalize=partial(finalize, database=self._database, store=self.batches, files=self.files),
             wait_for_engine=self._wait_for_engine,
         )
 
     async def _wait_for_engine(self) -> None:
-        while self._lifecycle.refusal() is not None:
+        while self._models.refusal() is not None:
             await asyncio.sleep(_POLL_S)

@@ -8,17 +8,19 @@ requests came. Owned by one event loop.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from octavo.config.args import EngineArgs
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ApiError
+from octavo.server.errors import MODEL_FAILED, ApiError
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.openai.model_aliases import ModelAliases
 from octavo.server.openai.models import ModelCard
+from octavo.server.openai.service import OpenAICompatibleService
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +104,6 @@ class EnginePool:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(slot.lifecycle.close() for slot in self.slots))
 
-    @property
     def refusal(self) -> ApiError | None:
         """Why the server has no model to answer with yet; None: it has begun."""
         return None if self._has_begun else self.slots[0].lifecycle.refusal()
@@ -155,6 +156,17 @@ class EnginePool:
         finally:
             self._line = [(each, other) for each, other in self._line if other is not turn]
             self._advance()
+
+    @asynccontextmanager
+    async def serving(self, name: str | None) -> AsyncIterator[OpenAICompatibleService]:
+        """Enter with the service of a model once it is loaded; it stays so. Raises ApiError as `find` and `acquire`."""
+        slot = self.find(name)
+        if not self.acquire_now(slot):
+            await self.acquire(slot)
+        try:
+            yield slot.lifecycle.service
+        finally:
+            self.release(slot)
 
     def release(self, slot: ModelSlot) -> None:
         """A request no longer needs its model."""
@@ -224,7 +236,7 @@ class EnginePool:
             logger.error("%s", text)
             for other, turn in self._line:
                 if other is slot and not turn.done():
-                    turn.set_exception(ApiError(503, text, code="model_failed", headers={"Retry-After": "10"}))
+                    turn.set_exception(ApiError(503, text, code=MODEL_FAILED, headers={"Retry-After": "10"}))
         self._unload(slot)
 
     def _named(self, name: str) -> ModelSlot | None:

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 MESSAGES = "/v1/messages"  # Anthropic's route, and the beginning of its others
 RESPONSES = "/v1/responses"
+MODEL_FAILED = "model_failed"  # code of a 503: to come back may not help
 DONE = b"data: [DONE]\n\n"  # the last frame of OpenAI's streams
 
 # The `type` that OpenAI gives errors of a status.

@@ -9,8 +9,9 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import fields
 from functools import partial
 from typing import Any, Literal
@@ -127,6 +128,16 @@ class EngineLifecycle:
             raise refusal
         assert self._service is not None
         return self._service
+
+    @asynccontextmanager
+    async def serving(self, name: str | None) -> AsyncIterator[OpenAICompatibleService]:
+        """Enter with the service that answers for a model, or says that it does not know it. Raises ApiError, 503."""
+        yield self.service
+
+    @property
+    def max_running(self) -> int:
+        """How many samples run at once, in all replicas."""
+        return self._args.max_num_seqs * self._args.data_parallel_size
 
     @property
     def engine(self) -> AsyncLLMEngine:

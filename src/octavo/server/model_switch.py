@@ -19,6 +19,7 @@ from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import HttpMetrics
 from octavo.metrics.several import SeveralExpositions
 from octavo.server.app import create_app, exposition_of
+from octavo.server.batch_service import BatchService
 from octavo.server.engine_pool import EnginePool, ModelSlot, args_of
 from octavo.server.errors import ApiError, error_frames
 from octavo.server.exchange import OPEN_PATHS, Exchange, route_path, send_json
@@ -36,6 +37,7 @@ from octavo.server.tenants.tenants import Tenants
 
 _TELL_S = 1.0  # how often a stream that waits says why
 _MODELS = "/v1/models"
+_STORED = ("/v1/files", "/v1/batches")
 _LISTS = ("/api/tags", "/api/ps")
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no")]  # fmt: skip
@@ -80,9 +82,11 @@ def with_several_models(
             raise InvalidParameterError("also_serve", slot.name, "another model has this name, or ends with it")
     pool = EnginePool(slots, aliases, args.max_loaded, args.idle_unload_s)
     responses = ResponseStore(args)
+    batches = None if args.state_dir is None else BatchService(pool, lifecycle.max_running, args, metrics)
     apps: dict[ModelSlot, ASGIApp] = {}
     for slot in slots:
-        shared = replace(args, state_dir=None)  # files and batches are of one model
+        is_first = slot is slots[0]  # whose application has what all share
+        shared = replace(args, state_dir=None)
         apps[slot] = create_app(
             slot.lifecycle,
             shared,
@@ -91,7 +95,8 @@ def with_several_models(
             settings.origins,
             tenants,
             responses=responses,
-            engines=pool if slot is slots[0] else None,
+            engines=pool if is_first else None,
+            batches=batches if is_first else None,
         )
     parts = [exposition_of(slot.lifecycle, slot.name, args, metrics) for slot in slots]
     return ModelSwitch(pool, apps, SeveralExpositions(parts))
@@ -104,10 +109,10 @@ class ModelSwitch:
         self._pool, self._apps, self._exposition = pool, apps, exposition
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        path = route_path(scope) if scope["type"] == "http" else ""
+        if scope["type"] != "http" or path.startswith(_STORED):
             await self._apps[self._pool.slots[0]](scope, receive, send)
             return
-        path = route_path(scope)
         if scope["method"] != "POST" or path in OPEN_PATHS or is_cancellation(scope):
             await self._page(path, scope, receive, send)
             return
@@ -125,7 +130,7 @@ class ModelSwitch:
         """Answer what is about all models, or computes nothing; the rest is about the first that is loaded."""
         slots = self._pool.slots
         if path in OPEN_PATHS:
-            refusal = self._pool.refusal
+            refusal = self._pool.refusal()
             status, headers = (200, {}) if refusal is None else (refusal.status, refusal.headers)
             about = "ok" if refusal is None else slots[0].lifecycle.status
             await send_json(

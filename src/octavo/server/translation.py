@@ -3,13 +3,14 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.openai.chat_prompt import is_media, parts_of
 from octavo.server.openai.params import Warn
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage, ContentPart, TokenizeRequest
 from octavo.server.openai.service import OpenAICompatibleService
+from octavo.tokenizer.chat_template import ChatTemplate
 
 ChatT = TypeVar("ChatT", bound=ChatCompletionRequest)
 
@@ -29,14 +30,43 @@ class Translated:
     paths: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Conversation:
-    """The messages of a chat, and where they come from in the request."""
+    """The messages of a chat, and where they come from in the request.
 
+    A later system message becomes what the user says where the chat template has no place for it. Were it merged into
+    the first one, as in a chat, all that is cached of the conversation would be lost each time that an agent adds one.
+    """
+
+    takes_late_system: bool
     messages: list[ChatMessage] = field(default_factory=list)
     places: dict[str, str] = field(default_factory=dict)  # paths in the request by paths in the chat
+    has_moved: bool = False  # a system message to the user's
+    _ends_moved: bool = False  # the last message does: what the user says next belongs to it, as roles alternate
+    _last: list[Placed] = field(default_factory=list)  # the parts of the last message
+
+    @classmethod
+    def of(cls, template: ChatTemplate | None) -> Self:
+        """Return one without messages, for a chat template."""
+        return cls(takes_late_system=template is None or template.takes_late_system)
 
     def add(self, message: Translated, path: str) -> None:
+        role = message.chat.role
+        before = self.messages[-1].role if self.messages else None
+        is_moved = role == "system" and before not in (None, "system") and not self.takes_late_system
+        parts = list(zip(message.paths, parts_of(message.chat), strict=True))
+        if isinstance(text := message.chat.content, str):
+            parts = [(path, ContentPart(type="text", text=text))]
+        if role == before == "system" and not self.takes_late_system:
+            text = BETWEEN.join(part.text or "" for _, part in self._last + parts)
+            message, path = Translated(ChatMessage(role="system", content=text)), self._drop_last()
+        elif before == "user" and (is_moved or (role == "user" and self._ends_moved)):
+            parts = self._last + parts
+            message, path = said_by_user(parts), self._drop_last()
+        elif is_moved:
+            message = said_by_user(parts)
+        self._last, self._ends_moved = parts, is_moved
+        self.has_moved |= is_moved
         place = f"messages[{len(self.messages)}]"
         self.places[place] = path
         for at, part in enumerate(parts_of(message.chat)):
@@ -44,6 +74,15 @@ class Conversation:
             if is_media(part):
                 self.places[f"{place}.content[{at}].image_url"] = message.paths[at]
         self.messages.append(message.chat)
+
+    def _drop_last(self) -> str:
+        """Remove the last message, which is to be added again; return its path."""
+        self.messages.pop()
+        return self.places[f"messages[{len(self.messages)}]"]
+
+    def warn_of_moves(self, warn: Warn) -> None:
+        if self.has_moved:
+            warn("later system messages are shown as the user's: the model's chat template has no place for them")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

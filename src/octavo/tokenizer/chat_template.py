@@ -161,10 +161,10 @@ class ChatTemplate:
 
     def must_merge(self, messages: Sequence[Mapping[str, object]]) -> bool:
         """Whether `render` merges system messages into the first one: the template has no place for later ones."""
-        return any(each.get("role") in SYSTEM_ROLES for each in messages[1:]) and not self._takes_late_system
+        return any(each.get("role") in SYSTEM_ROLES for each in messages[1:]) and not self.takes_late_system
 
     @cached_property
-    def _takes_late_system(self) -> bool:
+    def takes_late_system(self) -> bool:
         """Whether the template writes a system message that is not the first; many reject or drop it."""
         roles = ("user", "assistant", "system", "user")
         messages = [{"role": role, "content": _PROBE if role == "system" else "x"} for role in roles]

@@ -73,6 +73,7 @@ def use(
         prompt_tools=[],
         schemas=schemas,
         strict=frozenset(strict),
+        grammars={},
         is_required=False,
         is_subset=True,
         is_parallel=parallel,

@@ -60,12 +60,13 @@ class Reader:
 def translated(request: CountTokensRequest, reader: Reader, warn: Warn) -> Translation[MessagesChat]:
     """Return the chat of a request. Raises ApiError, 400: names the part that has no meaning here."""
     turns = list(_turns(request))
-    conversation = Conversation()
+    conversation = Conversation.of(reader.formats.tokenizer.chat_template)
     if system := system_text(request.system, keeps_billing_header=reader.keeps_billing_header):
         conversation.add(Translated(ChatMessage(role="system", content=system)), "system")
     for turn in turns:
         for message in chat_messages(turn, warn, takes_images=reader.takes_images):
             conversation.add(message, turn.path)
+    conversation.warn_of_moves(warn)
     messages, places = conversation.messages, conversation.places
     _check_end(messages, turns)
     chat = MessagesChat(

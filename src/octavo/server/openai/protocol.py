@@ -104,6 +104,12 @@ class FunctionDefinition(msgspec.Struct, kw_only=True, omit_defaults=True):
     strict: bool | None = None
 
 
+class GrammarFunction(FunctionDefinition, kw_only=True):
+    """A function whose arguments follow a grammar (Lark). Other APIs have such; no chat can ask for one."""
+
+    arguments_grammar: str
+
+
 class ToolDefinition(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A tool: a function, which is the default type."""
 

@@ -11,7 +11,7 @@ them. OpenAI rejects such schemas in strict mode; vLLM and llama.cpp read them a
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -22,7 +22,14 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.openai.parsers.json_calls import HermesParser
 from octavo.server.openai.parsers.tool_calls import TAG_CONTENTS, ToolCallParser
-from octavo.server.openai.protocol import ChatCompletionRequest, TokenizeRequest, ToolChoiceObject, ToolDefinition
+from octavo.server.openai.protocol import (
+    ChatCompletionRequest,
+    FunctionDefinition,
+    GrammarFunction,
+    TokenizeRequest,
+    ToolChoiceObject,
+    ToolDefinition,
+)
 from octavo.structured_output import StructuralTag, StructuredOutput
 
 logger = logging.getLogger(__name__)
@@ -49,7 +56,8 @@ class ToolUse:
 
     prompt_tools: Sequence[Mapping[str, object]]  # as chat templates expect them
     schemas: Mapping[str, Mapping[str, Any]]  # of the allowed tools, by name
-    strict: frozenset[str]  # names of tools whose calls must match their schemas
+    strict: frozenset[str]  # names of tools whose calls must match their schemas or grammars
+    grammars: Mapping[str, str]  # of the arguments of tools that have one, by name
     is_required: bool
     is_subset: bool  # the prompt shows more tools, which must not be called
     is_parallel: bool  # whether one answer may call more than once
@@ -58,7 +66,7 @@ class ToolUse:
     @property
     def forced_parser(self) -> type[ToolCallParser]:
         """The format in which the model can be forced to call these tools."""
-        return HermesParser if self.own_parser.tags(self.schemas) is None else self.own_parser
+        return HermesParser if self._tags(self.own_parser, self.schemas) is None else self.own_parser
 
     def parser(self, params: SamplingParams) -> type[ToolCallParser]:
         """Return the parser for answers under the final constraint in `params`."""
@@ -72,14 +80,14 @@ class ToolUse:
         most = None if self.is_parallel and not kind.calls_once else 1
         if self.is_required:  # calls and nothing else
             kind = self.forced_parser
-            calls = kind.tags(self.schemas) or ()
+            calls = self._tags(kind, self.schemas) or ()
             return StructuredOutput(tags=calls, free_text=False, separator=kind.separator, min_tags=1, max_tags=most)
         if answer is not None:  # one call, or JSON by its schema
             schema = '{"type":"object"}' if answer.json_object else answer.json_schema
             if schema is None:
                 return answer
             either = [
-                *(self.forced_parser.tags(self.schemas) or ()),
+                *(self._tags(self.forced_parser, self.schemas) or ()),
                 StructuralTag(begin=kind.answer_begin, json_schema=schema),
             ]
             return StructuredOutput(tags=either, free_text=False, min_tags=1, max_tags=1)
@@ -93,13 +101,26 @@ class ToolUse:
         }
         tags = kind.loose_tags(enforced) if self.is_parallel and not self.strict & set(self.schemas) else None
         if tags is None:
-            tags = kind.tags(enforced if kind.writes_json else self.schemas)
+            tags = self._tags(kind, enforced if kind.writes_json else self.schemas)
         if tags is None and not is_free:
             logger.warning("%s cannot constrain calls in free text to these schemas", kind.__name__)
         if tags is not None and kind.answer_begin:  # a call, or text after what marks it
             text = StructuralTag(begin=kind.answer_begin, grammar=_ANY_TEXT)
             return StructuredOutput(tags=[*tags, text], free_text=False, min_tags=1, max_tags=1)
         return None if tags is None else StructuredOutput(tags=tags, max_tags=most)
+
+    def _tags(self, kind: type[ToolCallParser], schemas: Mapping[str, Schema]) -> list[StructuralTag] | None:
+        """Constrain a call to one of these tools, by schemas or grammars; None if the format cannot express one."""
+        tags = kind.tags(schemas)
+        if tags is None or not self.grammars:
+            return tags
+        found: list[StructuralTag] = []
+        for name, tag in zip(schemas, tags, strict=True):
+            if name in self.grammars and tag.json_schema is None:  # grammars are of JSON
+                return None
+            grammar = self.grammars.get(name)
+            found.append(tag if grammar is None else replace(tag, json_schema=None, grammar=grammar))
+        return found
 
 
 def shown_tools(request: TokenizeRequest) -> list[Mapping[str, object]] | None:
@@ -125,6 +146,11 @@ def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | 
         prompt_tools=[_prompt_tool(tool) for tool in tools],
         schemas={name: schemas[name] for name in choice.names},
         strict=frozenset(tool.function.name for tool in tools if tool.function.strict),
+        grammars={
+            tool.function.name: tool.function.arguments_grammar
+            for tool in tools
+            if isinstance(tool.function, GrammarFunction)
+        },
         is_required=choice.mode == "required",
         is_subset=choice.is_subset,
         is_parallel=request.parallel_tool_calls is not False and not choice.is_named,
@@ -176,7 +202,7 @@ def _among(chosen: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
 def _prompt_tool(tool: ToolDefinition) -> dict[str, object]:
     """Return a tool in the form seen in training: always with parameters, and without `strict`."""
     parameters = tool.function.parameters or {"type": "object", "properties": {}}
-    function = msgspec.structs.replace(tool.function, strict=None, parameters=parameters)
+    function = FunctionDefinition(name=tool.function.name, description=tool.function.description, parameters=parameters)
     plain: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(tool, type="function", function=function))
     return plain
 
@@ -214,16 +240,18 @@ def _check_tool(tool: ToolDefinition, path: str) -> None:
 
 def tool_wire_names(request: ChatCompletionRequest) -> dict[str, str]:
     """Return the wire names of tool fields that the engine may reject: a tag's schema is that of a tool."""
-    names = [tool.function.name for tool in request.tools or []]
+    tools = request.tools or []
+    names = [tool.function.name for tool in tools]
     try:
         chosen: Sequence[str] = tool_choice(request, names).names
     except ApiError:  # then nothing reaches the engine
         chosen = ()
-    return {
-        f"structured_output.tags[{number}].{content}": f"tools[{names.index(name)}].function.parameters"
-        for number, name in enumerate(chosen)
-        for content in TAG_CONTENTS
-    }
+    wire = {}
+    for number, name in enumerate(chosen):
+        index = names.index(name)
+        what = "format.definition" if isinstance(tools[index].function, GrammarFunction) else "function.parameters"
+        wire |= {f"structured_output.tags[{number}].{content}": f"tools[{index}].{what}" for content in TAG_CONTENTS}
+    return wire
 
 
 def closed(schema: Schema, *, strict: bool) -> Schema:

@@ -69,6 +69,14 @@ class Tool(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
 
 
+class ToolFormat(msgspec.Struct, kw_only=True):
+    """The form of a custom tool's input: `text`, or `grammar`."""
+
+    type: str = "text"
+    syntax: str = ""
+    definition: str | None = None
+
+
 class ResponsesToolChoice(msgspec.Struct, kw_only=True):
     """One tool by type and name, or `allowed_tools` with a mode."""
 

@@ -68,7 +68,9 @@ class ResponsesService:
         if isinstance(request.input, list) and any(item.get("type") == _REFERENCE for item in request.input):
             items = [await self._referred(item, index) for index, item in enumerate(request.input)]
             request = msgspec.structs.replace(request, input=items)
-        return translated(request, earlier, warn, takes_images=self._chats.front.inputs.takes_images)
+        front = self._chats.front
+        template, takes_images = front.tokenizer.chat_template, front.inputs.takes_images
+        return translated(request, earlier, warn, template=template, takes_images=takes_images)
 
     async def _referred(self, item: dict[str, Any], index: int) -> dict[str, Any]:
         """Return the item that another one refers to. Raises ApiError, 400: it is not kept."""

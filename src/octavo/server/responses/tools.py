@@ -11,19 +11,22 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from octavo.errors import InvalidParameterError
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.openai.params import Warn
 from octavo.server.openai.protocol import (
     AllowedTool,
     AllowedTools,
     FunctionDefinition,
+    GrammarFunction,
     NamedFunction,
     ToolChoiceObject,
     ToolDefinition,
     type_error,
 )
-from octavo.server.responses.protocol import ResponsesRequest, ResponsesToolChoice, Tool
+from octavo.server.responses.protocol import ResponsesRequest, ResponsesToolChoice, Tool, ToolFormat
 from octavo.server.translation import missing
+from octavo.structured.json_text import in_json_object, matching_in_json_object
 
 T = TypeVar("T")
 
@@ -42,6 +45,7 @@ _WHOLE_CHARACTERS = re.compile(  # of a JSON string: no half of an escape, or of
 _FUNCTION, _CUSTOM, _NAMESPACE = "function", "custom", "namespace"
 _MODES = ("auto", "required", "none")
 _MAX_GRAMMAR = 20_000  # characters
+_SYNTAXES = {"lark": in_json_object, "regex": matching_in_json_object}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +119,36 @@ def _function(tool: Tool, path: str, namespace: str | None) -> FunctionDefinitio
         return FunctionDefinition(
             name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict
         )
-    return FunctionDefinition(name=name, description=_described(tool), parameters=_CUSTOM_PARAMETERS)
+    return _custom_function(tool, name, path)
 
 
-def _described(tool: Tool) -> str | None:
-    """Return the description of a custom tool, with the grammar of its input, which the model is to follow."""
-    about, text = tool.format or {}, tool.description or ""
-    definition = about.get("definition")
-    if about.get("type") != "grammar" or not isinstance(definition, str):
-        return tool.description
-    syntax = str(about.get("syntax", ""))[:40]
-    return f"{text}\n\nThe input has this form ({syntax}):\n{definition[:_MAX_GRAMMAR]}".strip()
+def _custom_function(tool: Tool, name: str, path: str) -> FunctionDefinition:
+    """Return a custom tool as a function with one string, which follows its grammar; the model is shown it, too."""
+    wanted = converted(tool.format or {}, ToolFormat, f"{path}.format")
+    if wanted.type == "text":
+        return FunctionDefinition(name=name, description=tool.description, parameters=_CUSTOM_PARAMETERS)
+    if wanted.type != "grammar":
+        raise bad_request(f"{path}.format.type={wanted.type[:40]!r}: text or grammar", f"{path}.format.type")
+    if wanted.definition is None:
+        raise missing(f"{path}.format.definition")
+    if len(wanted.definition) > _MAX_GRAMMAR:
+        limit = f"{len(wanted.definition)} characters; at most {_MAX_GRAMMAR} are allowed"
+        raise bad_request(f"{path}.format.definition: {limit}.", f"{path}.format.definition")
+    if wanted.syntax not in _SYNTAXES:
+        raise bad_request(f"{path}.format.syntax={wanted.syntax[:40]!r}: lark or regex", f"{path}.format.syntax")
+    try:
+        grammar = _SYNTAXES[wanted.syntax](_INPUT, wanted.definition)
+    except InvalidParameterError as error:
+        text = f"{path}.format.definition: {error.limit}, not {error.value!r}"
+        raise bad_request(text, f"{path}.format.definition") from error
+    shown = f"The input has this form ({wanted.syntax}):\n{wanted.definition}"
+    return GrammarFunction(
+        name=name,
+        description=f"{tool.description or ''}\n\n{shown}".strip(),
+        parameters=_CUSTOM_PARAMETERS,
+        strict=True,
+        arguments_grammar=grammar,
+    )
 
 
 def custom_input(arguments: str) -> str:

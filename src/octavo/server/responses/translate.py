@@ -18,6 +18,7 @@ from octavo.server.responses.items import ItemReader, PlacedItem, instructions_t
 from octavo.server.responses.protocol import ReasoningConfig, ReplyReasoning, ResponsesRequest, TextFormat
 from octavo.server.responses.tools import ToolNames, chat_tool_choice, chat_tools
 from octavo.server.translation import Conversation, Translated, Translation
+from octavo.tokenizer.chat_template import ChatTemplate
 
 _ENCRYPTED, _LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
 _WITHOUT_EFFECT = ("context_management", "moderation", "max_tool_calls")
@@ -82,7 +83,12 @@ class ResponsesChat(ChatCompletionRequest, kw_only=True):
 
 
 def translated(
-    request: ResponsesRequest, earlier: Sequence[Mapping[str, Any]], warn: Warn, *, takes_images: bool
+    request: ResponsesRequest,
+    earlier: Sequence[Mapping[str, Any]],
+    warn: Warn,
+    *,
+    template: ChatTemplate | None,
+    takes_images: bool,
 ) -> Translation[ResponsesChat]:
     """Return the chat of a request that goes on from earlier items.
 
@@ -98,12 +104,13 @@ def translated(
         warn("truncation has no effect: an input beyond the context is refused")
     if request.text is not None and request.text.verbosity not in (None, "medium"):
         warn("text.verbosity has no effect")
-    conversation = Conversation()
+    conversation = Conversation.of(template)
     items = [*(("previous_response_id", item) for item in earlier), *input_items(request)]
     names = chat_tools([*(request.tools or ()), *_additional(items)], conversation.places, warn)
     reader = ItemReader(conversation, names, warn, takes_images=takes_images)
     reader.instruct(instructions_text(request.instructions))
     reader.read(items)
+    conversation.warn_of_moves(warn)
     _complete(conversation, items)
     reasoning, include = request.reasoning or ReasoningConfig(), request.include or ()
     for name in include:
