@@ -9,11 +9,13 @@ import pytest
 
 from octavo.server.errors import ApiError
 from octavo.server.openai.parsers.base import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
+from octavo.server.openai.protocol import ChatMessage
 from octavo.server.responses.items import covered
 from octavo.server.responses.protocol import ResponsesRequest
 from octavo.server.responses.tools import InputReader, chat_tools, custom_input
 from octavo.server.responses.translate import translated
 from octavo.server.responses.writer import ItemWriter
+from octavo.server.translation import Conversation, Translated
 from octavo.tokenizer.chat_template import ChatTemplate
 
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,iVBO"}
@@ -54,6 +56,15 @@ def test_a_later_system_message_is_the_users_where_the_template_has_no_place_for
     )
     assert [message["role"] for message in elsewhere] == ["system", "user", "system", "assistant", "system", "user"]
     assert warnings == []
+
+
+def test_first_system_messages_are_one_where_the_template_has_place_for_one() -> None:
+    conversation = Conversation(takes_late_system=False)
+    for number in range(3):
+        conversation.add(Translated(ChatMessage(role="system", content=f"{number}")), f"system[{number}]")
+    assert [message.content for message in conversation.messages] == ["0\n\n1\n\n2"]
+    assert conversation.places == {"messages[0]": "system[0]"}
+    assert not conversation.has_moved
 
 
 def test_items_of_the_assistant_are_one_message() -> None:

@@ -11,7 +11,9 @@ import psutil
 import pytest
 from tests.server.batch_client import as_lines, create, input_line, results, wait_for_end
 from tests.server.http_server import HttpServer
+from typer.testing import CliRunner
 
+from octavo.cli.main import app
 from octavo.demo import demo_model_path
 
 CHAT = "/v1/chat/completions"
@@ -31,10 +33,15 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(other: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def server(other: str, logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     flags = ("--max-loaded", "1", "--model-alias", "fast-*=other", "--model-alias", "big=demo")
-    state_dir = str(tmp_path_factory.mktemp("state"))
-    with HttpServer(other, *flags, "--state-dir", state_dir, has_model=False) as running:
+    folders = ("--state-dir", str(tmp_path_factory.mktemp("state")), "--request-log", str(logs))
+    with HttpServer(other, *flags, *folders, has_model=False) as running:
         yield running
 
 
@@ -116,6 +123,14 @@ def test_lines_of_a_batch_name_their_models(server: HttpServer, other: str) -> N
     [failed] = results(server, ended["error_file_id"])
     assert (failed["custom_id"], failed["response"]["status_code"]) == ("nothing", 404)
     assert server.client.get("/v1/files").json()["data"]
+
+
+def test_each_model_has_a_log_of_its_requests(server: HttpServer, logs: Path) -> None:
+    for name in ("demo", "other"):
+        reply = server.post(CHAT, ASK | {"model": name}).json()["id"]
+        listed = ("replay", "--list", "--request-log", str(logs / name))
+        while reply not in CliRunner().invoke(app, listed).output:
+            time.sleep(0.05)
 
 
 def test_a_core_that_is_killed_is_replaced_and_its_requests_go_on(server: HttpServer) -> None:

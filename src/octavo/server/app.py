@@ -72,10 +72,12 @@ def create_app(
     responses: ResponseStore | None = None,
     engines: Engines | None = None,
     batches: BatchService | None = None,
+    request_logs: Sequence[RequestLog] = (),
 ) -> FastAPI:
     """Return the ASGI application around an engine that may still be loading.
 
-    `origins`: of options that were set; `engines`, `batches`: those of all, if this is one of several.
+    `origins`: of options that were set; `engines`, `batches`, `request_logs` (its own first): those of all, if this is
+    one of several.
     """
 
     returning = returning or Returning(args, http_metrics)
@@ -83,7 +85,8 @@ def create_app(
     engines = engines or lifecycle
     if batches is None and args.state_dir is not None:
         batches = BatchService(lifecycle, lifecycle.max_running, args, http_metrics)
-    request_log = None if args.request_log is None else RequestLog(args, lambda: _identity(lifecycle))
+    if not request_logs and args.request_log is not None:
+        request_logs = [RequestLog(args, lambda: identity_of(lifecycle))]
 
     app = FastAPI(
         title="Octavo",
@@ -91,11 +94,10 @@ def create_app(
         summary="An OpenAI-compatible server",
         docs_url=None,  # FastAPI's own pages load their scripts from the internet
         redoc_url=None,
-        lifespan=_lifespan(engines, batches, request_log, returning, responses),
+        lifespan=_lifespan(engines, batches, request_logs, returning, responses),
     )
-    routes = Routes(
-        lifecycle, args, exposition_of(lifecycle, lifecycle.served_name, args, http_metrics), returning, request_log
-    )
+    exposition = exposition_of(lifecycle, lifecycle.served_name, args, http_metrics)
+    routes = Routes(lifecycle, args, exposition, returning, request_logs[0] if request_logs else None)
     routes.add_to(app)
     MessagesRoutes(lifecycle, routes.answer).add_to(app)
     VectorsRoutes(lifecycle, routes.answer).add_to(app)
@@ -121,7 +123,7 @@ def create_app(
 def _lifespan(
     engines: Engines,
     batches: BatchService | None,
-    request_log: RequestLog | None,
+    request_logs: Sequence[RequestLog],
     returning: Returning,
     responses: ResponseStore,
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
@@ -133,8 +135,7 @@ def _lifespan(
         tasks = [asyncio.create_task(engines.run())]
         if batches is not None:
             tasks.append(asyncio.create_task(batches.run()))
-        if request_log is not None:
-            tasks.append(asyncio.create_task(request_log.run()))
+        tasks += [asyncio.create_task(log.run()) for log in request_logs]
         yield
         for task in tasks:
             task.cancel()
@@ -143,8 +144,8 @@ def _lifespan(
             batches.close()
         await returning.close()
         responses.close()
-        if request_log is not None:
-            await request_log.close()
+        for log in request_logs:
+            await log.close()
         await engines.close()
 
     return lifespan
@@ -156,7 +157,8 @@ def exposition_of(lifecycle: EngineLifecycle, name: str, args: ServerArgs, metri
     return Exposition(metrics, lambda: lifecycle.metrics, name, **names)
 
 
-def _identity(lifecycle: EngineLifecycle) -> Identity:
+def identity_of(lifecycle: EngineLifecycle) -> Identity:
+    """Return what computes the answers of a model. Raises ApiError, 503: it is not loaded."""
     settings = lifecycle.info.settings
     return Identity.of(lifecycle.service.front, settings["model_name"], settings)
 

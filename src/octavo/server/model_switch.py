@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -18,7 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import HttpMetrics
 from octavo.metrics.several import SeveralExpositions
-from octavo.server.app import create_app, exposition_of
+from octavo.server.app import create_app, exposition_of, identity_of
+from octavo.server.args import ServerArgs
 from octavo.server.batch_service import BatchService
 from octavo.server.engine_pool import EnginePool, ModelSlot, args_of
 from octavo.server.errors import ApiError, error_frames
@@ -29,6 +31,7 @@ from octavo.server.ollama_answers import now
 from octavo.server.openai.model_aliases import ModelAliases
 from octavo.server.openai.models import ModelCard, ModelList
 from octavo.server.policy import is_cancellation
+from octavo.server.request_log import RequestLog
 from octavo.server.responses.store import ResponseStore
 from octavo.server.returning import Returning
 from octavo.server.settings import Settings
@@ -64,11 +67,9 @@ def with_several_models(
 ) -> "ModelSwitch":
     """Return the application for all models; `lifecycle` is the first one's, which may be loading already.
 
-    Raises InvalidParameterError: two models have one name, an alias leads nowhere, an option is for one model only.
+    Raises InvalidParameterError: two models have one name, an alias leads nowhere.
     """
     engine, args = settings.engine, settings.server
-    if args.request_log is not None:
-        raise InvalidParameterError("request_log", args.request_log, "a server with several models has none")
     slots = [ModelSlot(names=args.served_model_name or (engine.model_name,), args=engine, lifecycle=lifecycle)]
     for name in args.also_serve:
         other = replace(engine, model_name=name)
@@ -83,10 +84,11 @@ def with_several_models(
     pool = EnginePool(slots, aliases, args.max_loaded, args.idle_unload_s)
     responses = ResponseStore(args)
     batches = None if args.state_dir is None else BatchService(pool, lifecycle.max_running, args, metrics)
+    logs = {slot: log for slot in slots if (log := _request_log(slot, args)) is not None}
     apps: dict[ModelSlot, ASGIApp] = {}
     for slot in slots:
         is_first = slot is slots[0]  # whose application has what all share
-        shared = replace(args, state_dir=None)
+        shared = replace(args, state_dir=None, request_log=None)
         apps[slot] = create_app(
             slot.lifecycle,
             shared,
@@ -97,9 +99,18 @@ def with_several_models(
             responses=responses,
             engines=pool if is_first else None,
             batches=batches if is_first else None,
+            request_logs=list(logs.values()) if is_first else [logs[slot]] if slot in logs else [],
         )
     parts = [exposition_of(slot.lifecycle, slot.name, args, metrics) for slot in slots]
     return ModelSwitch(pool, apps, SeveralExpositions(parts))
+
+
+def _request_log(slot: ModelSlot, args: ServerArgs) -> RequestLog | None:
+    """Return the log of a model's requests, in a folder named like it."""
+    if args.request_log is None:
+        return None
+    folder = str(Path(args.request_log) / Path(slot.name).name)
+    return RequestLog(replace(args, request_log=folder), lambda: identity_of(slot.lifecycle))
 
 
 class ModelSwitch:

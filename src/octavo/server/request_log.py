@@ -142,7 +142,13 @@ class RequestLog:
                 await self._database.run(partial(self._store, requests))
                 if not requests:
                     await self._database.shrink()
-            except (StateError, ApiError, OSError) as error:
+            except (
+                ApiError
+            ) as error:  # the model was unloaded before anybody asked who it is; when it is back, they are written
+                self._waiting = requests + self._waiting
+                self._failure.set(str(error))
+                return
+            except (StateError, OSError) as error:
                 self._failure.set(str(error))
             else:
                 if requests:

@@ -58,7 +58,8 @@ class Conversation:
         if isinstance(text := message.chat.content, str):
             parts = [(path, ContentPart(type="text", text=text))]
         if role == before == "system" and not self.takes_late_system:
-            text = BETWEEN.join(part.text or "" for _, part in self._last + parts)
+            parts = self._last + parts
+            text = BETWEEN.join(part.text or "" for _, part in parts)
             message, path = Translated(ChatMessage(role="system", content=text)), self._drop_last()
         elif before == "user" and (is_moved or (role == "user" and self._ends_moved)):
             parts = self._last + parts
