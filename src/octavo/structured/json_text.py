@@ -10,6 +10,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from octavo.errors import InvalidParameterError
 
@@ -26,8 +27,8 @@ _TOKEN = re.compile(
     | (?P<regex>/(?:\\.|[^/\\\n])+/[a-z]*)
     | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
     | (?P<repeat>~(?=\s*\d))
-    | (?P<foreign>[%@<&~])
-    | (?P<other>[^%@<&~])
+    | (?P<foreign>[%@<&~"/])
+    | (?P<other>[^%@<&~"/])
     """,
     re.VERBOSE,
 )
@@ -45,9 +46,9 @@ _ATOM = re.compile(
     | (?P<code>\\(?:[xu]\{([0-9a-fA-F]+)\}|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})))
     | (?P<kind>\\[pP](?:\{[^}]*\}|.))
     | (?P<escape>\\.)
-    | (?P<class>\[\^?\]?(?:\\.|[^\]\\])*\])
+    | (?P<class>\[\^?\]?(?:\\.|[^\[\]\\])*\])
     | (?P<any>\.)
-    | (?P<plain>[^\^$()])
+    | (?P<plain>[^\^$()\[])
     | (?P<foreign>.)
     """,
     re.VERBOSE | re.DOTALL,
@@ -61,9 +62,9 @@ def in_json_object(name: str, lark: str) -> str:
 
     Raises InvalidParameterError: the grammar uses what cannot be rewritten.
     """
-    words = sorted(set(re.findall(r"\w+", lark)))
+    words = set(re.findall(r"\w+", lark))
     names: dict[str, str] = {}
-    for word in words:
+    for word in sorted(words):
         if word == "start" or word.isupper():
             new = "text" if word == "start" else f"t_{word.lower()}"
             while new in words:
@@ -162,6 +163,8 @@ def _expression(pattern: str, flags: str) -> str:
         pattern = pattern[:-1]
     found = list(_ATOM.finditer(pattern))
     atoms = [_atom(each, "s" in flags) for each in found]
+    if any(each[0] == "[" for each in found):
+        raise _fault(whole, r"classes of characters that end and hold no others; a bracket in one is \[")
     if not any(spellings for _, spellings in atoms):
         return f"/{_slashed(pattern)}/{flags}"
     if any(each.lastgroup == "foreign" for each in found):
@@ -227,9 +230,10 @@ def _character(digits: str, text: str) -> str:
         raise _fault(text, "characters of Unicode") from error
 
 
+@lru_cache(maxsize=256)
 def _class(text: str) -> tuple[str, list[str]]:
-    if any(sign in text[1:] for sign in ("&&", "--", "~~")) or re.search(r"(?<!\\)(?:\\\\)*\[", text[1:]):
-        raise _fault(text, r"classes of characters that hold no others; a bracket in one is \[")
+    if any(sign in text[1:] for sign in ("&&", "--", "~~")):
+        raise _fault(text, "classes of characters without operations between them")
     asked = re.sub(r"\\[xu]\{([0-9a-fA-F]+)\}", lambda code: re.escape(_character(code[1], text)), text)
     try:
         with warnings.catch_warnings():

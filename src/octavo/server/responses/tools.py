@@ -44,7 +44,7 @@ _WHOLE_CHARACTERS = re.compile(  # of a JSON string: no half of an escape, or of
 )
 _FUNCTION, _CUSTOM, _NAMESPACE = "function", "custom", "namespace"
 _MODES = ("auto", "required", "none")
-_MAX_GRAMMAR = 20_000  # characters
+_MAX_GRAMMARS = 20_000  # characters of all in a request
 _SYNTAXES = {"lark": in_json_object, "regex": matching_in_json_object}
 
 
@@ -82,9 +82,13 @@ def joined(namespace: str, name: str) -> str:
 
 def chat_tools(tools: Sequence[Mapping[str, Any]], places: dict[str, str], warn: Warn) -> ToolNames:
     """Return the tools of a request, their places in it added to `places`. Raises ApiError, 400."""
-    names = ToolNames()
+    names, num_characters = ToolNames(), 0
     for index, given in enumerate(tools):
         for path, namespace, tool in _flat(given, f"tools[{index}]", warn):
+            num_characters += len(str((tool.format or {}).get("definition", "")))
+            if num_characters > _MAX_GRAMMARS:
+                text = f"{path}.format.definition: all grammars have at most {_MAX_GRAMMARS} characters together."
+                raise bad_request(text, f"{path}.format.definition")
             function = _function(tool, path, namespace)
             places[f"tools[{len(names.definitions)}]"] = path
             known = KnownTool(tool.name or "", namespace, is_custom=tool.type == _CUSTOM)
@@ -131,9 +135,6 @@ def _custom_function(tool: Tool, name: str, path: str) -> FunctionDefinition:
         raise bad_request(f"{path}.format.type={wanted.type[:40]!r}: text or grammar", f"{path}.format.type")
     if wanted.definition is None:
         raise missing(f"{path}.format.definition")
-    if len(wanted.definition) > _MAX_GRAMMAR:
-        limit = f"{len(wanted.definition)} characters; at most {_MAX_GRAMMAR} are allowed"
-        raise bad_request(f"{path}.format.definition: {limit}.", f"{path}.format.definition")
     if wanted.syntax not in _SYNTAXES:
         raise bad_request(f"{path}.format.syntax={wanted.syntax[:40]!r}: lark or regex", f"{path}.format.syntax")
     try:
