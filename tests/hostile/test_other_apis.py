@@ -72,18 +72,18 @@ ROUTES: dict[str, dict[str, Any]] = {
     },
     "/api/generate": {
         "model": "demo", "prompt": "a", "system": "s", "stream": False, "raw": False, "format": "json", "images": [],
-        "options": {"num_predict": 1}, "context": [1], "keep_alive": "5m", "top_logprobs": 1,
+        "options": {"num_predict": 1}, "context": [1], "keep_alive": "5m", "logprobs": True, "top_logprobs": 1,
     },
-    "/api/embed": {"model": "demo", "input": ["a"], "truncate": True, "dimensions": 4, "options": {}},
+    "/api/embed": {"model": "demo", "input": ["a"], "truncate": True, "dimensions": 256, "options": {}},
     "/api/show": {"model": "demo", "verbose": True},
     "/v1/chat/completions/batch": {
         "messages": [QUESTION, QUESTION], "max_tokens": 1, "response_format": {"type": "text"},
     },
     "/v1/rerank": {"query": "a", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": True,
-                   "max_tokens_per_doc": 5, "instruction": "i"},
-    "/score": {"text_1": "a", "text_2": ["a", "b"], "instruction": "i"},
-    "/pooling": {"input": ["a", "b"], "normalize": True, "dimensions": 4, "encoding_format": "float"},
-    "/v1/embeddings": {"input": ["a", "b"], "dimensions": 4, "encoding_format": "base64"},
+                   "max_tokens_per_doc": 5, "instruction": None},
+    "/score": {"text_1": "a", "text_2": ["a", "b"], "instruction": None},
+    "/pooling": {"input": ["a", "b"], "normalize": True, "dimensions": 256, "encoding_format": "float"},
+    "/v1/embeddings": {"input": ["a", "b"], "dimensions": 256, "encoding_format": "base64"},
     "/v1/decisions": {
         "model": "demo", "input": "a", "prompt_cache_key": "k",
         "questions": [
@@ -98,13 +98,21 @@ ROUTES: dict[str, dict[str, Any]] = {
         "questions": {
             "p": {"type": "noul", "instructions": "a?", "criteria": {"true": "t"}},
             "c": {"type": "choice", "instructions": "b?", "criteria": {"x": "d", "y": "e"}},
-            "s": {"type": "score", "instructions": "c?", "criteria": {"1": "d", "2": "e"}},
+            "s": {"type": "score", "instructions": "c?", "criteria": ["low", "high"]},
         },
     },
 }  # fmt: skip
 VALUES: list[Any] = [None, 2**64, [], {}, "", "\x00\ud800"]
 VALUES += pick([], [True, -1, 1.5, 1e308, -(10**40), [None], [[]], {"a": None}, {"type": 3}, "x" * 300, ["a", 1]])
 RAW = ["NaN", "-Infinity", "9" * 5000, '{"a":' * 5000 + "1" + "}" * 5000, "[" * 5000 + "]" * 5000, '"\\ud800"']
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _all_are_right(server: HttpServer) -> None:
+    """So that what is changed is what is wrong; and what is loaded on first use is there."""
+    for path, body in ROUTES.items():
+        response = server.post(path, body)
+        assert response.status_code == 200, (path, response.text)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -134,7 +142,7 @@ def judge(server: HttpServer, path: str, content: str) -> None:
     if response.status_code != 200:
         assert response.status_code in (400, 404, 413, 422), (content[:2000], response.text)
         assert not any(inside in response.text for inside in ("Traceback", ".py", "object at 0x")), response.text
-        assert response.json()["error"], response.text
+        assert response.json()["detail" if path == "/v1/systemone" else "error"], response.text
 
 
 @pytest.mark.parametrize("path", ROUTES)

@@ -39,9 +39,14 @@ def messages_of(
 
 def test_a_later_system_message_is_the_users_where_the_template_has_no_place_for_it() -> None:
     """The beginning of the prompt stays what it was, and roles alternate."""
-    late = {"role": "developer", "content": "late"}
-    before = [{"role": "developer", "content": "rules"}, {"role": "user", "content": "a"}]
-    answered = [late, {"role": "assistant", "content": "b"}, late, {"role": "user", "content": [text("c"), IMAGE]}]
+    late: dict[str, Any] = {"role": "developer", "content": "late"}
+    before: list[dict[str, Any]] = [{"role": "developer", "content": "rules"}, {"role": "user", "content": "a"}]
+    answered: list[dict[str, Any]] = [
+        late,
+        {"role": "assistant", "content": "b"},
+        late,
+        {"role": "user", "content": [text("c"), IMAGE]},
+    ]
     only_first = ChatTemplate(
         "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('x') }}{% endif %}"
         "[{{ m.role }}]{{ m.content }}{% endfor %}"

@@ -246,7 +246,7 @@ def tool_wire_names(request: ChatCompletionRequest) -> dict[str, str]:
         chosen: Sequence[str] = tool_choice(request, names).names
     except ApiError:  # then nothing reaches the engine
         chosen = ()
-    wire = {}
+    wire: dict[str, str] = {}
     for number, name in enumerate(chosen):
         index = names.index(name)
         what = "format.definition" if isinstance(tools[index].function, GrammarFunction) else "function.parameters"
