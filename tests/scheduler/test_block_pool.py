@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.config.engine import CacheConfig
+from octavo.contracts.kv_cache import KVGroup
 from octavo.errors import OutOfBlocksError
+from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.block_pool import BlockPool, spaced_order
 
 
@@ -52,6 +55,18 @@ def test_requests_of_a_second_round_lie_in_one_piece_too() -> None:
         assert all(request == list(range(request[0], request[0] + 4)) for request in requests)
         for request in requests:
             pool.release(request)
+
+
+def test_states_lie_in_a_row_and_are_reused_in_their_place() -> None:
+    """Each fills half a large page: with gaps between them, twice the memory would be touched."""
+    groups = (KVGroup(), KVGroup.recurrent(64))
+    cache = CacheConfig(block_size=16, num_kv_blocks=64, gpu_memory_utilization=None, enable_prefix_caching=True)
+    manager = BlockManager(cache, [64, 64], groups)
+    for _ in range(3):
+        states = [manager.allocate_blocks(1, group=1) for _ in range(8)]
+        assert sorted(states) == [[block_id] for block_id in range(8)]
+        for state in states:
+            manager.free_blocks(state, group=1)
 
 
 def test_an_evicted_block_is_told_of_while_it_can_still_be_found() -> None:

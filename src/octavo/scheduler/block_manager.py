@@ -49,7 +49,10 @@ class BlockManager:
         self.enable_prefix_caching = config.enable_prefix_caching
         self.groups = groups
         self.block_sizes = [group.block_tokens(config.block_size) for group in groups]
-        self.pools = [BlockPool(count) for count in num_blocks]
+        self.pools = [
+            BlockPool(count, is_spaced=group.kind != "recurrent")
+            for group, count in zip(groups, num_blocks, strict=True)
+        ]
         self.windowed = [index for index, group in enumerate(groups) if group.sliding_window is not None]
         self.recurrent = [index for index, group in enumerate(groups) if group.kind == "recurrent"]
         self._full = [index for index, group in enumerate(groups) if group.sliding_window is None]

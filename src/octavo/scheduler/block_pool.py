@@ -10,6 +10,8 @@ of the pool; when all those places are taken, halfway between them, and so on. A
 its last one if that is free and not hashed. When a request ends, its first block goes to the front of the blank list
 and the others to the back: the next request starts where this one did, in warm memory, and no other request starts in
 the path of its growth.
+
+States do not grow into neighbors, and fill large pages: where blocks are states, they come in a row.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,11 +22,13 @@ from octavo.errors import OutOfBlocksError
 class BlockPool:
     """Constant-time allocation, release and look-up over `num_blocks` blocks, ids 0 to num_blocks - 1.
 
-    `on_evicted` is called with a hashed block and its hash just before the block is reused for something else, and
-    `on_forgotten` with the hash of one whose content is not reliable.
+    `is_spaced`: requests start apart. `on_evicted` is called with a hashed block and its hash just before the block is
+    reused for something else, and `on_forgotten` with the hash of one whose content is not reliable.
     """
 
-    def __init__(self, num_blocks: int, on_evicted: Callable[[int, bytes], None] | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, on_evicted: Callable[[int, bytes], None] | None = None, *, is_spaced: bool = True
+    ) -> None:
         self.on_evicted = on_evicted
         self.on_forgotten: Callable[[bytes], None] | None = None
         self.num_blocks = num_blocks
@@ -36,7 +40,7 @@ class BlockPool:
         self._blank, self._hashed = num_blocks, num_blocks + 1  # sentinels of two doubly linked lists
         self._next = list(range(num_blocks + 2))
         self._prev = list(range(num_blocks + 2))
-        for block_id in spaced_order(num_blocks):
+        for block_id in spaced_order(num_blocks) if is_spaced else range(num_blocks):
             self._link_before(self._blank, block_id)
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
