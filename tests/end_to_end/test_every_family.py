@@ -1,6 +1,7 @@
 """What holds for any family through `LLM`: prefixes from the cache, integers at load, adapters on ranks."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.breadth import pick
@@ -52,7 +53,7 @@ def test_integers_alone_and_in_a_batch(name: str, make_llm: MakeLLM) -> None:
 def test_adapters_on_ranks_are_merged_weights(
     name: str, checkpoint: GetCheckpoint, make_llm: MakeLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"target_modules": MODULES[name]} if name in MODULES else {}
+    options: dict[str, Any] = {"target_modules": MODULES[name]} if name in MODULES else {}
     save_adapter(by_name(name).build(), tmp_path / "adapter", **options).merge_and_unload().save_pretrained(
         tmp_path / "merged"
     )
