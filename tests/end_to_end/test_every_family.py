@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.breadth import pick
 from tests.end_to_end.conftest import GetCheckpoint, MakeLLM
 from tests.end_to_end.support import answers, random_prompt
@@ -68,3 +69,20 @@ def test_adapters_on_ranks_are_merged_weights(
 def tokens_of(llm: LLM, adapter: LoRARequest | None = None) -> list[list[int]]:
     outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False, lora_request=adapter)
     return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_angles_of_longrope_are_those_that_a_request_may_need(make_llm: MakeLLM, checkpoint: GetCheckpoint) -> None:
+    """Up to 16 tokens, transformers' short ones; beyond, its long ones. The same prompt has keys of both kinds."""
+    reference, llm = checkpoint("phi3-long").reference, make_llm("phi3-long")
+    for length, max_tokens in ((7, 9), (20, 9), (7, 9)):
+        prompt = random_prompt(length, seed=1)
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        [output] = llm.generate(prompt, params, use_tqdm=False)
+        ids = torch.tensor([prompt["prompt_token_ids"]])
+        expected = reference.generate(ids, do_sample=False, max_new_tokens=max_tokens)[0, length:]
+        assert output.outputs[0].token_ids == expected.tolist()
+    assert output.metrics.num_cached_tokens == 4
+    longer = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    [after_both] = llm.generate(prompt, longer, use_tqdm=False)
+    [alone] = make_llm("phi3-long").generate(prompt, longer, use_tqdm=False)
+    assert after_both.outputs[0].token_ids == alone.outputs[0].token_ids

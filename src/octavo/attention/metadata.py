@@ -99,7 +99,9 @@ class ForwardBatch:
     seq_lens_list: list[int]  # [R]
     rows: Tensor | None = None  # [R] int64, each request's stable row; None: there are no requests
     adapter_ids: Tensor | None = None  # [T] int64, -1: no adapter; None: no token has one
-    mrope_positions: Tensor | None = None  # [3, T] int64, in time, height and width; None: all are `positions`
+    mrope_positions: Tensor | None = (
+        None  # [3, T] int64, in time, height and width; [T]: other rows of a table; None: `positions`
+    )
     inputs_embeds: InputEmbeds | None = None
     token_types: Tensor | None = None  # [T] int64, of encoders: 1 in the second text of a pair; None: all are 0
     visible_ends: Tensor | None = None  # [T] int32, one past the last position each token sees; None: its own

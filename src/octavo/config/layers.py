@@ -37,7 +37,7 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     truncate: bool = True
     divisors: tuple[float, ...] = ()  # of the frequencies one by one, where no kind describes them
-    long_divisors: tuple[float, ...] = ()  # the same if more than `original_max_position` positions are served
+    long_divisors: tuple[float, ...] = ()  # the same for requests that may go beyond `original_max_position`
     sections: tuple[int, ...] = ()  # frequencies by time, height and width (arXiv:2409.12191); (): all by one
     is_interleaved: bool = False  # the axes take turns (Qwen3-VL, arXiv:2511.21631); else each has a run of frequencies
     growth: "QueryGrowth | None" = None  # of a table for queries alone

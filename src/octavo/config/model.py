@@ -255,6 +255,12 @@ class ModelConfig:
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
 
     @property
+    def first_rotary_range(self) -> int:
+        """Tokens of the longest request with LongRoPE's angles of short contexts, if there are longer ones; else 0."""
+        ranges = [table.rope.original_max_position or 0 for table in self.rotary if table.rope.long_divisors]
+        return next((tokens for tokens in ranges if tokens < self.max_model_len), 0)
+
+    @property
     def vector_size(self) -> int:
         """Numbers of a pooled vector."""
         return self.pooling.dense[-1].out_size if self.pooling.dense else self.hidden_size

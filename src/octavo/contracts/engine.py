@@ -50,6 +50,7 @@ class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
     embedding_spans: list[EmbeddingSpan] = []
     vision: list[VisionInput] = []  # in the order of the prompt
     whole_spans: list[tuple[int, int]] = []  # [start, end) of tokens that attend to each other: never cut by a step
+    has_short_angles: bool = False  # prompt and answer stay within the first range of LongRoPE
     second_text: int | None = None  # position of the first token that belongs to the second text of a pair
 
     @property

@@ -52,6 +52,7 @@ class InputProcessor:
         self._vocab_size, self._has_head = config.model.vocab_size, config.model.has_head
         self._model_name = config.model.model
         self.pooling_rules, self._is_encoder = PoolingRules(config.model), config.model.encoder is not None
+        self._first_range = config.model.first_rotary_range
         self.limit = ContextLimit(tokenizer, config.model.max_model_len, has_output=config.model.encoder is None)
         self._eos_token_ids = list(tokenizer.files.end_token_ids(config.model.eos_token_ids, config.model.vocab_size))
         self._engine_seed = config.seed
@@ -95,7 +96,6 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise InvalidParameterError("sampling_params", params, "must be SamplingParams")
         text, token_ids = self._tokenize(prompt, is_pooled=pooling is not None)
-        extra_inputs = self._extra_inputs(prompt, len(token_ids))
         if not token_ids:
             raise InvalidParameterError("prompt", "", "at least one token")
         self.limit.check(len(token_ids), params.min_tokens)
@@ -109,6 +109,8 @@ class InputProcessor:
             self.check_structured_output(params.structured_output)
         params, seed = self._complete(params, len(token_ids))
         bad_words = self._bad_words(params)
+        num_answered = params.max_tokens or 0 if pooling is None else 0
+        extra_inputs = self._extra_inputs(prompt, len(token_ids), num_answered)
         samples = [
             EngineCoreRequest(
                 request_id=str(next(self._core_ids)),
@@ -188,8 +190,10 @@ class InputProcessor:
             return parsed, self._tokenizer.encode(self.pooling_rules.prompt + parsed if is_pooled else parsed)
         return None, parsed
 
-    def _extra_inputs(self, prompt: object, num_tokens: int) -> ExtraInputs | None:
+    def _extra_inputs(self, prompt: object, num_tokens: int, num_answered: int) -> ExtraInputs | None:
         extra = prompt.extra_inputs if isinstance(prompt, MultiModalPrompt) else None
+        if num_tokens + num_answered <= self._first_range:
+            return msgspec.structs.replace(extra or ExtraInputs(), has_short_angles=True)
         if not self._is_encoder:
             return extra
         return msgspec.structs.replace(extra or ExtraInputs(), whole_spans=[(0, num_tokens)])  # each token sees all

@@ -23,13 +23,16 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, rope: RopeConfig, rotary_dim: int, num_positions: int, *, device: torch.device) -> None:
         super().__init__()
+        has_two = bool(rope.long_divisors) and num_positions > (rope.original_max_position or 0)
+        of_long = replace(rope, divisors=rope.long_divisors) if has_two else rope
         # A model on the meta device computes no table.
-        if rope.long_divisors and num_positions > (rope.original_max_position or 0):
-            rope = replace(rope, divisors=rope.long_divisors)
         with torch.device("meta" if device.type == "meta" else "cpu"):
-            frequencies, attention_factor = inverse_frequencies(rope, rotary_dim)
+            frequencies, attention_factor = inverse_frequencies(of_long, rotary_dim)
             positions = torch.arange(num_positions, dtype=torch.float32)
-        angles = torch.outer(positions, frequencies).double()  # [P, D / 2]
+            angles = torch.outer(positions, frequencies).double()  # [P, D / 2]
+            if has_two:  # behind all others: rows of requests that stay within the first range of LongRoPE
+                short = torch.outer(positions[: rope.original_max_position], inverse_frequencies(rope, rotary_dim)[0])
+                angles = torch.cat([angles, short.double()])
         self._sections, self._is_interleaved = list(rope.sections), rope.is_interleaved
         factor: float | torch.Tensor = attention_factor  # [P, 1], if it grows
         if (growth := rope.growth) is not None:

@@ -75,6 +75,7 @@ class ModelStates:
         states: list[ModelState] = [
             AdapterSlots(pool, send),
             RotaryOffsets(model, send),
+            ShortAngles(model, send),
             ReplacedEmbeddings(model, send),
             TextKinds(send),
         ]
@@ -175,6 +176,31 @@ class RotaryOffsets(ModelState):
             rotary[:, part.tokens] = np.where(part.positions > last, part.positions + shift, inside)
         [sent] = self._send(rotary.ravel())
         return {"mrope_positions": sent.view(3, -1)}
+
+
+class ShortAngles(ModelState):
+    """Requests that stay within the first range of LongRoPE: their rows of the table are behind all others.
+
+    Others have the angles of long contexts from their first token on: angles of two kinds would not fit each other.
+    """
+
+    by_row: dict[int, bool]
+
+    def __init__(self, model: CausalLM, send: Send) -> None:
+        super().__init__(send)
+        self._first = model.config.max_model_len
+
+    def prepare(self, step: SchedulerOutput) -> None:
+        for new in step.scheduled_new_reqs:
+            if new.extra_inputs is not None and new.extra_inputs.has_short_angles:
+                self.by_row[new.row] = True
+
+    def inputs(self, step: SchedulerOutput, parts: list[RowTokens], positions: NDArray[Any]) -> dict[str, Any]:
+        rows = positions.astype(np.int64)
+        for part in parts:
+            rows[part.tokens] += self._first
+        [sent] = self._send(rows)
+        return {"mrope_positions": sent}
 
 
 class TextKinds(ModelState):
