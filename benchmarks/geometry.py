@@ -45,6 +45,8 @@ QWEN3_5_0_8B: dict[str, Any] = {
     "linear_conv_kernel_dim": 4,
     "full_attention_interval": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25},
+    "bos_token_id": 248044,
+    "eos_token_id": 248046,
 }
 
 QWEN3_8B: dict[str, Any] = {
@@ -74,6 +76,9 @@ QWEN3_30B_A3B: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+# What the comparison with other engines has files of.
+GEOMETRIES = {"qwen3-0.6b": QWEN3_0_6B, "qwen3.5-0.8b": QWEN3_5_0_8B}
+
 
 def write_checkpoint(folder: Path, config: dict[str, Any]) -> Path:
     """Write `config` and a tokenizer to `folder`: the demo model's, filled up so that every id stands for some text."""
@@ -88,14 +93,46 @@ def write_checkpoint(folder: Path, config: dict[str, Any]) -> Path:
     return folder
 
 
+def attends(config: dict[str, Any], layer: int) -> bool:
+    """Whether a layer keeps keys and values, rather than a state."""
+    return (layer + 1) % config.get("full_attention_interval", 1) == 0
+
+
+def num_attending(config: dict[str, Any]) -> int:
+    return sum(attends(config, layer) for layer in range(config["num_hidden_layers"]))
+
+
 def parameter_counts(config: dict[str, Any]) -> tuple[int, int]:
     """Return (weights of all layers, weights of the embedding table, which is also the LM head here)."""
-    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    hidden, head_dim, num_layers = config["hidden_size"], config["head_dim"], config["num_hidden_layers"]
     query, key = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    layer = hidden * (query + 2 * key) + query * hidden + 3 * hidden * config["intermediate_size"]
-    return config["num_hidden_layers"] * layer, config["vocab_size"] * hidden
+    attention = hidden * (query + 2 * key) + query * hidden
+    linear = 0
+    if "linear_num_value_heads" in config:
+        attention += hidden * query  # its gates
+        channels, values, heads = linear_sizes(config)
+        linear = hidden * (channels + 2 * values + 2 * heads)
+    mixers = num_attending(config) * attention + (num_layers - num_attending(config)) * linear
+    return mixers + num_layers * 3 * hidden * config["intermediate_size"], config["vocab_size"] * hidden
+
+
+def linear_sizes(config: dict[str, Any]) -> tuple[int, int, int]:
+    """Return, of a gated delta net: channels that are convolved, values, and value heads."""
+    heads: int = config["linear_num_value_heads"]
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    values = heads * config["linear_value_head_dim"]
+    return 2 * keys + values, values, heads
+
+
+def state_bytes(config: dict[str, Any]) -> int:
+    """Return the memory of one request's recurrent states in all layers, in float32."""
+    num_layers = config["num_hidden_layers"] - num_attending(config)
+    if not num_layers:
+        return 0
+    _, values, _ = linear_sizes(config)
+    return int(4 * num_layers * values * config["linear_key_head_dim"])
 
 
 def kv_bytes_per_token(config: dict[str, Any], dtype_bytes: int = 2) -> int:
     """Return the KV memory of one token in all layers."""
-    return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * dtype_bytes)
+    return int(2 * num_attending(config) * config["num_key_value_heads"] * config["head_dim"] * dtype_bytes)

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from benchmarks.geometry import GEOMETRIES
 from benchmarks.machine.probe import Machine, best_of, probe, speedup
 from benchmarks.peers import checkpoint
 from benchmarks.peers.cells import FIRST, Capacity, Cell
@@ -61,8 +62,8 @@ class Row:
     def kv_bytes(self) -> int:
         return 1 if self.precision.endswith("+kv8") else 2
 
-    def limits(self, cells: list[str], machine: Machine) -> dict[str, float]:
-        return {text: limit(Cell.parse(text), self.group, self.kv_bytes, machine) for text in cells}
+    def limits(self, geometry: dict[str, Any], cells: list[str], machine: Machine) -> dict[str, float]:
+        return {text: limit(geometry, Cell.parse(text), self.group, self.kv_bytes, machine) for text in cells}
 
 
 def run_once(row: Row, model: Path, cells: list[str], timeout_s: float) -> dict[str, float]:
@@ -122,12 +123,15 @@ def chosen_rows(engines: list[str], groups: list[str], precisions: list[str] | N
     ]
 
 
-def report(rows: list[Row], cells: list[str], before: dict[int, Machine], after: dict[int, Machine]) -> dict[str, Any]:
+def report(
+    geometry: str, rows: list[Row], cells: list[str], before: dict[int, Machine], after: dict[int, Machine]
+) -> dict[str, Any]:
     """Return all that was found; `before` and `after` are what the machine could do around the run."""
     machine = best_of(before, after)
     git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    short = [Cell.parse(text) for text in cells if text in SHORT]
+    capacity = Capacity.of([FIRST, *(Cell.parse(text) for text in cells if text in SHORT)])
     return {
+        "geometry": geometry,
         "command": " ".join(["python -m benchmarks.peers.compare", *sys.argv[1:]]),
         "commit": subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip(),
         "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
@@ -143,8 +147,8 @@ def report(rows: list[Row], cells: list[str], before: dict[int, Machine], after:
                 "failure": row.failure,
                 "failed_cells": row.failed_cells,
                 "medians": row.medians(),
-                "limits": row.limits(cells, machine[max(machine)]),
-                "memory_bytes": memory_bytes(row.group, row.kv_bytes, Capacity.of([FIRST, *short])),
+                "limits": row.limits(GEOMETRIES[geometry], cells, machine[max(machine)]),
+                "memory_bytes": memory_bytes(GEOMETRIES[geometry], row.group, row.kv_bytes, capacity),
                 "runs": row.runs,
             }
             for row in rows
@@ -176,6 +180,7 @@ def check_out(name: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--geometry", choices=GEOMETRIES, default="qwen3-0.6b", help="others: Octavo, llama.cpp")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument(
         "--groups",
@@ -196,7 +201,7 @@ def main() -> None:
         except NotADirectoryError as error:
             parser.error(str(error))
     cells = ALL if options.cells == ["all"] else options.cells
-    model = checkpoint.make(peers_home() / "models" / "qwen3-0.6b")
+    model = checkpoint.make(peers_home() / "models" / options.geometry, GEOMETRIES[options.geometry])
     before = probe()
     rows = chosen_rows(options.engines, options.groups, options.precisions)
     for row in rows:
@@ -204,7 +209,7 @@ def main() -> None:
         if row.failure is not None:
             print(f"left out: {row.name}: {last_line(row.failure)}", file=sys.stderr, flush=True)
     take_turns(rows, model, cells, options.repeats, options.timeout)
-    found = report(rows, cells, before, probe())
+    found = report(options.geometry, rows, cells, before, probe())
     print(tables(found))
     if options.out:
         write(found, options.out)

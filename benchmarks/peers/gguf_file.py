@@ -51,6 +51,21 @@ _INNER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+# Of Qwen3.5, whose full attention is named like Qwen3's.
+_INNER_OF_HYBRIDS = _INNER | {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+# Numbers of a head that three axes of positions have, and a fourth that nobody uses.
+_SECTIONS = [11, 11, 10, 0]
 
 
 def make(folder: Path, precision: str) -> Path:
@@ -79,20 +94,37 @@ def quantize(source: Path, target: Path, file_type: int) -> None:
 
 
 def write(folder: Path, target: Path) -> None:
-    """Write the checkpoint in bfloat16, norms in float32."""
+    """Write the checkpoint in bfloat16, vectors and convolutions in float32."""
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(str(target), "qwen3")
+    is_hybrid = "linear_num_value_heads" in config
+    writer = gguf.GGUFWriter(str(target), "qwen35" if is_hybrid else "qwen3")
     add_hyperparameters(writer, config)
+    if is_hybrid:
+        add_hyperparameters_of_states(writer, config)
     add_dummy_vocabulary(writer, config["vocab_size"])
-    for name, values in read_safetensors(folder / "model.safetensors"):
-        if values.ndim == 1:
-            writer.add_tensor(gguf_name(name), (values.astype(np.uint32) << 16).view(np.float32))
-        else:
-            writer.add_tensor(gguf_name(name), values.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+    for name, bits in read_safetensors(folder / "model.safetensors"):
+        written = gguf_name(name, _INNER_OF_HYBRIDS if is_hybrid else _INNER)
+        if bits.ndim == 2:
+            writer.add_tensor(written, bits.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+            continue
+        values = (bits.astype(np.uint32) << 16).view(np.float32)
+        writer.add_tensor(written, as_in_hybrids(written, values) if is_hybrid else values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def as_in_hybrids(name: str, values: np.ndarray) -> np.ndarray:
+    """Return vectors and convolutions as llama.cpp wants them: norms whole, rates of forgetting without a logarithm.
+
+    There are as many value heads as key heads, so none changes its place.
+    """
+    if name.endswith(".ssm_a"):
+        return -np.exp(values)
+    if name.endswith(".ssm_conv1d.weight"):
+        return values[:, 0]
+    return values + np.float32(1) if "norm" in name and ".ssm_norm" not in name else values
 
 
 def add_hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -105,8 +137,19 @@ def add_hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_freq_base(config.get("rope_parameters", config)["rope_theta"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+
+
+def add_hyperparameters_of_states(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_rope_dimension_count(int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"]))
+    writer.add_rope_dimension_sections(_SECTIONS)
+    writer.add_full_attention_interval(config["full_attention_interval"])
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+    writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
 
 
 def add_dummy_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
@@ -138,11 +181,12 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
         yield name, data[begin:end].view(np.uint16).reshape(entry["shape"])
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, inner_names: dict[str, str]) -> str:
     if name in _OUTER:
         return _OUTER[name]
+    has_ending = name.endswith(".weight")
     _, _, layer, inner = name.removesuffix(".weight").split(".", 3)
-    return f"blk.{layer}.{_INNER[inner]}.weight"
+    return f"blk.{layer}.{inner_names[inner]}" + ".weight" * has_ending
 
 
 def main() -> None:

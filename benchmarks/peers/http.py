@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="write every report as JSON")
     options = parser.parse_args()
-    model = checkpoint.make(peers_home() / "models" / "qwen3-0.6b")
+    model = checkpoint.make(peers_home() / "models" / "qwen3-0.6b", QWEN3_0_6B)
     runs: dict[str, list[dict[str, float]]] = {server: [] for server in options.servers}
     failures: dict[str, str] = {}
     for turn in range(options.repeats):

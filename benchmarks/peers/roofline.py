@@ -4,7 +4,9 @@ Decode reads all weights once a step, and the keys and values of every request. 
 products with the weights at the rate of their precision, attention (half of all pairs of positions) at bf16's.
 """
 
-from benchmarks.geometry import QWEN3_0_6B, kv_bytes_per_token, parameter_counts
+from typing import Any
+
+from benchmarks.geometry import kv_bytes_per_token, num_attending, parameter_counts, state_bytes
 from benchmarks.machine.probe import Machine
 from benchmarks.peers.cells import Capacity, Cell
 
@@ -13,35 +15,40 @@ BITS = {"bf16": 16.0, "int8": 8.0, "int4": 4.5, "gguf": 4.5}
 EVERYTHING_ELSE = 500e6
 
 
-def weight_bytes(group: str) -> float:
+def weight_bytes(geometry: dict[str, Any], group: str) -> float:
     """Return the bytes of all weights, the embedding table once: it is the LM head too."""
-    return sum(parameter_counts(QWEN3_0_6B)) * BITS[group] / 8
+    return sum(parameter_counts(geometry)) * BITS[group] / 8
 
 
-def limit(cell: Cell, group: str, kv_bytes: int, machine: Machine) -> float:
-    """Return tokens per second. `kv_bytes` is the size of one stored number of a key or value."""
+def limit(geometry: dict[str, Any], cell: Cell, group: str, kv_bytes: int, machine: Machine) -> float:
+    """Return tokens per second. `kv_bytes` is the size of one stored number of a key or value.
+
+    Recurrent states are read and written at each step.
+    """
     if cell.kind == "decode":
         context = cell.num_in + cell.num_out / 2
-        num_bytes = weight_bytes(group) + cell.num_requests * context * kv_bytes_per_token(QWEN3_0_6B, kv_bytes)
+        of_request = context * kv_bytes_per_token(geometry, kv_bytes) + 2 * state_bytes(geometry)
+        num_bytes = weight_bytes(geometry, group) + cell.num_requests * of_request
         by_memory = num_bytes / machine.bytes_per_s
-        by_units = cell.num_requests * 2 * sum(parameter_counts(QWEN3_0_6B)) / unit_rate(group, machine)
+        by_units = cell.num_requests * 2 * sum(parameter_counts(geometry)) / unit_rate(group, machine)
         return cell.num_requests / max(by_memory, by_units)
-    layers, _ = parameter_counts(QWEN3_0_6B)
+    layers, _ = parameter_counts(geometry)
     products_s = 2 * cell.num_in * layers / unit_rate(group, machine)
-    return cell.num_in / (products_s + attention_operations(cell.num_in) / machine.bf16_per_s)
+    return cell.num_in / (products_s + attention_operations(geometry, cell.num_in) / machine.bf16_per_s)
 
 
-def memory_bytes(group: str, kv_bytes: int, capacity: Capacity) -> float:
-    """Return what an engine may take: weights, keys and values of `capacity`, and 500 MB for everything else."""
-    keys_and_values = capacity.total_tokens * kv_bytes_per_token(QWEN3_0_6B, kv_bytes)
-    return weight_bytes(group) + keys_and_values + EVERYTHING_ELSE
+def memory_bytes(geometry: dict[str, Any], group: str, kv_bytes: int, capacity: Capacity) -> float:
+    """Return what an engine may take: weights, all that `capacity` keeps, and 500 MB for everything else."""
+    of_requests = capacity.total_tokens * kv_bytes_per_token(geometry, kv_bytes)
+    of_requests += capacity.num_requests * state_bytes(geometry)
+    return weight_bytes(geometry, group) + of_requests + EVERYTHING_ELSE
 
 
 def unit_rate(group: str, machine: Machine) -> float:
     return machine.bf16_per_s if group == "bf16" else machine.int8_per_s
 
 
-def attention_operations(num_tokens: int) -> float:
+def attention_operations(geometry: dict[str, Any], num_tokens: int) -> float:
     """Return products and sums of causal attention over one prompt in all layers: scores and values."""
-    width: int = QWEN3_0_6B["num_attention_heads"] * QWEN3_0_6B["head_dim"]
-    return float(2 * 2 * QWEN3_0_6B["num_hidden_layers"] * width * num_tokens * (num_tokens + 1) / 2)
+    width: int = geometry["num_attention_heads"] * geometry["head_dim"]
+    return float(2 * 2 * num_attending(geometry) * width * num_tokens * (num_tokens + 1) / 2)
