@@ -95,7 +95,8 @@ def write_checkpoint(folder: Path, config: dict[str, Any]) -> Path:
 
 def attends(config: dict[str, Any], layer: int) -> bool:
     """Whether a layer keeps keys and values, rather than a state."""
-    return (layer + 1) % config.get("full_attention_interval", 1) == 0
+    interval: int = config.get("full_attention_interval", 1)
+    return (layer + 1) % interval == 0
 
 
 def num_attending(config: dict[str, Any]) -> int:

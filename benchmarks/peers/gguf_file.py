@@ -120,11 +120,14 @@ def as_in_hybrids(name: str, values: np.ndarray) -> np.ndarray:
 
     There are as many value heads as key heads, so none changes its place.
     """
+    result: np.ndarray = values
     if name.endswith(".ssm_a"):
-        return -np.exp(values)
-    if name.endswith(".ssm_conv1d.weight"):
-        return values[:, 0]
-    return values + np.float32(1) if "norm" in name and ".ssm_norm" not in name else values
+        result = -np.exp(values)
+    elif name.endswith(".ssm_conv1d.weight"):
+        result = values[:, 0]
+    elif "norm" in name and ".ssm_norm" not in name:
+        result = values + np.float32(1)
+    return result
 
 
 def add_hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

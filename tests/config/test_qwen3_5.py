@@ -38,7 +38,7 @@ def test_what_files_leave_out_is_that_of_the_published_models(tmp_path: Path) ->
     assert linear.matrix_shape == (32, 128, 128)
     full = config.layers[3].mixer
     assert isinstance(full, AttentionSpec)
-    assert full.has_output_gate
+    assert full.gate == "elements_by_query"
     assert full.has_head_norms
     assert full.head_dim == 256
     assert [table.width for table in config.rotary] == [64]

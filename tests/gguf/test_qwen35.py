@@ -15,8 +15,9 @@ from tests.models.paged import PagedRunner, load
 from tests.models.test_exactness import random_tokens
 from tests.models.tiny import TinyModel, by_name
 
-from octavo.errors import UnsupportedModelError
 from octavo.kernels.dispatch import native_kernels
+from octavo.layers.linear import MergedLinear
+from octavo.layers.quant.gguf import BlockScheme
 
 PARTS = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm", "q_proj": "attn_q",
@@ -117,15 +118,14 @@ def test_as_the_checkpoint(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(native_kernels() is None, reason="only the C++ kernels compute with blocks")
-def test_quantized(tmp_path: Path) -> None:
-    """What is put in another order is computed in floats, all else in blocks; with heads in rounds it is refused."""
-    settings = {**by_name("qwen3-5").settings, **EVEN}
+@pytest.mark.parametrize("num_value_heads", [2, 4])
+def test_quantized(num_value_heads: int, tmp_path: Path) -> None:
+    """All is computed in blocks: rows are put in another order with theirs, inputs in the order of columns."""
+    settings = {**by_name("qwen3-5").settings, **EVEN, "linear_num_value_heads": num_value_heads}
     config = TinyModel(name="even", family="Qwen3_5", settings=settings).save(tmp_path).config
     file = write(tmp_path, tmp_path / "model.gguf", config, "Q8_0")
-    tokens = random_tokens(30, seed=2)
-    [expected], [found] = (PagedRunner(load(path, dtype="bfloat16")).step({0: tokens}) for path in (tmp_path, file))
+    tokens, model = random_tokens(30, seed=2), load(file, dtype="bfloat16")
+    [expected], [found] = (PagedRunner(each).step({0: tokens}) for each in (load(tmp_path, dtype="bfloat16"), model))
     assert torch.nn.functional.cosine_similarity(found, expected).mean() > 0.99
-    config = TinyModel(name="even", family="Qwen3_5", settings={**settings, "linear_num_value_heads": 4})
-    file = write(tmp_path, tmp_path / "rounds.gguf", config.save(tmp_path).config, "Q8_0")
-    with pytest.raises(UnsupportedModelError, match=r"4 value heads share 2 key heads: .* quantization='dequantize'"):
-        load(file, dtype="bfloat16")
+    linears = [layer for layer in model.modules() if isinstance(layer, MergedLinear)]
+    assert {type(layer.scheme) for layer in linears} == {BlockScheme}

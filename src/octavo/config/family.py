@@ -167,7 +167,6 @@ MTP_BEHIND: Mapping[str, Any] = MappingProxyType(
 class MtpFacts:
     """What checkpoints call the tensors of an MTP head: {behind} is its number behind the layers, {number} its own."""
 
-    head: str  # module and class
     layer: str  # prefix of those of its decoder layer, which are called as in the model
     names: NameTable  # of the others, to their places in `models/mtp.py` `MtpHead`
 

@@ -81,6 +81,10 @@ class LatentSpec:
         return self.rank + self.rotary_size
 
 
+# Of each head, of each element, or of each element where checkpoints hold its rows head by head with those of queries.
+GateKind = Literal["heads", "elements", "elements_by_query"]
+
+
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     """A layer that attends."""
 
@@ -106,9 +110,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     has_keys_as_values: bool = False  # values are the keys' projection, without their norm and rotation
     shares_kv_of: int | None = None  # the layer whose keys and values these are; None: its own
     has_sinks: bool = False  # a logit per head joins its softmax, and has no value
-    has_head_gate: bool = False  # each head of the result is multiplied by the sigmoid of a gate of its own
-    has_output_gate: bool = False  # each element of the result is multiplied by the sigmoid of a gate of its own
-    has_gate_apart: bool = False  # checkpoints hold gates in a tensor of their own; else head by head with queries
+    gate: GateKind | None = None  # the result is multiplied by the sigmoid of gates
     latent: LatentSpec | None = None  # None: a key and a value for each kv head are cached; else of one, of its size
     entry_kind: int = 0  # layers whose cached keys and values have other sizes have other numbers
 

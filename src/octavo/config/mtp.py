@@ -26,7 +26,6 @@ from octavo.errors import UnsupportedModelError
 class MtpConfig:
     """What a head's tensors are called, and which of them it has that it could share with its model."""
 
-    head: str  # module and class that computes it
     layer: str  # prefix of the tensors of its decoder layer
     names: dict[str, str]  # of the others, without suffix, to their places in the head
     has_embedding: bool
@@ -137,7 +136,6 @@ def _find(place: Path, facts: MtpFacts, names: Collection[str], model: ModelConf
     if not has(places["projection"]):
         return None
     config = MtpConfig(
-        head=facts.head,
         layer=named(facts.layer),
         names={named(template): place for template, place in facts.names.items()},
         has_embedding=has(places["embedding"]),

@@ -34,8 +34,12 @@ def convolve(window: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 def causal_conv(window: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return the silu of `convolve`."""
-    total = convolve(window, weight, bias)
-    return total / (1.0 + torch.exp(-total))
+    return silu(convolve(window, weight, bias))
+
+
+def silu(x: Tensor) -> Tensor:
+    """Return x times its sigmoid; torch's own rounds the ends of an array differently."""
+    return x / (1.0 + torch.exp(-x))
 
 
 def short_conv(

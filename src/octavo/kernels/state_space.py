@@ -11,11 +11,13 @@ C queries.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from octavo.kernels.short_conv import causal_conv
+from octavo.kernels.recurrence import Heads, read_states, softplus
+from octavo.kernels.short_conv import silu
 from octavo.kernels.states import StateStep, StateTensors
 
 
@@ -59,47 +61,14 @@ def state_space(
     Writes the states of tokens with slots, and logs drafts. See `StateStep`.
     """
     gates, inputs = rows[:, : weights.width], rows[:, weights.width :]
-    if step.has_one_each:
-        read = _one_token_each(weights, inputs, states, step)
-    else:
-        read = torch.cat(_one_request_after_another(weights, inputs, states, step))
-    result = read.flatten(1)
+    heads, one_token = partial(_heads, weights), partial(_token, weights.skip)
+    result = read_states(inputs, weights.conv, weights.conv_bias, heads, one_token, states, step).flatten(1)
     if weights.applies_gates:
-        wide = gates.float() * weights.gate_scale
-        result = result * (wide / (1.0 + torch.exp(-wide)))
+        result = result * silu(gates.float() * weights.gate_scale)
     return result.to(rows.dtype)
 
 
-def _one_token_each(weights: StateSpaceWeights, inputs: Tensor, states: StateTensors, step: StateStep) -> Tensor:
-    """Return what tokens read, [T, H, V]: without waiting for a device."""
-    conv, matrix = states.begin_of(step)  # [R, S, C], [R, H, K, V]
-    channels, steps = inputs[:, : weights.num_channels], inputs[:, weights.num_channels :]
-    window = torch.cat((conv, channels.unsqueeze(1)), dim=1)  # [R, S + 1, C]
-    mixed = causal_conv(window.transpose(0, 1), weights.conv.unsqueeze(1), weights.conv_bias)[0]
-    read, matrix = _token(weights, *_heads(weights, mixed, steps), matrix)
-    states.conv[step.slots], states.matrix[step.slots] = window[:, 1:], matrix
-    return read
-
-
-def _one_request_after_another(
-    weights: StateSpaceWeights, inputs: Tensor, states: StateTensors, step: StateStep
-) -> list[Tensor]:
-    reads: list[Tensor] = []
-    for request in states.requests(inputs, step):
-        channels, steps = request.inputs[:, : weights.num_channels], request.inputs[:, weights.num_channels :]
-        window, matrix = torch.cat((request.conv, channels)), request.matrix  # [S + tokens, C]
-        heads = _heads(weights, causal_conv(window, weights.conv, weights.conv_bias), steps)
-        for token, slot in enumerate(request.slots):
-            query, key, value, decay, dt = (part[token : token + 1] for part in heads)
-            read, matrix = _token(weights, query, key, value, decay, dt, matrix)
-            if token >= request.num_again:
-                reads.append(read)
-            states.keep(slot, window, token, matrix)
-    return reads
-
-
-def _heads(weights: StateSpaceWeights, mixed: Tensor, steps: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return queries, keys and values by head, what is kept of the state, and how much is taken of values."""
+def _heads(weights: StateSpaceWeights, mixed: Tensor, steps: Tensor) -> Heads:
     keys, num_tokens = weights.num_groups * weights.key_size, len(mixed)
     value, key, query = mixed.split_with_sizes((weights.width, keys, keys), dim=1)
     shared = weights.num_heads // weights.num_groups
@@ -107,27 +76,19 @@ def _heads(weights: StateSpaceWeights, mixed: Tensor, steps: Tensor) -> tuple[Te
         part.view(num_tokens, weights.num_groups, 1, -1).expand(-1, -1, shared, -1).flatten(1, 2)
         for part in (query, key)
     )
-    dt = steps.float() * weights.dt_scale + weights.dt_bias
-    dt = torch.where(dt > 20.0, dt, torch.log1p(torch.exp(dt.clamp(max=20.0))))  # softplus
-    dt = dt.clamp(*weights.dt_limit)
-    return query, key, value.view(num_tokens, weights.num_heads, -1), torch.exp(-weights.decay_rates * dt), dt
+    dt = softplus(steps.float() * weights.dt_scale + weights.dt_bias).clamp(*weights.dt_limit)
+    value = value.view(num_tokens, weights.num_heads, -1)
+    return Heads(query, key, value, torch.exp(-weights.decay_rates * dt), dt)
 
 
-def _token(
-    weights: StateSpaceWeights,
-    query: Tensor,  # [R, H, K] float32
-    key: Tensor,  # [R, H, K]
-    value: Tensor,  # [R, H, V]
-    decay: Tensor,  # [R, H]
-    dt: Tensor,  # [R, H]
-    state: Tensor,  # [R, H, K, V]
-) -> tuple[Tensor, Tensor]:
+def _token(skip: Tensor, heads: Heads, state: Tensor) -> tuple[Tensor, Tensor]:
     """Compute one token of each request: return what its queries read, [R, H, V], and the states behind it."""
+    query, key, value, decay, dt = heads
     change = value * dt[..., None]  # [R, H, V]
     key, query = key.unsqueeze(-1), query.unsqueeze(-1)  # [R, H, K, 1]
     read = decay[..., None] * (state * query).sum(-2) + (query * key).sum(-2) * change
     state = decay[..., None, None] * state + key * change.unsqueeze(-2)
-    return read + value * weights.skip[:, None], state
+    return read + value * skip[:, None], state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,6 +136,5 @@ def norm_groups(x: Tensor, norm: GroupNorm, gates: Tensor | None, sums: Tensor |
     parts = [x[:, start:end].float() * scales[:, group, None] for group, start, end in norm.groups]
     normed = torch.cat(parts, dim=1) * norm.weight
     if gates is not None:
-        wide = gates.float() * norm.gate_scale
-        normed = normed * (wide / (1.0 + torch.exp(-wide)))
+        normed = normed * silu(gates.float() * norm.gate_scale)
     return normed.to(x.dtype)

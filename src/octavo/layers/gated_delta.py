@@ -9,12 +9,15 @@ import torch
 
 from octavo.config.layers import GatedDeltaSpec
 from octavo.distributed.groups import HeadShare, Share
+from octavo.errors import UnsupportedModelError
 from octavo.kernels.gated_delta import GatedDeltaWeights
+from octavo.kernels.quantization import Weight
 from octavo.kernels.states import StateStep, StateTensors
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear, RegroupedLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import TensorSpec
+from octavo.layers.quant.gguf import BlockScheme
 from octavo.layers.state_mixer import StateMixer
 from octavo.layers.state_weights import StateWeights, channels_of, conv_spec
 
@@ -55,7 +58,7 @@ class GatedDeltaMixer(StateMixer):
             context=context.at("gates"),
         )
         self.recurrence = RecurrenceWeights(spec, heads, eps, context=context)
-        self.output = Linear(value, hidden_size, has_bias=False, context=context.at("output"))
+        self.output = DeltaOutput(spec, value, hidden_size, context=context.at("output"))
 
     def mix(
         self,
@@ -65,9 +68,32 @@ class GatedDeltaMixer(StateMixer):
         states: StateTensors,
         step: StateStep,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        normed, residual = self._kernels.add_rms_norm(x, norm.fused(residual))
+        normed, residual = norm.add(x, residual)
         inputs = self.recurrence.values, self.rows(normed), self.gates(normed)
         return self._kernels.gated_delta_net(*inputs, states, step), residual
+
+
+class DeltaOutput(Linear):
+    """The last projection. Columns of a file's blocks are in its order: head h is of key head h modulo their number."""
+
+    def __init__(self, spec: GatedDeltaSpec, inputs: Share, out_size: int, *, context: BuildContext) -> None:
+        super().__init__(inputs, out_size, has_bias=False, context=context)
+        self._spec = spec
+        if self._is_in_rounds and not inputs.is_whole:
+            what = f"{spec.num_value_heads} value heads share {spec.num_key_heads} key heads"
+            hint = "their columns in a GGUF file are not divided among ranks; set quantization='dequantize'"
+            raise UnsupportedModelError(f"{context.path}: {self.scheme.name}: {what}: {hint}")
+
+    @property
+    def _is_in_rounds(self) -> bool:
+        return isinstance(self.scheme, BlockScheme) and self._spec.num_value_heads != self._spec.num_key_heads
+
+    def _pack(self, weight: Weight, bias: torch.Tensor | None) -> None:
+        super()._pack(weight, bias)
+        if self._is_in_rounds:
+            spec = self._spec
+            by_key = torch.arange(self.inputs.total, dtype=torch.int32).view(spec.num_key_heads, -1, spec.value_size)
+            self._columns = by_key.transpose(0, 1).flatten().to(self._context.device)
 
 
 class RecurrenceWeights(StateWeights):

@@ -12,18 +12,19 @@ Legend: T = tokens, K = inputs of this rank, N = outputs of this rank, D = all o
 
 import logging
 from collections.abc import Mapping
+from itertools import groupby
 from typing import ClassVar
 
 import torch
 
 from octavo.distributed.groups import Group, HeadShare, Share, SingleRank
 from octavo.errors import UnsupportedModelError
-from octavo.kernels.blocks import BlockWeight
+from octavo.kernels.blocks import MAX_BLOCK_PARTS, BlockWeight
 from octavo.kernels.quantization import Weight, WeightFormat
 from octavo.kernels.reference import LoraAdapters
 from octavo.kernels.types import SILU, Activation, LinearRole, PackedLinear
 from octavo.layers.context import BuildContext
-from octavo.layers.norm import RMSNorm
+from octavo.layers.norm import NoNorm, RMSNorm
 from octavo.layers.quant.base import DENSE, TensorSpec
 from octavo.layers.quant.gguf import BlockScheme
 from octavo.layers.quant.packing import CompressedLinear, becomes_dense, columns_to_select, pack, stack
@@ -170,11 +171,10 @@ class MergedLinear(WeightOwner):
         adapter_ids: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, K] to the residual stream [T, K]; return (the linear of the normalized sum [T, N], the sum)."""
-        kernels, fused = self._context.kernels, norm.fused(residual)
-        if self.stands_alone(adapter_ids):
-            normed, total = kernels.add_rms_norm(x, fused)  # the same bits
+        if isinstance(norm, NoNorm) or self.stands_alone(adapter_ids):
+            normed, total = norm.add(x, residual)  # the same bits
             return MergedLinear.forward(self, normed, adapter_ids), total
-        return kernels.normed_linear(x, fused, self.packed)
+        return self._context.kernels.normed_linear(x, norm.fused(residual), self.packed)
 
     def stands_alone(self, adapter_ids: torch.Tensor | None) -> bool:
         """Whether a step cannot fuse it with its neighbors: an adapter may add to it, or it selects columns."""
@@ -227,20 +227,24 @@ class RegroupedLinear(MergedLinear):
     ) -> None:
         self._stored, self._num_groups, self.stored_parts = dict(stored), num_groups, tuple(stored)
         super().__init__(inputs, parts, has_bias=has_bias, context=context)
-        if isinstance(self.scheme, BlockScheme):  # whose parts would be more than kernels take
-            logger.warning(
-                "%s: %s is computed in floats: its rows are put in another order", context.path, self.scheme.name
-            )
-            self.scheme = DENSE
-        if self.scheme.tensors(1, inputs.total).keys() != {"weight"}:
+        self._stored_scheme = self.scheme
+        if isinstance(self.scheme, BlockScheme):  # each part has the type of the tensor that it is stored in
+            places = {part: place for place, of in enumerate(stored.values()) for part in of}
+            self.scheme = self.scheme.spread([places[part] for part in parts])
+            if len(list(groupby(self.scheme.kinds))) > MAX_BLOCK_PARTS:
+                logger.warning(
+                    "%s: %s is computed in floats: its rows are put in another order", context.path, self.scheme.name
+                )
+                self.scheme = self._stored_scheme = DENSE
+        if self.scheme.part(0).tensors(1, inputs.total).keys() != {"weight"}:
             what = f"{context.name_of(self.stored_parts[0])} is {self.scheme.name}"
             raise UnsupportedModelError(f"{what}; its rows are put in another order, so it must be one tensor")
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
         tensors: dict[str, TensorSpec] = {}
-        for name, parts in self._stored.items():
+        for place, (name, parts) in enumerate(self._stored.items()):
             total = sum(self.parts[part].total for part in parts)
-            of_weight = self.scheme.tensors(total, self.inputs.total)
+            of_weight = self._stored_scheme.part(place).tensors(total, self.inputs.total)
             tensors.update({_join(name, parameter): spec for parameter, spec in of_weight.items()})
             if self._has_bias:
                 tensors[_join(name, "bias")] = TensorSpec((total,))

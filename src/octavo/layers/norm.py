@@ -22,8 +22,8 @@ class RMSNorm(PlainWeight):
         """Normalize x [..., D]."""
         return self._kernels.rms_norm(x, self.weight, self._eps, self._offset)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add x [..., D] to the residual stream [..., D]; return (normalized sum, sum)."""
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add x [..., D] to the residual stream [..., D], if there is one; return (normalized sum, sum)."""
         return self._kernels.add_rms_norm(x, self.fused(residual))
 
     def fused(self, residual: torch.Tensor | None, activation: Activation = SILU) -> Fused:
@@ -54,13 +54,17 @@ class CenteredNorm(RMSNorm):
 
 
 class NoNorm(RMSNorm):
-    """In the place of a norm where a branch reads the residual stream as it is. Layers do not call it."""
+    """In the place of a norm where a branch reads the residual stream as it is. Only its `add` is called."""
 
     def __init__(self, *, context: BuildContext) -> None:
         super().__init__(0, 0.0, context=context)
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
         return {}
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x if residual is None else self._kernels.scaled_sum(x, residual, 1.0)
+        return total, total
 
 
 class LayerNorm(PlainWeights):

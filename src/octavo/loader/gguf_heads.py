@@ -9,7 +9,6 @@ from torch import Tensor
 
 from octavo.config.layers import GatedDeltaSpec
 from octavo.config.model import ModelConfig
-from octavo.errors import UnsupportedModelError
 
 
 def linear_attention_spec(config: ModelConfig) -> GatedDeltaSpec | None:
@@ -20,22 +19,16 @@ def linear_attention_spec(config: ModelConfig) -> GatedDeltaSpec | None:
 def as_in_checkpoints(part: str, values: Tensor, spec: GatedDeltaSpec, *, has_blocks: bool) -> Tensor:
     """Return a tensor as checkpoints have it; `part` is its name in a block of the file.
 
-    Raises UnsupportedModelError: columns of quantized blocks would have to be put in another order.
+    Columns of quantized blocks stay where they are: the layer puts its inputs in their order.
     """
     if spec.num_value_heads == spec.num_key_heads:
         return values
-    keys, size = 2 * spec.num_key_heads * spec.key_size, spec.value_size
+    keys = 2 * spec.num_key_heads * spec.key_size
     if part in ("attn_qkv", "ssm_conv1d"):
         return torch.cat((values[:keys], _neighbors(values[keys:], spec)))
     if part in ("attn_gate", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt"):
         return _neighbors(values, spec)
-    if part == "ssm_out":
-        if has_blocks:
-            found = f"{spec.num_value_heads} value heads share {spec.num_key_heads} key heads"
-            hint = (
-                f"columns of quantized blocks cannot be put in order by heads of {size}; set quantization='dequantize'"
-            )
-            raise UnsupportedModelError(f"ssm_out: {found}: {hint}")
+    if part == "ssm_out" and not has_blocks:
         return _neighbors(values.T, spec).T
     return values
 

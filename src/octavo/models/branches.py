@@ -15,7 +15,6 @@ from octavo.config.layers import ExpertsSpec
 from octavo.kernels.reference import Kernels
 from octavo.layers.latent_moe import LatentMixture
 from octavo.layers.norm import RMSNorm
-from octavo.models.hybrid import HybridForCausalLM
 from octavo.models.interfaces import CausalLM
 
 
@@ -57,7 +56,7 @@ class MLPLayer(nn.Module):
         return result
 
 
-class BranchesForCausalLM(HybridForCausalLM):
+class BranchesForCausalLM(CausalLM):
     """A decoder with one branch a layer. MLPs are not gated, nor are experts."""
 
     renamed_prefixes: ClassVar = MappingProxyType(

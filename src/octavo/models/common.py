@@ -14,12 +14,12 @@ from torch import nn
 from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import AttentionMetadata, LayerKVCache
 from octavo.config.model import ModelConfig
-from octavo.distributed.groups import HeadShare
+from octavo.distributed.groups import HeadShare, Share
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import SILU, Activation
 from octavo.layers.attention import EachHeadNormWeights, HeadNormWeights, SinkWeights, WholeNormWeights
 from octavo.layers.context import BuildContext
-from octavo.layers.linear import GatedLinear, GatedQKVLinear, Linear, QKVLinear
+from octavo.layers.linear import GatedLinear, GatedQKVLinear, Linear, MergedLinear, QKVLinear
 from octavo.layers.norm import NoNorm, RMSNorm
 
 # Names of a language model that was taken out of one with a vision tower.
@@ -47,14 +47,18 @@ class DecoderAttention(nn.Module):
         super().__init__()
         context = context.at(f"layers.{layer}.attention")
         in_size, spec = self.num_inputs * config.hidden_size, config.attention(layer)
-        heads, has_gate = (spec.num_heads, spec.num_kv_heads, spec.head_dim), spec.has_output_gate
+        heads = spec.num_heads, spec.num_kv_heads, spec.head_dim
         options: dict[str, Any] = {"has_bias": spec.has_bias, "context": context.at("qkv")}
         self.qkv: QKVLinear | GatedQKVLinear
-        if has_gate and not spec.has_gate_apart:
+        if spec.gate == "elements_by_query":
             self.qkv = GatedQKVLinear(in_size, *heads, **options)
         else:
-            self.qkv = QKVLinear(in_size, *heads, **options, projects=spec.projects, has_gate=has_gate)
-        self._gate_size = self.qkv.parts["gate"].size if has_gate else 0
+            self.qkv = QKVLinear(in_size, *heads, **options, projects=spec.projects, has_gate=spec.gate == "elements")
+        self._gate_size = self.qkv.parts["gate"].size if "gate" in self.qkv.parts else 0
+        self.gates: MergedLinear | None = None  # of heads
+        if spec.gate == "heads":
+            parts, own = {"": self.qkv.heads.query}, context.at("gates")
+            self.gates = MergedLinear(Share.whole(in_size), parts, has_bias=False, context=own)
         self._clip, self.is_recordable = spec.qkv_clip, spec.qkv_clip is None
         self.head_norms: HeadNormWeights | WholeNormWeights | EachHeadNormWeights | None = None
         if spec.norms_whole or spec.norms_each:
@@ -85,9 +89,10 @@ class DecoderAttention(nn.Module):
         step: AttentionMetadata,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the residual stream [T, D]; return (attention of the sum, the sum); last layer: [W, D]."""
-        if isinstance(norm, NoNorm):
-            residual = x if residual is None else self._kernels.scaled_sum(x, residual, 1.0)
-            qkv = self.qkv(residual, step.adapter_ids)
+        gates: torch.Tensor | None = None
+        if self.gates is not None:
+            normed, residual = norm.add(x, residual)
+            qkv, gates = self.qkv(normed, step.adapter_ids), self.gates(normed)
         else:
             qkv, residual = self.qkv.of_normed(norm, x, residual, step.adapter_ids)
         if self.head_norms is not None:
@@ -96,9 +101,9 @@ class DecoderAttention(nn.Module):
             qkv = qkv.clamp(-self._clip, self._clip)
         if self._gate_size:
             qkv, gates = qkv[:, : -self._gate_size], qkv[:, -self._gate_size :]
-            attended = self._kernels.gate(self.backend.forward(qkv, kv_cache, step, self.layer), gates)
-        else:
-            attended = self.backend.forward(qkv, kv_cache, step, self.layer)
+        attended = self.backend.forward(qkv, kv_cache, step, self.layer)
+        if gates is not None:
+            attended = self._kernels.gate(attended, gates)
         attended, residual = step.rows_after(self._kernels, attended, residual, is_last=self.is_last)
         return self.out(attended, step.adapter_ids_after(is_last=self.is_last)), residual
 
@@ -121,7 +126,7 @@ def described_attention(config: ModelConfig, layer: int, heads: HeadShare) -> At
         kv_group=config.kv_group_of(layer),
         projects=spec.projects,
         normalizes_values=spec.has_value_norm,
-        gate_heads=heads.query.size if spec.has_output_gate else 0,
+        gate_heads=heads.query.size if spec.gate in ("elements", "elements_by_query") else 0,
         index=layer,
     )
 
@@ -143,10 +148,8 @@ class GatedMLP(nn.Module):
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, adapter_ids: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the residual stream [T, D]; return (the MLP of the sum, the sum)."""
-        if isinstance(norm, NoNorm):
-            total = self._kernels.scaled_sum(x, residual, 1.0)
-            return self.of_normed(total, adapter_ids), total
-        if self.gate_up.stands_alone(adapter_ids) or self.down.stands_alone(adapter_ids):
+        stands_alone = self.gate_up.stands_alone(adapter_ids) or self.down.stands_alone(adapter_ids)
+        if isinstance(norm, NoNorm) or stands_alone:
             normed, total = norm.add(x, residual)
             return self.of_normed(normed, adapter_ids), total
         fused = norm.fused(residual, self._activation)

@@ -10,11 +10,12 @@ from torch import nn
 
 from octavo.attention.metadata import AttentionMetadata
 from octavo.config.layers import DenseSpec, LayerSpec
-from octavo.kernels.reference import Kernels
 from octavo.kernels.types import Activation
-from octavo.layers.norm import RMSNorm
+from octavo.layers.context import BuildContext
+from octavo.layers.norm import NoNorm, RMSNorm
 from octavo.models.common import GatedMLP
-from octavo.models.hybrid import HybridForCausalLM
+from octavo.models.interfaces import CausalLM
+from octavo.models.mixers import build_state_mixer
 
 
 class BesideLayer(nn.Module):
@@ -27,12 +28,13 @@ class BesideLayer(nn.Module):
         mixers: tuple[nn.Module, nn.Module],
         mlp: nn.Module,
         *,
-        kernels: Kernels,
+        context: BuildContext,
     ) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = norms
         self.attention, self.beside = mixers
-        self.mlp, self._kernels, self._mixer_scales = mlp, kernels, spec.mixer_scales
+        self.mlp, self._kernels, self._mixer_scales = mlp, context.kernels, spec.mixer_scales
+        self._nothing = NoNorm(context=context)
         self._mlp_scale = spec.feed_forward.out_scale if isinstance(spec.feed_forward, DenseSpec) else 1.0
 
     def forward(
@@ -40,29 +42,31 @@ class BesideLayer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `DecoderLayer.forward`; `kv_cache` are both mixers' caches."""
         attention_cache, states = kv_cache
-        mixed, _ = self.beside(self.attention_norm, x, residual, states, step)
-        attended, residual = self.attention(self.attention_norm, x, residual, attention_cache, step)
+        normed, total = self.attention_norm.add(x, residual)
+        mixed, _ = self.beside(self._nothing, normed, None, states, step)
+        attended, _ = self.attention(self._nothing, normed, None, attention_cache, step)
         # Not before attention: a recorded step computes kept rows alone from the first time on that it keeps some.
-        [mixed] = step.rows_after(self._kernels, mixed, is_last=bool(self.attention.is_last))
+        mixed, total = step.rows_after(self._kernels, mixed, total, is_last=bool(self.attention.is_last))
         scales = self._mixer_scales
         both = self._kernels.scaled_sum(self._scaled(attended, scales[0]), self._scaled(mixed, scales[1]), 1.0)
         adapter_ids = step.adapter_ids_after(is_last=bool(self.attention.is_last))
-        x, total = self.mlp(self.mlp_norm, both, residual, adapter_ids)
+        x, total = self.mlp(self.mlp_norm, both, total, adapter_ids)
         return self._scaled(x, self._mlp_scale), total
 
     def _scaled(self, x: torch.Tensor, scale: float) -> torch.Tensor:
         return x if scale == 1.0 else self._kernels.scaled_sum(x, None, scale)
 
 
-class FalconH1ForCausalLM(HybridForCausalLM):
+class FalconH1ForCausalLM(CausalLM):
     """A decoder with two mixers in each layer."""
 
     def build_layer(self, layer: int) -> nn.Module:
         spec = self.config.layers[layer]
         assert spec.beside is not None, "each layer has two"
-        beside = self.build_mixer(spec.beside, self.context.at(f"layers.{layer}.beside"), is_last=False)
+        context = self.context.at(f"layers.{layer}.beside")
+        beside = build_state_mixer(self.config, spec.beside, context, is_last=False)
         norms, mixers = (self.build_norm(), self.build_norm()), (self.build_attention(layer), beside)
-        return BesideLayer(spec, norms, mixers, self.build_feed_forward(layer), kernels=self.context.kernels)
+        return BesideLayer(spec, norms, mixers, self.build_feed_forward(layer), context=self.context)
 
     def build_mlp(self, layer: int, spec: DenseSpec) -> GatedMLP:
         if spec.gate_scale == 1.0:

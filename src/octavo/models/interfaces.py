@@ -36,6 +36,7 @@ from octavo.models.common import (
     DecoderLayer,
     GatedMLP,
 )
+from octavo.models.mixers import build_mixer
 from octavo.models.parts import ParallelLayer
 
 if TYPE_CHECKING:
@@ -65,7 +66,6 @@ class CausalLM(nn.Module):
     that are computed here instead.
     """
 
-    attention_class: ClassVar[type[DecoderAttention]] = DecoderAttention
     # Of checkpoint names: to those of the table.
     renamed_prefixes: ClassVar[Mapping[str, str]] = MappingProxyType({**WITHOUT_HEAD, **OF_VISION_MODELS})
     # Layers that adapters can change, by their paths in `weight_names`; those of experts only get slots on request.
@@ -288,7 +288,7 @@ class CausalLM(nn.Module):
         return self.build_norm()
 
     def build_attention(self, layer: int) -> nn.Module:
-        return self.attention_class(self.config, layer, self.context)
+        return build_mixer(self.config, layer, self.context)
 
     def build_feed_forward(self, layer: int) -> nn.Module:
         spec = self.config.layers[layer].feed_forward

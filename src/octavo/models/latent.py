@@ -14,7 +14,6 @@ from octavo.layers.context import BuildContext
 from octavo.layers.latent import AbsorbedHeads, LatentNorm
 from octavo.layers.linear import Linear, MergedLinear
 from octavo.layers.norm import RMSNorm
-from octavo.models.interfaces import CausalLM
 
 
 class LatentAttention(nn.Module):
@@ -74,7 +73,7 @@ class LatentAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the residual stream [T, D]; return (attention of the sum, the sum); last layer: [W, D]."""
         kernels = self._kernels
-        normed, total = kernels.add_rms_norm(x, norm.fused(residual))
+        normed, total = norm.add(x, residual)
         query = kernels.head_linears(self._queries(normed), self.heads.keys)
         mixed = self.backend.forward_latent(query, self.latent(normed), kv_cache, step, self.layer)
         mixed, total = step.rows_after(kernels, mixed, total, is_last=self.is_last)
@@ -88,10 +87,3 @@ class LatentAttention(nn.Module):
             queries: torch.Tensor = self.query(normed)
             return queries
         return self.query_up.of_normed(self.query_norm, self.query_down(normed), None)[0]
-
-
-class LatentForCausalLM(CausalLM):
-    """A decoder whose layers keep a latent vector."""
-
-    def build_attention(self, layer: int) -> nn.Module:
-        return LatentAttention(self.config, layer, self.context)

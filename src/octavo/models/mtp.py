@@ -27,9 +27,7 @@ from octavo.layers.linear import Linear
 from octavo.layers.quant.base import DENSE, Schemes, WeightScheme
 from octavo.layers.vocabulary import Embedding
 from octavo.models.draft_head import DraftHead
-from octavo.models.hybrid import HybridForCausalLM
 from octavo.models.interfaces import CausalLM, IntermediateTensors
-from octavo.models.latent import LatentForCausalLM
 
 _LAYER = "model.layers.{layer}."
 
@@ -54,7 +52,7 @@ class HeadSchemes:
 
 
 class MtpHead(DraftHead):
-    """The head of a family whose layers a second base class builds."""
+    """The head that came with a model; its layer attends as the model's layers do."""
 
     renamed_prefixes = MappingProxyType({"model.mtp.": "mtp.", **CausalLM.renamed_prefixes})
 
@@ -144,11 +142,3 @@ class MtpHead(DraftHead):
         if self._mtp.has_logits_head:
             return super().logits_argmax(hidden, adapter_ids)
         return target.logits_argmax(hidden, adapter_ids)
-
-
-class HybridMtpHead(MtpHead, HybridForCausalLM):
-    """That of Qwen3-Next and Qwen3.5: its layer has gated full attention."""
-
-
-class LatentMtpHead(MtpHead, LatentForCausalLM):
-    """That of DeepSeek V3 and GLM-4.7-Flash: its layer keeps a latent vector."""

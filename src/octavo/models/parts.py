@@ -31,7 +31,7 @@ class ParallelLayer(nn.Module):
         The last block returns [W, D].
         """
         kernels, is_last = self._kernels, self.attention.is_last
-        normed, total = kernels.add_rms_norm(x, self.attention_norm.fused(residual))
+        normed, total = self.attention_norm.add(x, residual)
         attended, normed = self.attention(self._nothing, normed, None, kv_cache, step)
         (total,) = step.rows_after(kernels, total, is_last=is_last)
         adapter_ids = step.adapter_ids_after(is_last=is_last)

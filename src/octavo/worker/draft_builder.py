@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -22,6 +21,7 @@ from octavo.loader.stored_tensors import stored_tensors
 from octavo.models.draft_head import DraftHead
 from octavo.models.eagle3 import Eagle3Head
 from octavo.models.interfaces import CausalLM
+from octavo.models.mtp import MtpHead
 from octavo.models.registry import initialize_model
 from octavo.worker.draft_progress import OWN_BLOCKS, DraftProgress, EagleProgress
 from octavo.worker.graph import StepGraph
@@ -35,9 +35,7 @@ _EMBEDDING = frozenset({"embed_tokens.weight", "model.embed_tokens.weight"})
 
 def mtp_head(mtp: MtpConfig, model: ModelConfig, context: BuildContext) -> DraftHead:
     """Return an MTP head without weights."""
-    module, _, name = mtp.head.partition(":")
-    head: DraftHead = getattr(import_module(module), name)(model, mtp, context)
-    return head
+    return MtpHead(model, mtp, context)
 
 
 class DraftBuilder:

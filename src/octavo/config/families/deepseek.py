@@ -324,12 +324,11 @@ def _family(
     return Family(
         name=name,
         model_type=model_type,
-        model="octavo.models.latent:LatentForCausalLM",
         read_layers=_read_layers,
         weight_names=_NAMES,
         other_spellings=stacked_experts(_EXPERT),
         gguf=gguf,
-        mtp=MtpFacts(head="octavo.models.mtp:LatentMtpHead", **MTP_BEHIND),
+        mtp=MtpFacts(**MTP_BEHIND),
         defaults=defaults,
         rms_norm_eps=rms_norm_eps,
     )

@@ -122,7 +122,7 @@ FAMILIES = (
     Family(
         name="GraniteMoeHybridForCausalLM",
         model_type="granitemoehybrid",
-        model="octavo.models.hybrid:GraniteHybridForCausalLM",
+        model="octavo.models.granite_hybrid:GraniteHybridForCausalLM",
         read_layers=_read_layers,
         weight_names={
             **{name: place for name, place in DECODER_NAMES.items() if name not in _MLP_NAMES},

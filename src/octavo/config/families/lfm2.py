@@ -161,7 +161,6 @@ _SIZES = {"vocab_size": 65536, "num_hidden_layers": 32, "num_attention_heads": 3
 _DENSE = Family(
     name="Lfm2ForCausalLM",
     model_type="lfm2",
-    model="octavo.models.hybrid:HybridForCausalLM",
     read_layers=_read_dense,
     weight_names=NAMES,
     usual_keys={

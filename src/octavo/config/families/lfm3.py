@@ -19,7 +19,7 @@ def _read_layers(fields: JsonFields, family: Family, max_position_embeddings: in
     layers, (full, local) = read_layers(plain, family, max_position_embeddings)
     has_gate, conv = fields.flag("use_attention_gate", True), read_short_conv(fields, default_size=7)
     mixed = (
-        replace(layer, mixer=conv) if kind == _CONV else layer.with_attention(has_head_gate=has_gate)
+        replace(layer, mixer=conv) if kind == _CONV else layer.with_attention(gate="heads" if has_gate else None)
         for kind, layer in zip(kinds, layers, strict=True)
     )
     table = RotarySpec(rope=replace(full.rope, divisors=_divisors(fields, full.width)), width=full.width)
@@ -69,7 +69,6 @@ FAMILIES = (
     Family(
         name="Lfm3ForCausalLM",
         model_type="lfm3",
-        model="octavo.models.hybrid:HybridForCausalLM",
         read_layers=_read_layers,
         weight_names={
             **{

@@ -36,8 +36,7 @@ def _read_layers(fields: JsonFields, family: Family, max_position_embeddings: in
     if not isinstance(rotates, list) or len(rotates) != num_layers:
         raise fields.fail("layer_rope_theta", f"{num_layers} entries are expected")
     own = {
-        "has_output_gate": True,
-        "has_gate_apart": True,
+        "gate": "elements",
         "has_norm_weights": fields.flag(_HEAD_NORMS, False),
         "scale": fields.number("qk_scale_factor") * layers[0].attention.head_dim ** -0.5,
     }

@@ -39,7 +39,7 @@ def _read_hybrid(
     layers, rotary = read_layers(_plain_rotary(fields), family, max_position_embeddings)
     linear = _linear_attention(fields, has_rows_by_head)
     hybrid = tuple(
-        LayerSpec(linear, layer.feed_forward) if kind == _LINEAR else layer.with_attention(has_output_gate=True)
+        LayerSpec(linear, layer.feed_forward) if kind == _LINEAR else layer.with_attention(gate="elements_by_query")
         for kind, layer in zip(_kinds(fields, len(layers)), layers, strict=True)
     )
     return hybrid, rotary
@@ -136,7 +136,6 @@ def _gguf_settings(keys: GgufKeys, so_far: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _MTP = MtpFacts(
-    head="octavo.models.mtp:HybridMtpHead",
     layer="mtp.layers.{number}",
     names={
         "mtp.fc": "projection",
@@ -169,7 +168,6 @@ _SIZES = {"vocab_size": 248320, "num_attention_heads": 16, "max_position_embeddi
 _DENSE = Family(
     name="Qwen3_5ForCausalLM",
     model_type="qwen3_5_text",
-    model="octavo.models.hybrid:HybridForCausalLM",
     read_layers=_read_hybrid,
     weight_names={**_NAMES, **_KIND_BY_KIND},
     num_kv_heads=4,

@@ -44,6 +44,10 @@ class BlockScheme(WeightScheme):
     def part(self, index: int) -> "BlockScheme":
         return BlockScheme((self.kinds[index],))
 
+    def spread(self, places: Sequence[int]) -> "BlockScheme":
+        """Return the scheme of a layer whose parts are rows of the parts at these places."""
+        return BlockScheme(tuple(self.kinds[place] for place in places))
+
     def tensors(self, num_outputs: int, in_size: int) -> dict[str, TensorSpec]:
         [kind] = self.kinds
         return {"weight": TensorSpec((num_outputs, kind.row_bytes(in_size)), is_integer=True)}
