@@ -76,7 +76,8 @@ def _heads(weights: StateSpaceWeights, mixed: Tensor, steps: Tensor) -> Heads:
         part.view(num_tokens, weights.num_groups, 1, -1).expand(-1, -1, shared, -1).flatten(1, 2)
         for part in (query, key)
     )
-    dt = softplus(steps.float() * weights.dt_scale + weights.dt_bias).clamp(*weights.dt_limit)
+    dt = softplus(steps.float() * weights.dt_scale + weights.dt_bias)
+    dt = dt.clamp(*weights.dt_limit)
     value = value.view(num_tokens, weights.num_heads, -1)
     return Heads(query, key, value, torch.exp(-weights.decay_rates * dt), dt)
 
