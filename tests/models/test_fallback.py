@@ -220,6 +220,37 @@ def test_an_engine_finds_out_by_itself(tmp_path: Path, request: pytest.FixtureRe
                 assert output.outputs[0].token_ids == whole[0, ids.shape[1] :].tolist()
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.5, 4.0, 5.0, 6.0, 7.0, 8.0],
+    "original_max_position_embeddings": 16,
+    "short_mscale": 1.1,  # of PhiMoE alone
+    "long_mscale": 1.4,
+}
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("kind", ["phimoe", pytest.param("phi3", marks=pytest.mark.full)])
+def test_angles_of_longrope_are_each_requests_own(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one step with another whose angles are those of long contexts."""
+    longrope = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16, "num_local_experts": 4}
+    monkeypatch.setitem(MODELS, kind, {**SMALL, **longrope})
+    theirs = save(kind, tmp_path)
+    prompts = [list(range(3, 3 + length)) for length in (7, 20)]
+    options: dict[str, Any] = {"tokenizer": "demo", "dtype": "float32", "model_impl": "transformers"}
+    with LLM(str(tmp_path), max_num_batched_tokens=11, block_size=4, **options) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+        inputs: list[Prompt] = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = llm.generate(inputs, params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        for _ in range(9):
+            with torch.inference_mode():
+                prompt.append(int(theirs(torch.tensor([prompt])).logits[0, -1].argmax()))
+        assert [*output.prompt_token_ids, *output.outputs[0].token_ids] == prompt
+
+
 @pytest.mark.usefixtures("here")
 def test_what_cannot_run_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = AutoConfig.for_model("doge", **SMALL)

@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.config.family import Family
 from octavo.config.json_fields import JsonFields
-from octavo.config.layers import AttentionSpec, DenseSpec, LayerSpec
+from octavo.config.layers import AttentionSpec, DenseSpec, LayerSpec, RopeConfig, RotarySpec
 from octavo.errors import UnsupportedModelError
 from octavo.working_folder import child_command, child_environment
 
@@ -62,10 +62,18 @@ def fallback_family(fields: JsonFields, path: Path) -> tuple[JsonFields, Family]
         name=found["architecture"],
         model_type=fields.text("model_type", ""),
         model="octavo.models.fallback:FallbackForCausalLM",
-        read_layers=lambda *_: (_layers(found), ()),
+        read_layers=lambda *_: (_layers(found), _angles(found)),
         weight_names={},
     )
     return JsonFields(fields.origin, {**own, **{key: found[key] for key in keys}}), family
+
+
+def _angles(found: dict[str, Any]) -> tuple[RotarySpec, ...]:
+    """Return what requests need to know of angles: up to where they are those of short contexts."""
+    if found["first_range"] is None:
+        return ()
+    nothing = RopeConfig(divisors=(1.0,), long_divisors=(1.0,), original_max_position=found["first_range"])
+    return (RotarySpec(rope=nothing, width=2),)
 
 
 def _layers(found: dict[str, Any]) -> tuple[LayerSpec, ...]:

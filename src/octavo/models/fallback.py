@@ -12,6 +12,7 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from octavo.layers.context import BuildContext
 from octavo.layers.quant.base import TensorSpec
 from octavo.layers.weight_owner import WeightOwner
 from octavo.models.common import described_attention
-from octavo.models.fallback_heads import is_linear, joined_heads
+from octavo.models.fallback_heads import angles_by_request, is_linear, joined_heads
 from octavo.models.fallback_plan import FallbackLinear, Plan
 from octavo.models.fallback_probe import build
 from octavo.models.interfaces import CausalLM, IntermediateTensors
@@ -138,6 +139,11 @@ class FallbackForCausalLM(CausalLM):
         for module in library.modules():
             if getattr(module, "layer_idx", None) is not None:
                 module.octavo_step = self._step
+        if num_short := config.first_rotary_range:
+            sizes = (lambda: self._step.rows >= config.max_model_len), num_short, config.max_model_len
+            for module in library.modules():
+                if type(module).__name__.endswith("RotaryEmbedding"):
+                    module.forward = partial(angles_by_request, module.forward, *sizes)
         self._step.layers = [self._describe(layer) for layer in range(config.num_layers)]
         self._step.backend, self._step.rank = context.attention, context.groups.tensor.rank
         self._given, head = _Given(), copy.copy(library)
@@ -230,6 +236,7 @@ class FallbackForCausalLM(CausalLM):
             self.library.tie_weights()
             self._is_ready = True
         self._step.begin(self.attention_step(batch), kv_caches, batch.positions)
+        self._step.rows = batch.rotary_positions
         base = self.library.base_model
         found = base(input_ids=batch.input_ids[None], position_ids=batch.positions[None], use_cache=False)
         hidden = self.context.kernels.kept_rows(found.last_hidden_state[0], batch.kept_indices)
@@ -257,6 +264,7 @@ class _Step:
         self.backend: AttentionBackend[Any] | None = None
         self.rank = 0
         self.positions = torch.empty(0)  # [T]
+        self.rows = torch.empty(0)  # [T], of requests with short angles from max_model_len on
         self._metadata: AttentionMetadata | None = None
         self.caches: Sequence[LayerCache] = ()
 

@@ -18,6 +18,7 @@ from torch import nn
 from octavo.errors import UnsupportedModelError
 
 Attention = Callable[..., tuple[torch.Tensor, None]]
+Angles = tuple[torch.Tensor, torch.Tensor]  # cos and sin, [1, T, ...]
 # Positions are 256 * a + b, which every dtype has exactly; slopes are the sums of two numbers of the dtype.
 _STEP, _NUM_ALIBI = 256, 4
 _TWO = torch.ones(1, 2, device="cpu")  # a mask of two tokens: the second one's bias is the slope
@@ -56,6 +57,34 @@ def replace_own_attention(model: nn.Module, attention: Attention) -> bool:
         if forward is not None:
             module.forward = partial(forward, module, attention)
     return any(forward is not None for _, forward in known)
+
+
+def first_range(config: Any) -> int | None:
+    """Return the tokens of LongRoPE's first range, of the library's text configuration; None: it is of another kind."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return rope["original_max_position_embeddings"] if rope.get("rope_type") == "longrope" else None
+
+
+def angles_by_request(
+    forward: Callable[..., Angles],
+    is_short: Callable[[], torch.Tensor],
+    num_short: int,
+    num_positions: int,
+    x: torch.Tensor,
+    position_ids: torch.Tensor,  # [1, T]
+) -> Angles:
+    """Stand for a rotary embedding's `forward`, which chooses the range by the largest position of all.
+
+    Tokens of requests that stay within the first range, `is_short()` [T], have its angles, all others those of long
+    contexts, whoever else is in the step.
+    """
+    last = position_ids.new_full((1, 1), num_positions - 1)
+    cos, sin = (part[:, :-1] for part in forward(x, torch.cat([position_ids, last], dim=1)))
+    chosen = is_short()[None, :, None]
+    if chosen.any():
+        short_cos, short_sin = forward(x, position_ids.clamp(max=num_short - 1))
+        cos, sin = torch.where(chosen, short_cos, cos), torch.where(chosen, short_sin, sin)
+    return cos, sin
 
 
 def is_linear(module: nn.Module) -> bool:

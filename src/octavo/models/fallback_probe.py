@@ -5,11 +5,13 @@ the meta device, without weights, runs two tokens through it, notes each call of
 `error`, or what `config/fallback.py` reads. No code of a checkpoint is ever run.
 """
 
+import copy
 import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch import nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, logging
 
 from octavo.errors import UnsupportedModelError
-from octavo.models.fallback_heads import head_width, replace_own_attention
+from octavo.models.fallback_heads import first_range, head_width, replace_own_attention
 
 NAME = "octavo"  # of our attention, in the library: it makes no mask for one that it does not know
 _NO_LENGTH = 2048  # tokens of a context whose positions have no limit, where the configuration names none
@@ -98,6 +100,9 @@ def probe(folder: Path) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"the library's class is {type(model).__name__}, the checkpoint's {', '.join(named)}"
         )
+    for module in model.modules():
+        if type(module).__name__.endswith("RotaryEmbedding"):
+            module.forward = partial(_rotate_here, copy.deepcopy(module))
     model.to("meta")
     with torch.inference_mode(), torch.device("meta"):
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64), position_ids=torch.arange(2)[None], use_cache=False)
@@ -114,8 +119,17 @@ def probe(folder: Path) -> dict[str, Any]:
         "intermediate_size": getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         "max_position_embeddings": _first_of(text, "max_position_embeddings", "seq_length", default=_NO_LENGTH),
         "tie_word_embeddings": bool(text.tie_word_embeddings),
+        "first_range": first_range(text),
         "layers": calls,
     }
+
+
+def _rotate_here(rotary: Any, x: torch.Tensor, position_ids: torch.Tensor, *rest: Any, **options: Any) -> Any:
+    """Compute the angles of a step on the meta device with values: some classes look at positions."""
+    with torch.device("cpu"):
+        positions = torch.arange(position_ids.shape[-1]).expand(position_ids.shape)
+        found = rotary(torch.empty(1, dtype=x.dtype), positions, *rest, **options)
+    return found.to("meta") if isinstance(found, torch.Tensor) else tuple(part.to("meta") for part in found)
 
 
 def _first_of(config: Any, *names: str, default: int) -> int:
