@@ -35,7 +35,8 @@ class Vitals:
     @classmethod
     def of(cls, server: HttpServer) -> Self:
         front = psutil.Process(server.process.pid)
-        processes = [front, *front.children(recursive=True)]
+        spares = [each for each in front.children() if each.cmdline()[-1:] == ["import"]]  # come seconds after a start
+        processes = [each for each in (front, *front.children(recursive=True)) if each not in spares]
         return cls(
             num_handles=sum(process.num_fds() for process in processes),
             num_threads=sum(process.num_threads() for process in processes),

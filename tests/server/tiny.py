@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -92,14 +92,21 @@ class TinyServer:
     async def send_raw(self, *pieces: bytes, pause_s: float = 0.0) -> str:
         """Send bytes as they are, until the server closes; return all that came back."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        reading = asyncio.create_task(asyncio.wait_for(reader.read(), 10.0))
+        received: list[bytes] = []
+
+        async def read() -> None:
+            with suppress(ConnectionResetError):  # what is written to a server that has just closed is refused
+                while piece := await reader.read(65536):
+                    received.append(piece)
+
+        reading = asyncio.create_task(asyncio.wait_for(read(), 10.0))
         for piece in pieces:
             if not reading.done():
                 writer.write(piece)
                 await asyncio.sleep(pause_s)
-        answer = await reading
+        await reading
         writer.close()
-        return answer.decode()
+        return b"".join(received).decode()
 
 
 @asynccontextmanager
