@@ -11,7 +11,7 @@ from tests.server.http_server import HttpServer
 WAIT_S = 30.0
 # Connections of the tests' own clients come and go, and libraries open a file or two on first use.
 FREE_HANDLES = 16
-FREE_THREADS = 8
+FREE_THREADS = 16  # pools, and the process that tries forms, start theirs for the first who needs them
 FREE_PROCESSES = 1  # the one that tries forms out comes with the first of them, and again when it died of one
 FREE_BYTES = 200 * 2**20  # allocators keep memory for the next request, and cycles wait for their collector
 # What an idle server shows; the request that asks for it is in flight.
