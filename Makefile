@@ -37,7 +37,7 @@ RAY := .venv/ray/installed-$(shell cat tests/ray/requirements.txt constraints.tx
 
 help:
 	@echo "make demo    install Octavo into .venv, generate text from the bundled model and from a small real one"
-	@echo "make test    run the tests, ten minutes on two cores    (ARGS='-k scheduler' is handed to pytest)"
+	@echo "make test    run the tests, eight minutes on two cores    (ARGS='-k scheduler' is handed to pytest)"
 	@echo "make test-all    the same in full breadth, sanitizers, clients, Ray: all there is, half an hour"
 	@echo "make test-changed    in full breadth, what looks at sources changed since the last release or 50 commits"
 	@echo "             (BUDGET=10: for so many minutes; each commit begins with another part)"

@@ -21,7 +21,7 @@ def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @each("case", CASES)
-@each("num_rows", pick([0, 1, 7, 129], [0, 1, 2, 7, 33, 129]))
+@each("num_rows", pick([0, 1, 129], [0, 1, 2, 7, 33, 129]))
 def test_fast_is_reference(case: Case, num_rows: int, fast_and_dtype: tuple[Kernels, torch.dtype]) -> None:
     fast, dtype = fast_and_dtype
     op, rows = case.make(dtype), slice(3, 3 + num_rows)
@@ -68,7 +68,7 @@ class WrongKernels(Kernels):
         return super().combine_experts(rows.roll(1, 0), weights)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", pick([torch.bfloat16], DTYPES), ids=str)
 @each("case", CASES)
 def test_a_wrong_kernel_is_noticed(case: Case, dtype: torch.dtype) -> None:
     op, rows = case.make(dtype), slice(0, MAX_ROWS)

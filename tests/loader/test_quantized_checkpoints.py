@@ -243,8 +243,15 @@ def test_integer_kernels_compute_it_as_it_is(
         assert torch.equal(fast(rows), before)
 
 
-@by_floats
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        (case, dtype)
+        for at, case in enumerate(FLOATS)
+        for dtype in pick((("float32", "bfloat16")[at % 2],), ("float32", "bfloat16"))
+    ],
+    ids=lambda part: getattr(part, "name", part),
+)
 def test_floats_of_8_bits_become_the_dense_weights(
     case: Case, dtype: str, saved: Saved, caplog: pytest.LogCaptureFixture
 ) -> None:

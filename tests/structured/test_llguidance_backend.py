@@ -269,6 +269,7 @@ def test_a_form_over_the_limits() -> None:
         backend_of("demo").compile(StructuredOutput(json_schema={"type": "integer", "multipleOf": 999_999_999}))
 
 
+@pytest.mark.full  # three seconds until the library's limit
 def test_an_answer_over_the_limits() -> None:
     backend = backend_of("demo")
     matcher = backend.compile(StructuredOutput(regex="((a{1000}){1000}){1000}"))

@@ -41,7 +41,7 @@ named = functools.partial(pytest.mark.parametrize, "case", ids=lambda case: case
 @pytest.mark.parametrize("dtype", pick([torch.bfloat16], DTYPES), ids=str)
 def test_fast_is_reference(case: Case, dtype: torch.dtype) -> None:
     op = case.make(dtype)
-    for rows in (slice(3, 3), slice(0, 1), slice(3, MOST)):
+    for rows in (slice(3, 3), *pick((), (slice(0, 1),)), slice(3, MOST)):
         assert_close(op(TritonKernels(), rows), op(Kernels(), rows))
 
 
@@ -50,7 +50,7 @@ def test_rows_are_independent(case: Case) -> None:
     """Of the ops that are ours alone: cuBLAS promises nothing."""
     op = case.make(torch.bfloat16)
     whole = op(TritonKernels(), slice(0, MOST))
-    for start, stop in pick(((5, 7), (1, 17)), ((0, 1), (5, 7), (1, 30), (33, 34))):
+    for start, stop in pick(((5, 7),), ((0, 1), (5, 7), (1, 30), (33, 34))):
         assert torch.equal(op(TritonKernels(), slice(start, stop)), whole[start:stop])
 
 
@@ -58,5 +58,5 @@ def test_rows_are_independent(case: Case) -> None:
 def test_rows_are_independent_where_all_is_ours(case: Case) -> None:
     op = case.make(torch.bfloat16)
     whole = op(TritonKernels(deterministic=True), slice(0, MOST))
-    for stop in pick((1, 17), (1, 7, 33)):
+    for stop in pick((1,), (1, 7, 33)):
         assert torch.equal(op(TritonKernels(deterministic=True), slice(0, stop)), whole[:stop])
