@@ -18,7 +18,7 @@ TOO_HARD = (
 pytestmark = pytest.mark.asyncio(loop_scope="session")  # models share connections
 
 
-class Suite(ChatModelIntegrationTests):
+class Suite(ChatModelIntegrationTests):  # type: ignore[misc]  # of any type where it is not installed
     @pytest.fixture(autouse=True)
     def _served(self, server: HttpServer, request: pytest.FixtureRequest) -> None:
         self.url = server.url

@@ -104,6 +104,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 VALUES: list[Any] = [None, 2**64, [], {}, "", "\x00\ud800"]
 VALUES += pick([], [True, -1, 1.5, 1e308, -(10**40), [None], [[]], {"a": None}, {"type": 3}, "x" * 300, ["a", 1]])
+CHANGES: list[tuple[Any, ...]] = [(), *((value,) for value in VALUES)]  # with nothing, or another value
 RAW = ["NaN", "-Infinity", "9" * 5000, '{"a":' * 5000 + "1" + "}" * 5000, "[" * 5000 + "]" * 5000, '"\\ud800"']
 
 
@@ -149,9 +150,9 @@ def judge(server: HttpServer, path: str, content: str) -> None:
 def test_every_place(server: HttpServer, path: str) -> None:
     body = ROUTES[path]
     for number, place in enumerate(places(body)):
-        judge(server, path, json.dumps(changed(body, place)))
-        for value in pick([VALUES[number % len(VALUES)]], VALUES):
-            judge(server, path, json.dumps(changed(body, place, value)))
+        for value in pick([CHANGES[number % len(CHANGES)]], CHANGES):
+            if place[0] != "options" or value != ():  # whose limit saves minutes
+                judge(server, path, json.dumps(changed(body, place, *value)))
 
 
 @pytest.mark.parametrize("path", ROUTES)
