@@ -99,9 +99,8 @@ class ForwardBatch:
     seq_lens_list: list[int]  # [R]
     rows: Tensor | None = None  # [R] int64, each request's stable row; None: there are no requests
     adapter_ids: Tensor | None = None  # [T] int64, -1: no adapter; None: no token has one
-    mrope_positions: Tensor | None = (
-        None  # [3, T] int64, in time, height and width; [T]: other rows of a table; None: `positions`
-    )
+    # [3, T] int64, in time, height and width, or [T] int64, rows of a table that are not positions; None: `positions`
+    other_positions: Tensor | None = None
     inputs_embeds: InputEmbeds | None = None
     token_types: Tensor | None = None  # [T] int64, of encoders: 1 in the second text of a pair; None: all are 0
     visible_ends: Tensor | None = None  # [T] int32, one past the last position each token sees; None: its own
@@ -181,7 +180,7 @@ class ForwardBatch:
     @property
     def rotary_positions(self) -> Tensor:
         """The positions for rotary embeddings: [T], or [3, T]."""
-        return self.positions if self.mrope_positions is None else self.mrope_positions
+        return self.positions if self.other_positions is None else self.other_positions
 
     @property
     def groups(self) -> tuple[Self, ...]:

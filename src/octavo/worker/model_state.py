@@ -175,7 +175,7 @@ class RotaryOffsets(ModelState):
             inside = of_prompt[:, np.minimum(part.positions, last)]
             rotary[:, part.tokens] = np.where(part.positions > last, part.positions + shift, inside)
         [sent] = self._send(rotary.ravel())
-        return {"mrope_positions": sent.view(3, -1)}
+        return {"other_positions": sent.view(3, -1)}
 
 
 class ShortAngles(ModelState):
@@ -200,7 +200,7 @@ class ShortAngles(ModelState):
         for part in parts:
             rows[part.tokens] += self._first
         [sent] = self._send(rows)
-        return {"mrope_positions": sent}
+        return {"other_positions": sent}
 
 
 class TextKinds(ModelState):
