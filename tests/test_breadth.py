@@ -69,6 +69,8 @@ def test_every_seeded_fault_applies() -> None:
     """Where code has changed its wording, mend the fault in tools/seeded_faults/faults.py."""
     assert len(FAULTS) >= 20
     for fault in FAULTS:
-        assert find(fault, ROOT).is_file()
+        path = find(fault, ROOT)
+        if path.suffix == ".py":  # tests cannot notice what Python does not read
+            compile(path.read_text().replace(fault.right, fault.wrong), fault.name, "exec")
     with pytest.raises(StaleFaultError, match="stands 0 times"):
         find(Fault(name="stale", right="no such text", wrong="", tests=""), ROOT)

@@ -139,6 +139,7 @@ async def test_streams_under_kills_are_those_of_an_undisturbed_engine() -> None:
         assert stats.num_running == stats.num_waiting == 0
 
 
+@pytest.mark.full  # by default test_data_parallel.py kills one of two in the middle of streams
 async def test_with_replicas_the_others_take_over() -> None:
     prompts, params = mixed(12, 150)
     async with engine(data_parallel_size=2) as one:

@@ -59,7 +59,7 @@ FAULTS = [
     Fault(
         name="the states of drafts are kept",
         right="        lasts = lasts - num_drafts\n",
-        wrong="",
+        wrong="        pass\n",
         tests="end_to_end/test_hybrids.py",
     ),
     # -- gpt-oss
