@@ -117,4 +117,19 @@ VLLM = Peer(
     export="benchmarks.peers.vllm_export",
     precisions={"bf16": ("bf16",), "int8": ("w8a8",)},
 )
-ENGINES = {peer.name: peer for peer in (OCTAVO, LLAMA_CPP, IK_LLAMA_CPP, MISTRAL_RS, TRANSFORMERS, OPENVINO, VLLM)}
+SENTENCE_TRANSFORMERS = Peer(  # vectors only: benchmarks.offline.vectors
+    name="sentence-transformers", module="benchmarks.peers.sentence_transformers_peer", precisions={}
+)
+ENGINES = {
+    peer.name: peer
+    for peer in (
+        OCTAVO,
+        LLAMA_CPP,
+        IK_LLAMA_CPP,
+        MISTRAL_RS,
+        TRANSFORMERS,
+        OPENVINO,
+        VLLM,
+        SENTENCE_TRANSFORMERS,
+    )
+}

@@ -25,7 +25,7 @@ from octavo.kernels.types import Activation
 from octavo.layers.attention import HeadNormWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import GatedLinear, Linear, MergedLinear, QKVLinear
-from octavo.layers.norm import LayerNorm, RMSNorm
+from octavo.layers.norm import CenteredNorm, RMSNorm
 from octavo.layers.quant.base import TensorSpec
 from octavo.layers.vocabulary import Embedding
 from octavo.layers.weight_owner import PlainWeight
@@ -153,12 +153,13 @@ class EncoderLayer(nn.Module):
     def forward(self, x: torch.Tensor, step: EncoderStep) -> torch.Tensor:
         """Apply to x [T, D]."""
         if self._norms == "after":
-            x = self.attention_norm(x + self.attention(x, step))
-            after: torch.Tensor = self.mlp_norm(x + self.mlp(x))
+            x, _ = self.attention_norm.add(self.attention(x, step), x)
+            after, _ = self.mlp_norm.add(self.mlp(x), x)
             return after
         branch = self.attention(self.attention_norm(x) if self._has_first_norm else x, step)
-        x = x + (self.post_attention_norm(branch) if self._norms == "around" else branch)
-        branch = self.mlp(self.mlp_norm(x))
+        branch = self.post_attention_norm(branch) if self._norms == "around" else branch
+        normed, x = self.mlp_norm.add(branch, x)
+        branch = self.mlp(normed)
         total: torch.Tensor = x + (self.post_mlp_norm(branch) if self._norms == "around" else branch)
         return total
 
@@ -193,13 +194,13 @@ class EncoderModel(CausalLM):
             self.last_norm = self.build_encoder_norm()
         self.dense_steps = nn.ModuleList(self.build_dense_steps())
 
-    def build_encoder_norm(self) -> nn.Module:
+    def build_encoder_norm(self) -> RMSNorm:
         """Make a norm over the hidden size."""
         encoder, size = self.config.encoder, self.config.hidden_size
         assert encoder is not None, "an encoder"
         if encoder.norm == "rms":
             return RMSNorm(size, encoder.norm_eps, context=self.context, offset=self.config.norm_offset)
-        return LayerNorm(size, encoder.norm_eps, context=self.context, has_bias=encoder.has_norm_bias)
+        return CenteredNorm(size, encoder.norm_eps, context=self.context, has_bias=encoder.has_norm_bias)
 
     @property
     def recording_obstacle(self) -> str | None:
