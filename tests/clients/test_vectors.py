@@ -6,6 +6,7 @@ import cohere
 import litellm
 import ollama
 import pytest
+from langchain_openai import OpenAIEmbeddings
 from openai import OpenAI
 from tests.clients.words import MODEL
 from tests.server.http_server import HttpServer
@@ -19,6 +20,13 @@ def vectors(client: OpenAI) -> list[Any]:
     """What openai-python gets."""
     made = client.embeddings.create(model=MODEL, input=TEXTS)
     return [pytest.approx(each.embedding, abs=1e-6) for each in made.data]
+
+
+def test_langchain(server: HttpServer, vectors: list[Any]) -> None:
+    options: Any = {"api_key": "unused", "max_retries": 0, "check_embedding_ctx_length": False}  # else cl100k's ids
+    made = OpenAIEmbeddings(model=MODEL, base_url=f"{server.url}/v1", **options)
+    assert made.embed_documents(TEXTS) == vectors
+    assert made.embed_query(QUERY) == vectors[2]
 
 
 def test_litellm(server: HttpServer, vectors: list[Any]) -> None:
