@@ -221,7 +221,8 @@ def costs_of_drafts(
     without = LLM(str(model), **options)
     drafter = CountedDrafter(max(MODEL_DRAFT_COUNTS), NUM_IN + DRAFT_NUM_OUT)
     setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=drafter))  # noqa: B010 - not an export
-    config = {**drafting, "quantization": "int8", "adaptive": False}
+    most = {"num_speculative_tokens": max(MODEL_DRAFT_COUNTS)}  # of which heads make fewer by default
+    config = {**drafting, **most, "quantization": "int8", "adaptive": False}
     llm = LLM(str(model), speculative_config=config, **options)
     rows: list[dict[str, Any]] = []
     for batch in batches:

@@ -21,6 +21,7 @@ PARTS = {
     "products": "products of layers",
     "logits": "logits and their argmax",
     "attention": "attention",
+    "states": "recurrent states, convolutions",
     "keys": "keys and values: norms, rotary, writing",
     "rows": "residuals, norms, quantized or packed rows",
     "norms": "the last norm",

@@ -22,7 +22,6 @@ from octavo.gguf.decoding import decode
 from octavo.gguf.types import GGML_NUMBERS, GGML_TYPES, GgmlType
 
 GROUP_SIZE = 32  # inputs that share a scale of activations
-MAX_BLOCK_PARTS = 3  # of a weight that kernels compute: neighbors of one type are one
 _MAX = 127.0
 _VANISHING = 2.0**-120  # a group of less counts as zeros
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
-from octavo.kernels.blocks import MAX_BLOCK_PARTS, BlockFormat, BlockWeight
+from octavo.kernels.blocks import BlockFormat, BlockWeight
 from octavo.kernels.large_pages import SharedPages
 from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, Weight, WeightFormat
 from octavo.kernels.types import LinearRole, PackedLinear
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 NO_ADDRESS = 0
 _STRIP = 16  # outputs: a part that others follow consists of whole strips
+_MAX_PARTS = 4  # of a weight in blocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +161,7 @@ class BlockWeights(WeightKind):
     def fill(self, weight: Weight, spec: LinearSpec) -> dict[str, Tensor]:
         assert isinstance(weight, BlockWeight), "nothing is quantized to blocks"
         sizes = weight.format.sizes
-        is_in_strips = len(sizes) <= MAX_BLOCK_PARTS and not any(size % _STRIP for size in sizes[:-1])
+        is_in_strips = len(sizes) <= _MAX_PARTS and not any(size % _STRIP for size in sizes[:-1])
         if not spec.is_gated and not is_in_strips:  # else the bytes are the same, without a copy
             weight = weight.joined()
         blocks = self._describe(weight.format, spec)

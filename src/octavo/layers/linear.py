@@ -10,16 +10,14 @@ Adapters (LoRA) add to a linear's rounded output, for the tokens that have one: 
 Legend: T = tokens, K = inputs of this rank, N = outputs of this rank, D = all outputs.
 """
 
-import logging
 from collections.abc import Mapping
-from itertools import groupby
 from typing import ClassVar
 
 import torch
 
 from octavo.distributed.groups import Group, HeadShare, Share, SingleRank
 from octavo.errors import UnsupportedModelError
-from octavo.kernels.blocks import MAX_BLOCK_PARTS, BlockWeight
+from octavo.kernels.blocks import BlockWeight
 from octavo.kernels.quantization import Weight, WeightFormat
 from octavo.kernels.reference import LoraAdapters
 from octavo.kernels.types import SILU, Activation, LinearRole, PackedLinear
@@ -29,8 +27,6 @@ from octavo.layers.quant.base import DENSE, TensorSpec
 from octavo.layers.quant.gguf import BlockScheme
 from octavo.layers.quant.packing import CompressedLinear, becomes_dense, columns_to_select, pack, stack
 from octavo.layers.weight_owner import WeightOwner
-
-logger = logging.getLogger(__name__)
 
 
 class MergedLinear(WeightOwner):
@@ -231,11 +227,6 @@ class RegroupedLinear(MergedLinear):
         if isinstance(self.scheme, BlockScheme):  # each part has the type of the tensor that it is stored in
             places = {part: place for place, of in enumerate(stored.values()) for part in of}
             self.scheme = self.scheme.spread([places[part] for part in parts])
-            if len(list(groupby(self.scheme.kinds))) > MAX_BLOCK_PARTS:
-                logger.warning(
-                    "%s: %s is computed in floats: its rows are put in another order", context.path, self.scheme.name
-                )
-                self.scheme = self._stored_scheme = DENSE
         if self.scheme.part(0).tensors(1, inputs.total).keys() != {"weight"}:
             what = f"{context.name_of(self.stored_parts[0])} is {self.scheme.name}"
             raise UnsupportedModelError(f"{what}; its rows are put in another order, so it must be one tensor")

@@ -145,15 +145,17 @@ class RowTables:
         )
         if not (other_tables or self.groups[0].kind == "recurrent"):
             return batch
-        groups = [GroupSlots(batch.slot_mapping, batch.block_table)]
-        groups += [GroupSlots(slots_in(table), look_up(table, step_rows, slice(max_blocks))) for table in other_tables]
-        for index, group in enumerate(self.groups):
+        groups: list[GroupSlots] = []
+        for group, table in zip(self.groups, self.block_tables, strict=True):
             if group.kind == "recurrent":
                 is_logged = batch.num_drafts is not None or step.scheduled_spec_decode_tokens is None
                 assert is_logged, "states have drafts with speculative_config only"
-                block_tokens, table = group.block_tokens(block_size), self.block_tables[index]
-                places = at_rows, at_positions, query_start_loc
-                groups[index] = state_slots(table, block_tokens, *places, batch.num_drafts)
+                block_tokens, places = group.block_tokens(block_size), (at_rows, at_positions, query_start_loc)
+                groups.append(state_slots(table, block_tokens, *places, batch.num_drafts))
+            elif groups:
+                groups.append(GroupSlots(slots_in(table), look_up(table, step_rows, slice(max_blocks))))
+            else:
+                groups.append(GroupSlots(batch.slot_mapping, batch.block_table))
         return batch.with_groups(groups)
 
 
@@ -324,6 +326,11 @@ def state_slots(
 
     Drafts are all behind the last known token in its block, and before the block's end: see `Speculation`.
     """
+    if num_drafts is None and len(at_positions) == len(query_start_loc) - 1:  # one token each takes fewer ops
+        before = at_positions - 1
+        begins = torch.where(before >= 0, table[at_rows, before.clamp(min=0) // block_tokens], -1)
+        slots = table[at_rows, at_positions // block_tokens].to(torch.int64)
+        return GroupSlots(slots, table[at_rows, :0], begins.to(torch.int64))
     firsts, lasts = query_start_loc[:-1].to(torch.int64), query_start_loc[1:].to(torch.int64) - 1  # [R] each, in T
     if num_drafts is not None:
         lasts = lasts - num_drafts

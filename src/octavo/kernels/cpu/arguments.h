@@ -179,7 +179,7 @@ inline PackedWeight make_packed_integers(const PackIntegersArgs& args, std::uint
 inline PackBlocksArgs make_blocks(const std::vector<int>& types, const std::vector<std::int64_t>& sizes, bool is_gated,
                                   std::int64_t row_inputs, std::int64_t first_input, std::int64_t in_size, std::int64_t span) {
   if (types.empty() || types.size() > Blocks::kMaxParts || types.size() != sizes.size() || (is_gated && types.size() != 2))
-    throw std::invalid_argument("a weight in blocks has one to three parts, and two if it is gated");
+    throw std::invalid_argument("a weight in blocks has one to four parts, and two if it is gated");
   if (in_size % kBlockGroup || first_input % kBlockGroup || row_inputs < first_input + in_size)
     throw std::invalid_argument("inputs of a weight in blocks are whole groups of 32");
   if (in_size > std::int64_t{1} << 17) throw std::invalid_argument("an integer linear takes at most 131072 inputs");

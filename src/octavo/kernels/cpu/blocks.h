@@ -69,10 +69,10 @@ constexpr std::int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10
 constexpr std::int8_t kMxfp4Values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 constexpr const std::int8_t* table_of(BlockType type) { return type == BlockType::mxfp4 ? kMxfp4Values : kIq4Values; }
 
-// The weight of a layer: up to three parts of different types, stacked by outputs; gated: gates and ups, whose strips
+// The weight of a layer: up to four parts of different types, stacked by outputs; gated: gates and ups, whose strips
 // alternate.
 struct Blocks {
-  static constexpr int kMaxParts = 3;
+  static constexpr int kMaxParts = 4;
   int num_parts = 0;  // 0: not in blocks
   bool is_gated = false;
   std::int64_t span = 0;  // groups that share the outer scale

@@ -5,26 +5,21 @@
 // their convolution, then, for some columns of the state at a time, one token after the other: recurrence.inc.h.
 
 // The tokens of one request, and one of its key heads.
-struct DeltaWork {
+struct DeltaWork : RequestTokens {
   const GatedDeltaArgs& args;
-  std::int64_t request, key_head;
-  std::int64_t first_token, num_again, num_tokens;  // in T; from the log, before them; of both
+  std::int64_t key_head;
 
-  std::int64_t slot(std::int64_t token) const {
-    return token < num_again ? -1 : args.slots[first_token + token - num_again];
-  }
   const Element* logged(std::int64_t token) const {
     const std::int64_t size = args.num_channels() + 2 * args.num_value_heads;
-    return static_cast<const Element*>(args.log) + (args.StateStep::rows[request] * args.log_tokens + token) * size;
+    return static_cast<const Element*>(args.log) + (args.rows[request] * args.log_tokens + token) * size;
   }
   // Token number `token` of the request in this step: its channels, and its gates [2 * H].
   const Element* channels(std::int64_t token) const {
-    if (token < num_again) return logged(token);
-    return static_cast<const Element*>(args.rows_in) + (first_token + token - num_again) * args.row_size();
+    return is_again(token) ? logged(token) : static_cast<const Element*>(args.rows_in) + row(token) * args.row_size();
   }
   const Element* gates(std::int64_t token) const {
-    if (token < num_again) return logged(token) + args.num_channels();
-    return static_cast<const Element*>(args.gates) + (first_token + token - num_again) * 2 * args.num_value_heads;
+    if (is_again(token)) return logged(token) + args.num_channels();
+    return static_cast<const Element*>(args.gates) + row(token) * 2 * args.num_value_heads;
   }
 };
 
@@ -58,7 +53,7 @@ static inline void read_gates(const DeltaWork& work, std::int64_t token, float* 
 // Normalizes what the tokens of the step read, and applies their gates.
 static inline void write_head(const DeltaWork& work, std::int64_t token, const float* read) {
   const GatedDeltaArgs& args = work.args;
-  const std::int64_t width = args.value_size, row = work.first_token + token - work.num_again;
+  const std::int64_t width = args.value_size, row = work.row(token);
   for (std::int64_t i = 0; i < args.shared(); ++i, read += width) {
     const std::int64_t head = work.key_head * args.shared() + i;
     const Element* gates = static_cast<const Element*>(args.rows_in) + row * args.row_size() + args.num_channels() + head * width;
@@ -77,24 +72,16 @@ static void compute_key_head(const DeltaWork& work) {
   const GatedDeltaArgs& args = work.args;
   const std::int64_t past = args.conv_size - 1, num_channels = args.num_channels(), r = args.shared();
   const std::int64_t key_size = args.key_size, values = r * args.value_size, matrix = key_size * args.value_size;
+  const StateSizes sizes = {key_size, args.value_size, r};
   ChannelRun runs[3];
   runs_of(args, work.key_head, runs);
 
   // Scratch: the states of value heads, what tokens have, and the convolution's state.
-  const std::int64_t per_token = 2 * key_size + 2 * values + 2 * r;
-  const std::size_t num_floats = static_cast<std::size_t>(r * matrix + kTokensAtOnce * per_token);
-  float* floats = static_cast<float*>(
-      thread_scratch().bytes(num_floats * sizeof(float) + static_cast<std::size_t>(past * num_channels) * sizeof(Element)));
-  float* states = floats;
-  floats += r * matrix;
-  DeltaTokens tokens;
-  tokens.query = floats, floats += kTokensAtOnce * key_size;
-  tokens.key = floats, floats += kTokensAtOnce * key_size;
-  tokens.value = floats, floats += kTokensAtOnce * values;
-  tokens.read = floats, floats += kTokensAtOnce * values;
-  tokens.decay = floats, floats += kTokensAtOnce * r;
-  tokens.beta = floats, floats += kTokensAtOnce * r;
-  Element* before = reinterpret_cast<Element*>(floats);  // [S, C], of which only this head's channels are used
+  const std::int64_t num_floats = r * matrix + DeltaTokens::num_floats(sizes);
+  float* states = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(num_floats) * sizeof(float) +
+                                                             static_cast<std::size_t>(past * num_channels) * sizeof(Element)));
+  DeltaTokens tokens = DeltaTokens::in(states + r * matrix, sizes);
+  Element* before = reinterpret_cast<Element*>(states + num_floats);  // [S, C], of which only this head's channels are used
 
   const std::int64_t begin = args.begins[work.request];
   const Element* conv_state = static_cast<const Element*>(args.conv_states) + begin * past * num_channels;
@@ -131,24 +118,13 @@ static void compute_key_head(const DeltaWork& work) {
       tokens.product[i] = dot_product(tokens.query + i * key_size, tokens.key + i * key_size, key_size);
       read_gates(work, first + i, tokens.decay + i * r, tokens.beta + i * r);
     }
-    for (std::int64_t head = 0; head < r; ++head) {
-      StateSpan span;
-      for (std::int64_t i = 0; i < count; ++i) {
-        const std::int64_t slot = work.slot(first + i);
-        span.from[i] = latest[head];
-        if (slot >= 0) {
-          span.to[i] = args.matrices + (slot * args.num_value_heads + work.key_head * r + head) * matrix;
-        } else {
-          span.to[i] = first + i + 1 < work.num_tokens ? states + head * matrix : nullptr;
-        }
-        latest[head] = span.to[i];
-      }
-      state_head<true>({key_size, args.value_size, r}, tokens, span, count, head);
-    }
+    for (std::int64_t head = 0; head < r; ++head)
+      state_tokens<true>(sizes, tokens, args, work, first, count, head, work.key_head * r + head, args.num_value_heads,
+                         args.matrices, states + head * matrix, latest[head]);
     for (std::int64_t i = 0; i < count; ++i)
-      if (first + i >= work.num_again) write_head(work, first + i, tokens.read + i * values);
+      if (!work.is_again(first + i)) write_head(work, first + i, tokens.read + i * values);
     for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t slot = work.slot(first + i);
+      const std::int64_t slot = work.slot(args, first + i);
       if (slot < 0) continue;
       Element* to = static_cast<Element*>(args.conv_states) + slot * past * num_channels;
       for (std::int64_t tap = 0; tap < past; ++tap)
@@ -161,9 +137,9 @@ static void compute_key_head(const DeltaWork& work) {
 
 // Logs the inputs of a request's drafts, after they were read.
 static void log_drafts(const GatedDeltaArgs& args, std::int64_t request) {
-  const std::int64_t count = args.num_drafts ? args.num_drafts[request] : 0, end = args.query_start_loc[request + 1];
+  const std::int64_t count = args.num_drafts[request], end = args.query_start_loc[request + 1];
   const std::int64_t channels = args.num_channels(), gates = 2 * args.num_value_heads;
-  Element* to = static_cast<Element*>(args.log) + args.StateStep::rows[request] * args.log_tokens * (channels + gates);
+  Element* to = static_cast<Element*>(args.log) + args.rows[request] * args.log_tokens * (channels + gates);
   for (std::int64_t token = end - count; token < end; ++token, to += channels + gates) {
     __builtin_memcpy(to, static_cast<const Element*>(args.rows_in) + token * args.row_size(),
                      static_cast<std::size_t>(channels) * sizeof(Element));
@@ -173,11 +149,9 @@ static void log_drafts(const GatedDeltaArgs& args, std::int64_t request) {
 }
 
 static void gated_delta(const GatedDeltaArgs& args, Pool& pool) {
+  const InPhase phase(pool.phases(), Phase::states);
   pool.run(args.num_requests * args.num_key_heads, [&](std::int64_t chunk) {
-    const std::int64_t request = chunk / args.num_key_heads, first = args.query_start_loc[request];
-    const std::int64_t again = args.num_replayed ? args.num_replayed[request] : 0;
-    compute_key_head({args, request, chunk % args.num_key_heads, first, again,
-                      again + args.query_start_loc[request + 1] - first});
+    compute_key_head({RequestTokens::of(args, chunk / args.num_key_heads), args, chunk % args.num_key_heads});
   });
   if (!args.num_drafts) return;
   pool.run(args.num_requests, [&](std::int64_t request) { log_drafts(args, request); });

@@ -7,10 +7,10 @@
 namespace octavo {
 
 // outside: between calls, which is the host's time. other: in a call, where no op names a phase. rows: residuals and
-// norms of a linear's input, quantized or packed. waiting: for chunks that other threads have begun.
-enum class Phase { outside, other, rows, products, keys, attention, norms, waiting };
-constexpr std::array<const char*, 8> kPhaseNames = {"outside", "other",     "rows",  "products",
-                                                    "keys",    "attention", "norms", "waiting"};
+// norms of a linear's input, quantized or packed. states: what layers compute that keep one. waiting: for chunks that other threads have begun.
+enum class Phase { outside, other, rows, products, keys, attention, states, norms, waiting };
+constexpr std::array<const char*, 9> kPhaseNames = {"outside",   "other",  "rows",  "products", "keys",
+                                                    "attention", "states", "norms", "waiting"};
 
 // Processor seconds of the calling thread, by phase: a busy machine counts little. Off until started. Not inline: levels
 // include it, and the linker might keep the copy of one that this processor lacks.

@@ -5,6 +5,20 @@
 // once per token. Everything that is summed is summed in one order, so it does not matter where a state was stored in
 // between.
 
+// The tokens of one request in a step: those from the log, which are computed again, then its own.
+struct RequestTokens {
+  std::int64_t request, first, num_again, num_tokens, num_drafts;  // first in T; of both; the last ones, which are logged
+
+  static RequestTokens of(const StateStep& step, std::int64_t request) {
+    const std::int64_t first = step.query_start_loc[request], end = step.query_start_loc[request + 1];
+    const std::int64_t again = step.num_replayed ? step.num_replayed[request] : 0;
+    return {request, first, again, again + end - first, step.num_drafts ? step.num_drafts[request] : 0};
+  }
+  bool is_again(std::int64_t token) const { return token < num_again; }
+  std::int64_t row(std::int64_t token) const { return first + token - num_again; }  // in T
+  std::int64_t slot(const StateStep& step, std::int64_t token) const { return is_again(token) ? -1 : step.slots[row(token)]; }
+};
+
 constexpr std::int64_t kTokensAtOnce = 16;
 constexpr int kStateRegisters = 4;  // of a row of the state
 
@@ -18,6 +32,17 @@ struct DeltaTokens {
   float *query, *key, *value, *read;  // [tokens][K], [tokens][K], [tokens][r * V], [tokens][r * V]
   float product[kTokensAtOnce];       // of query and key
   float *decay, *beta;                // [tokens][r]
+
+  static std::int64_t num_floats(const StateSizes& sizes) {
+    return kTokensAtOnce * 2 * (sizes.key_size + sizes.num_heads * sizes.value_size + sizes.num_heads);
+  }
+  // Divides that many floats.
+  static DeltaTokens in(float* floats, const StateSizes& sizes) {
+    const std::int64_t keys = kTokensAtOnce * sizes.key_size, heads = kTokensAtOnce * sizes.num_heads;
+    const std::int64_t values = heads * sizes.value_size;
+    float *value = floats + 2 * keys, *decay = value + 2 * values;
+    return {floats, floats + keys, value, value + values, {}, decay, decay + heads};
+  }
 };
 
 // The state of one value head while a request is computed: where it was after the last token, and where it goes.
@@ -98,6 +123,7 @@ static inline void state_columns(const StateSizes& sizes, const DeltaTokens& tok
   }
 }
 
+// All columns of one head; by the delta rule or without it.
 template <bool kIsDelta>
 static inline void state_head(const StateSizes& sizes, const DeltaTokens& tokens, const StateSpan& span,
                               std::int64_t num_tokens, std::int64_t head) {
@@ -108,6 +134,28 @@ static inline void state_head(const StateSizes& sizes, const DeltaTokens& tokens
   for (; column + kLanes <= width; column += kLanes)
     state_columns<kIsDelta, 1, false>(sizes, tokens, span, num_tokens, head, column);
   if (column < width) state_columns<kIsDelta, 1, true>(sizes, tokens, span, num_tokens, head, column);
+}
+
+// Some tokens of one head of `num_heads_in_all`: its states, of K * V numbers, are at `matrices`, and where no slot is,
+// at `scratch`. `latest` is where the state is: after these tokens, too.
+template <bool kIsDelta>
+static inline void state_tokens(const StateSizes& sizes, const DeltaTokens& tokens, const StateStep& step,
+                                const RequestTokens& request, std::int64_t first, std::int64_t count, std::int64_t head,
+                                std::int64_t head_in_all, std::int64_t num_heads_in_all, float* matrices, float* scratch,
+                                const float*& latest) {
+  const std::int64_t matrix = sizes.key_size * sizes.value_size;
+  StateSpan span;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t slot = request.slot(step, first + i);
+    span.from[i] = latest;
+    if (slot >= 0) {
+      span.to[i] = matrices + (slot * num_heads_in_all + head_in_all) * matrix;
+    } else {
+      span.to[i] = first + i + 1 < request.num_tokens ? scratch : nullptr;
+    }
+    latest = span.to[i];
+  }
+  state_head<kIsDelta>(sizes, tokens, span, count, head);
 }
 
 // Channels that belong to some heads: queries, keys or values.

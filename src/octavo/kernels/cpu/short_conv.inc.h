@@ -6,14 +6,12 @@
 constexpr std::int64_t kConvChannels = 256;
 constexpr std::int64_t kConvTokensAtOnce = 16;
 
-struct ConvWork {
+struct ConvWork : RequestTokens {
   const ShortConvArgs& args;
-  std::int64_t request, channel, width;         // the first channel, and how many
-  std::int64_t first_token, num_again, num_tokens;  // in T; from the log, before them; of both
-  std::int64_t num_drafts;
+  std::int64_t channel, width;  // the first channel, and how many
 
   Element* logged(std::int64_t draft) const {
-    const std::int64_t row = args.StateStep::rows[request] * args.log_tokens + draft;
+    const std::int64_t row = args.rows[request] * args.log_tokens + draft;
     return static_cast<Element*>(args.log) + row * args.num_channels + channel;
   }
   Element* state(std::int64_t slot) const {
@@ -48,14 +46,14 @@ static void convolve_channels(const ConvWork& work) {
     const std::int64_t count = smaller(kConvTokensAtOnce, work.num_tokens - first);
     for (std::int64_t i = 0; i < count; ++i) {
       Element* to = window + (past + i) * kConvChannels;
-      if (first + i < work.num_again)
+      if (work.is_again(first + i))
         __builtin_memcpy(to, work.logged(first + i), bytes);
       else
-        read_conv_input(work, work.first_token + first + i - work.num_again, to);
+        read_conv_input(work, work.row(first + i), to);
     }
     for (std::int64_t i = 0; i < count; ++i) {
-      if (first + i < work.num_again) continue;
-      const std::int64_t row = work.first_token + first + i - work.num_again;
+      if (work.is_again(first + i)) continue;
+      const std::int64_t row = work.row(first + i);
       const Element* rows[kMaxConvTokens + 1];
       for (std::int64_t tap = 0; tap <= past; ++tap) rows[tap] = window + (i + tap) * kConvChannels;
       const Element* gates = static_cast<const Element*>(args.rows_in) + (3 * row + 1) * num_channels + work.channel;
@@ -78,12 +76,10 @@ static void convolve_channels(const ConvWork& work) {
 }
 
 static void short_conv(const ShortConvArgs& args, Pool& pool) {
+  const InPhase phase(pool.phases(), Phase::states);
   const std::int64_t blocks = ceil_div(args.num_channels, kConvChannels);
   pool.run(args.num_requests * blocks, [&](std::int64_t chunk) {
-    const std::int64_t request = chunk / blocks, channel = chunk % blocks * kConvChannels;
-    const std::int64_t first = args.query_start_loc[request];
-    const std::int64_t again = args.num_replayed ? args.num_replayed[request] : 0;
-    convolve_channels({args, request, channel, smaller(kConvChannels, args.num_channels - channel), first, again,
-                       again + args.query_start_loc[request + 1] - first, args.num_drafts ? args.num_drafts[request] : 0});
+    const std::int64_t channel = chunk % blocks * kConvChannels, width = smaller(kConvChannels, args.num_channels - channel);
+    convolve_channels({RequestTokens::of(args, chunk / blocks), args, channel, width});
   });
 }

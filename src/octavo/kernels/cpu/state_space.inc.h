@@ -8,25 +8,13 @@
 constexpr std::int64_t kHeadsAtOnce = 8;
 
 // The tokens of one request.
-struct SpaceTokens {
+struct SpaceTokens : RequestTokens {
   const StateSpaceArgs& args;
-  std::int64_t request, first_token, num_again, num_tokens;  // first in T; from the log, before them; of both
 
-  SpaceTokens(const StateSpaceArgs& args, std::int64_t request)
-      : args(args),
-        request(request),
-        first_token(args.query_start_loc[request]),
-        num_again(args.num_replayed ? args.num_replayed[request] : 0),
-        num_tokens(num_again + args.query_start_loc[request + 1] - first_token) {}
-
-  std::int64_t row(std::int64_t token) const { return first_token + token - num_again; }
-  std::int64_t slot(std::int64_t token) const { return token < num_again ? -1 : args.slots[row(token)]; }
-  Element* log() const {
-    return static_cast<Element*>(args.log) + args.StateStep::rows[request] * args.log_tokens * args.log_size();
-  }
+  Element* log() const { return static_cast<Element*>(args.log) + args.rows[request] * args.log_tokens * args.log_size(); }
   // Token number `token` of the request in this step: its channels, then its steps.
   const Element* inputs(std::int64_t token) const {
-    if (token < num_again) return log() + token * args.log_size();
+    if (is_again(token)) return log() + token * args.log_size();
     return static_cast<const Element*>(args.rows_in) + row(token) * args.row_size() + args.width();
   }
 };
@@ -74,21 +62,15 @@ static void compute_heads(const SpaceTokens& tokens, const SpaceHeads& heads) {
   const std::int64_t keys = args.num_groups * key_size, first_key = args.width() + heads.group * key_size;
   const ChannelRun runs[3] = {{first_key + keys, key_size}, {first_key, key_size}, {heads.first * args.value_size, values}};
 
+  const StateSizes sizes = {key_size, args.value_size, r};
+
   // Scratch: states, what tokens have, and zeros for the convolution.
-  const std::int64_t num_floats = r * matrix + kTokensAtOnce * (2 * key_size + 2 * values + 2 * r);
+  const std::int64_t num_floats = r * matrix + DeltaTokens::num_floats(sizes);
   const std::size_t row_bytes = static_cast<std::size_t>(num_channels) * sizeof(Element);
-  float* floats =
+  float* states =
       static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(num_floats) * sizeof(float) + row_bytes));
-  float* states = floats;
-  floats += r * matrix;
-  DeltaTokens some;
-  some.query = floats, floats += kTokensAtOnce * key_size;
-  some.key = floats, floats += kTokensAtOnce * key_size;
-  some.value = floats, floats += kTokensAtOnce * values;
-  some.read = floats, floats += kTokensAtOnce * values;
-  some.decay = floats, floats += kTokensAtOnce * r;
-  some.beta = floats, floats += kTokensAtOnce * r;
-  Element* zeros = reinterpret_cast<Element*>(floats);
+  DeltaTokens some = DeltaTokens::in(states + r * matrix, sizes);
+  Element* zeros = reinterpret_cast<Element*>(states + num_floats);
 
   const std::int64_t begin = args.begins[tokens.request];
   if (begin < 0) __builtin_memset(zeros, 0, row_bytes);
@@ -111,22 +93,11 @@ static void compute_heads(const SpaceTokens& tokens, const SpaceHeads& heads) {
       some.product[i] = dot_product(to[0], to[1], key_size);
       read_steps(tokens, heads, first + i, some.decay + i * r, some.beta + i * r);
     }
-    for (std::int64_t head = 0; head < r; ++head) {
-      StateSpan span;
-      for (std::int64_t i = 0; i < count; ++i) {
-        const std::int64_t slot = tokens.slot(first + i);
-        span.from[i] = latest[head];
-        if (slot >= 0) {
-          span.to[i] = args.matrices + (slot * args.num_heads + heads.first + head) * matrix;
-        } else {
-          span.to[i] = first + i + 1 < tokens.num_tokens ? states + head * matrix : nullptr;
-        }
-        latest[head] = span.to[i];
-      }
-      state_head<false>({key_size, args.value_size, r}, some, span, count, head);
-    }
+    for (std::int64_t head = 0; head < r; ++head)
+      state_tokens<false>(sizes, some, args, tokens, first, count, head, heads.first + head, args.num_heads, args.matrices,
+                          states + head * matrix, latest[head]);
     for (std::int64_t i = 0; i < count; ++i)
-      if (first + i >= tokens.num_again)
+      if (!tokens.is_again(first + i))
         write_heads(tokens, heads, first + i, some.read + i * values, some.value + i * values);
   }
 }
@@ -144,7 +115,7 @@ static void keep_inputs(const SpaceTokens& tokens) {
   else
     __builtin_memcpy(before, states + begin * past * num_channels, static_cast<std::size_t>(past) * row_bytes);
   for (std::int64_t token = tokens.num_again; token < tokens.num_tokens; ++token) {
-    const std::int64_t slot = tokens.slot(token);
+    const std::int64_t slot = tokens.slot(args, token);
     if (slot < 0) continue;
     for (std::int64_t tap = 0; tap < past; ++tap) {
       const std::int64_t seen = token + 1 - past + tap;
@@ -152,13 +123,13 @@ static void keep_inputs(const SpaceTokens& tokens) {
       __builtin_memcpy(states + (slot * past + tap) * num_channels, from, row_bytes);
     }
   }
-  const std::int64_t num_drafts = args.num_drafts ? args.num_drafts[tokens.request] : 0;
-  for (std::int64_t draft = 0; draft < num_drafts; ++draft)
-    __builtin_memcpy(tokens.log() + draft * args.log_size(), tokens.inputs(tokens.num_tokens - num_drafts + draft),
+  for (std::int64_t draft = 0; draft < tokens.num_drafts; ++draft)
+    __builtin_memcpy(tokens.log() + draft * args.log_size(), tokens.inputs(tokens.num_tokens - tokens.num_drafts + draft),
                      static_cast<std::size_t>(args.log_size()) * sizeof(Element));
 }
 
 static void state_space(const StateSpaceArgs& args, Pool& pool) {
+  const InPhase phase(pool.phases(), Phase::states);
   // As many heads at once as leave some chunks for each thread.
   const std::int64_t shared = args.shared(), groups = args.num_requests * args.num_groups;
   const std::int64_t wanted = larger(1, ceil_div(4 * pool.num_threads(), larger(1, groups)));
@@ -166,9 +137,9 @@ static void state_space(const StateSpaceArgs& args, Pool& pool) {
   const std::int64_t per_group = ceil_div(shared, at_once), per_request = args.num_groups * per_group;
   pool.run(args.num_requests * per_request, [&](std::int64_t chunk) {
     const std::int64_t group = chunk % per_request / per_group, first = chunk % per_group * at_once;
-    compute_heads({args, chunk / per_request}, {group, group * shared + first, smaller(at_once, shared - first)});
+    compute_heads({RequestTokens::of(args, chunk / per_request), args}, {group, group * shared + first, smaller(at_once, shared - first)});
   });
-  pool.run(args.num_requests, [&](std::int64_t request) { keep_inputs({args, request}); });
+  pool.run(args.num_requests, [&](std::int64_t request) { keep_inputs({RequestTokens::of(args, request), args}); });
 }
 
 static inline float sum_of_squares(const Element* x, std::int64_t size) {
