@@ -85,7 +85,7 @@ def test_definition_rounds_activations_only() -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_parts_of_several_types(level: str) -> None:
     """Queries and keys of one type, values of another: panels of 32 outputs hold strips of both."""
-    check(level, weight_of(("Q4_K", 48), ("Q4_K", 32), ("Q6_K", 21), in_size=512))
+    check(level, weight_of(("Q4_K", 48), ("Q4_K", 32), ("Q6_K", 16), ("Q5_K", 21), in_size=512))
 
 
 @pytest.mark.parametrize("level", LEVELS)
