@@ -4,6 +4,7 @@ These tests run in an environment of their own, where Octavo is not installed (`
 HTTP only. The server is started with the interpreter of the repository's `.venv`.
 """
 
+import inspect
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,6 +18,13 @@ from tests.server.http_server import HttpServer
 from tests.server.proxies import nginx
 
 SERVER_PYTHON = str(Path(__file__).parents[2] / ".venv/bin/python")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let LangChain's tests share one event loop: its models share connections."""
+    for item in items:
+        if item.path.name == "test_langchain.py" and inspect.iscoroutinefunction(getattr(item, "function", None)):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 @pytest.fixture(scope="session")

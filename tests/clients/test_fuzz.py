@@ -1,5 +1,6 @@
 """Requests that schemathesis makes from our own OpenAPI page: right ones, wrong ones, and what lies between."""
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ ROUTES = [
     ("POST", "/api/show"), ("POST", "/api/pull"),
     ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/responses"), ("POST", "/v1/responses/input_tokens"), ("GET", "/v1/responses/{response_id}"),
+    ("POST", "/v1/rerank"), ("POST", "/score"), ("POST", "/pooling"), ("POST", "/v1/decisions"),
+    ("POST", "/v1/chat/completions/batch"),
 ]  # fmt: skip
 
 
@@ -93,7 +96,8 @@ def mended(body: dict[str, Any], path: str) -> dict[str, Any]:
             "think": None,
             "template": None,
         }
-    for message in mended.get("messages") or []:
+    conversation = mended.get("messages") or []
+    for message in chain.from_iterable(each if isinstance(each, list) else [each] for each in conversation):
         message["role"] = message["role"] if message["role"] in ("assistant", "tool") else "user"
         message["content"] = message.get("content") or "x"
         for part in message["content"]:

@@ -15,7 +15,6 @@ TOO_HARD = (
     "test_structured_output", "test_structured_output_async", "test_structured_output_pydantic_2_v1",
     "test_structured_output_optional_param", "test_json_mode",
 )  # fmt: skip
-pytestmark = pytest.mark.asyncio(loop_scope="session")  # models share connections
 
 
 class Suite(ChatModelIntegrationTests):  # type: ignore[misc]  # of any type where it is not installed
