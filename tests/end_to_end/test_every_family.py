@@ -22,7 +22,19 @@ FAMILIES = pick(["cohere2", "phi3-long", "falcon-h1"], [case.name for case in TI
 MODULES = {
     "falcon-h1": ["q_proj", "o_proj", "gate_proj", "down_proj"],
     "phi3-long": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+    "qwen3-5": ["q_proj", "k_proj", "o_proj", "up_proj"],  # queries have gates between them
 }
+ADAPTED = [
+    "llama-biases",
+    "glm4",
+    "gemma2",
+    "gemma4-shared",
+    "cohere-plus",
+    "olmo2",
+    "exaone4",
+    "granite-hybrid",
+    "lfm3",
+]
 PROMPTS = [random_prompt(length, seed=length) for length in (3, 30, 20, 30)]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=1, seed=1)
 
@@ -50,7 +62,7 @@ def test_integers_alone_and_in_a_batch(name: str, make_llm: MakeLLM) -> None:
     assert answers(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == alone
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if pick(True, name in MODULES)])
+@pytest.mark.parametrize("name", dict.fromkeys([*MODULES, "cohere2", *pick([], ADAPTED)]))
 def test_adapters_on_ranks_are_merged_weights(
     name: str, checkpoint: GetCheckpoint, make_llm: MakeLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,14 @@ class MergedLinear(WeightOwner):
             return self._context.kernels.pack_linear(dense, self._packed.bias, self.role)
         return self._packed
 
+    def num_stored_rows(self, name: str) -> int:
+        """Return the rows that a checkpoint's tensor `name` has on all ranks."""
+        return self.parts[name].total
+
+    def split_rows(self, name: str, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the rows of each part that a checkpoint's tensor `name` [N, ...] holds."""
+        return {name: rows}
+
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         # Kept as loaded, usually a view of a mapped file, so that one layer at a time is copied and converted; and only
         # this rank's shard of it is ever read.
@@ -243,14 +251,20 @@ class RegroupedLinear(MergedLinear):
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         stored, _, parameter = name.rpartition(".")
-        parts = self._stored[stored]
+        for part, rows in self.split_rows(stored, tensor).items():
+            super().load_weight(_join(part, parameter), rows)
+
+    def num_stored_rows(self, name: str) -> int:
+        return sum(self.parts[part].total for part in self._stored[name])
+
+    def split_rows(self, name: str, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        parts = self._stored[name]
         if len(parts) == 1:
-            super().load_weight(_join(parts[0], parameter), tensor)
-            return
-        grouped = tensor.view(self._num_groups, -1, *tensor.shape[1:])
+            return {parts[0]: rows}
+        grouped = rows.view(self._num_groups, -1, *rows.shape[1:])
         sizes = [self.parts[part].total // self._num_groups for part in parts]
-        for part, rows in zip(parts, grouped.split_with_sizes(sizes, dim=1), strict=True):
-            super().load_weight(_join(part, parameter), rows.flatten(0, 1))
+        split = grouped.split_with_sizes(sizes, dim=1)
+        return {part: of.flatten(0, 1) for part, of in zip(parts, split, strict=True)}
 
     def shard_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name, tensor in tensors.items():

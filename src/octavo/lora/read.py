@@ -275,10 +275,11 @@ class AdapterReader:
         self, found: AdapterTensors, module: str, layer: MergedLinear, parts: Sequence[str]
     ) -> dict[str, LowRank]:
         """Return the adapters of a layer's parts, which are one module of the checkpoint."""
-        rank, outputs = self._rank(found, module), [layer.parts[part].total for part in parts]
+        rank, outputs = self._rank(found, module), [layer.num_stored_rows(part) for part in parts]
         down = found.tensor(module, "down", (rank, layer.inputs.total))
         rows = found.tensor(module, "up", (sum(outputs), rank)).split_with_sizes(outputs)
-        return {part: self._checked(found, module, down, of) for part, of in zip(parts, rows, strict=True)}
+        split = [layer.split_rows(part, of) for part, of in zip(parts, rows, strict=True)]
+        return {part: self._checked(found, module, down, of) for each in split for part, of in each.items()}
 
     def _embedding(self, found: AdapterTensors, module: str, layer: Embedding) -> EmbeddingAdapter:
         found.allow(module, {"embedding_down", "embedding_up", "weight", "base_weight"}, "an embedding")

@@ -75,7 +75,9 @@ def _full_heads(fields: JsonFields) -> tuple[int, tuple[float, ...]]:
 
     Only the first pairs are rotated, by the frequencies that they have if all are.
     """
-    width = _of_full_layers(fields, "head_dim", fields.integer("global_head_dim", 512))
+    # transformers 5 writes neither key where layers of both kinds have heads of one size.
+    usual = fields.integer("head_dim", 512) if "per_layer_config" in fields else 512
+    width = _of_full_layers(fields, "head_dim", fields.integer("global_head_dim", usual))
     rope = _rope_of(fields, "full_attention")
     if "divisors" in rope:  # of a GGUF file
         return width, tuple(rope.values["divisors"])
