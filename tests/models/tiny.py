@@ -387,6 +387,7 @@ _ALL = [
         },
     ),
     TinyModel(name="gemma4", family="Gemma4", settings=_GEMMA4),
+    TinyModel(name="gemma4-one-size", is_variant=True, family="Gemma4", settings={**_GEMMA4, "head_dim": 16}),
     # Its scores have no scale, and three layers amplify what a fourth rounds.
     TinyModel(name="gemma4-shared", family="Gemma4", settings={**_GEMMA4, **_GEMMA4_SHARED}, tolerance=3e-4),
     TinyModel(name="gemma4-experts", family="Gemma4", settings={**_GEMMA4, **_GEMMA4_EXPERTS}),

@@ -40,8 +40,8 @@ FAULTS = [
     ),
     Fault(
         name="the gate of attention is that of another head",
-        right="grouped = tensor.view(self._num_groups, -1, *tensor.shape[1:])",
-        wrong="grouped = tensor.view(1, -1, *tensor.shape[1:])",
+        right="grouped = rows.view(self._num_groups, -1, *rows.shape[1:])",
+        wrong="grouped = rows.view(1, -1, *rows.shape[1:])",
         tests="models/test_exactness.py",
     ),
     Fault(
