@@ -116,8 +116,8 @@ def float32_rate() -> float:
 
 
 def cosine(a: list[float], b: list[float]) -> float:
-    product = sum(map(mul, a, b))
-    return product / math.sqrt(sum(map(mul, a, a)) * sum(map(mul, b, b)))
+    product: float = sum(map(mul, a, b))
+    return product / (math.hypot(*a) * math.hypot(*b))
 
 
 def compare(geometry: str, forms: list[str], count: int, repeats: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from benchmarks.geometry import QWEN3_0_6B
 from benchmarks.machine.probe import Machine, best_of, speedup
 from benchmarks.peers import compare
 from benchmarks.peers.cells import Arrivals, Capacity, Cell, Engine, measure, steady_rate
@@ -50,14 +51,14 @@ def test_prompts_are_the_same_in_every_engine() -> None:
 
 def test_ceilings_are_those_of_the_arithmetic() -> None:
     """596 million weights over 32 GB/s; their products and the attention of 1,024 tokens over 7.5 T/s."""
-    assert limit(Cell.parse("decode:1:128"), "bf16", 2, MACHINE) == pytest.approx(26.4, abs=0.1)
-    assert limit(Cell.parse("decode:1:128"), "int8", 2, MACHINE) == pytest.approx(52.0, abs=0.2)
-    assert limit(Cell.parse("prefill:1024"), "bf16", 2, MACHINE) == pytest.approx(7512, abs=1)
+    assert limit(QWEN3_0_6B, Cell.parse("decode:1:128"), "bf16", 2, MACHINE) == pytest.approx(26.4, abs=0.1)
+    assert limit(QWEN3_0_6B, Cell.parse("decode:1:128"), "int8", 2, MACHINE) == pytest.approx(52.0, abs=0.2)
+    assert limit(QWEN3_0_6B, Cell.parse("prefill:1024"), "bf16", 2, MACHINE) == pytest.approx(7512, abs=1)
 
 
 def test_memory_counts_weights_keys_values_and_half_a_gigabyte() -> None:
     capacity = Capacity.of([Cell.parse("decode:32:128")])
-    assert memory_bytes("bf16", 2, capacity) == pytest.approx(1.192e9 + 0.7047e9 + 0.5e9, rel=1e-3)
+    assert memory_bytes(QWEN3_0_6B, "bf16", 2, capacity) == pytest.approx(1.192e9 + 0.7047e9 + 0.5e9, rel=1e-3)
 
 
 def test_the_better_probe_counts_and_a_busy_machine_shows() -> None:
