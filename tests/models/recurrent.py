@@ -46,6 +46,10 @@ class ProjectedSpec(RecurrentSpec, frozen=True, kw_only=True):
     def matrix_shape(self) -> tuple[int, ...]:
         return self.projections.num_kv_heads, self.projections.head_dim
 
+    @property
+    def input_size(self) -> int:
+        return 2 * self.projections.num_kv_heads * self.projections.head_dim
+
 
 def _attending(layer: LayerSpec) -> LayerSpec:
     mixer: Any = layer.mixer
