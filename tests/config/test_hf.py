@@ -138,7 +138,7 @@ def test_biases_are_the_architectures_own(tmp_path: Path) -> None:
         model = read(tmp_path, {**config, "attention_bias": True, "mlp_bias": True})
         assert model.dense is not None
         spec = model.attention(0)
-        return spec.has_bias, spec.has_out_bias, model.dense.has_bias, spec.has_head_norms
+        return spec.has_bias, spec.has_out_bias, model.dense.has_bias, spec.head_norms is not None
 
     assert biases(LLAMA) == (True, True, True, False)
     assert biases(QWEN3) == (True, True, False, True)

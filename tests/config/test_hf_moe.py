@@ -61,7 +61,7 @@ def test_absent_keys_mean_what_each_architecture_says(tmp_path: Path) -> None:
     spec = read(tmp_path, QWEN2).attention(0)
     assert (spec.has_bias, spec.has_out_bias) == (True, False)
     assert not read(tmp_path, {**QWEN2, "qkv_bias": False}).attention(0).has_bias
-    assert read(tmp_path, QWEN3).attention(0).has_head_norms
+    assert read(tmp_path, QWEN3).attention(0).head_norms == "each"
 
 
 def test_the_number_of_experts_has_two_names(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_what_files_leave_out_is_that_of_the_published_models(tmp_path: Path) ->
     full = config.layers[3].mixer
     assert isinstance(full, AttentionSpec)
     assert full.gate == "elements_by_query"
-    assert full.has_head_norms
+    assert full.head_norms == "each"
     assert full.head_dim == 256
     assert [table.width for table in config.rotary] == [64]
     assert config.norm_offset == 1.0

@@ -28,7 +28,7 @@ def test_lfm2(tmp_path: Path) -> None:
     assert conv == ShortConvSpec(num_channels=2560, conv_size=3)
     assert (conv.conv_shape, conv.matrix_shape, conv.input_size) == ((2, 2560), None, 2560)
     assert (config.rms_norm_eps, config.tie_word_embeddings, config.rotary[0].rope.theta) == (1e-5, True, 1e6)
-    assert config.attention(1).has_head_norms
+    assert config.attention(1).head_norms == "each"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ ODD = Family(
     model_type="qwen3",
     weight_names={**DECODER_NAMES, **HEAD_NORM_NAMES},
     read_layers=read_odd_layers,
-    qk_norm=True,
+    head_norms="each",
 )
 
 

@@ -92,7 +92,8 @@ def test_integers_take_what_their_format_says(model: ModelConfig, is_tied: bool)
     )
     embedding = model.vocab_size * model.hidden_size
     in_integers = num_weights(empty_model(model)) - embedding * (1 if is_tied else 2)
-    norms = model.num_layers * (2 * model.hidden_size + 2 * spec.head_dim * spec.has_head_norms) + model.hidden_size
+    of_heads = 0 if spec.head_norms is None else 2 * spec.head_dim
+    norms = model.num_layers * (2 * model.hidden_size + of_heads) + model.hidden_size
     # Two bytes for the embedding and norms, one for the rest and for the logits head, four for each output's scale.
     expected = 2 * (embedding + norms) + in_integers - norms + embedding + 4 * (rows + model.vocab_size)
     assert int8 == expected

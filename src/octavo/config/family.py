@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from octavo.config.json_fields import JsonFields
-from octavo.config.layers import LayerSpec, RotarySpec
+from octavo.config.layers import HeadNormKind, LayerSpec, RotarySpec
 from octavo.config.model import ActivationName, EncoderConfig, NormKind, NormPlacement, PoolingConfig, VisionConfig
 
 # all_layers_on_demand, upper_layers (from max_window_layers on) and even_lower_layers (every other one below it): only
@@ -207,9 +207,7 @@ class Family:
     head_dim: int | None = None  # default; None: hidden_size / num_attention_heads
     window_rule: WindowRule = "none"
     window: int | None = 4096  # default, if there is a window rule
-    qk_norm: bool = False
-    qk_norm_is_whole: bool = False  # over all heads together
-    qk_norm_is_behind: bool = False  # over rotated heads
+    head_norms: HeadNormKind | None = None
     rotates_pairs: bool = False  # adjacent elements of heads, in checkpoints and GGUF files alike
     qkv_bias: bool | None = None  # None: attention_bias decides, for q, k, v and the output projection
     has_qkv_bias_key: bool = False  # the key qkv_bias decides for q, k and v; default true

@@ -61,9 +61,7 @@ def read_layers(fields: JsonFields, family: Family, max_position_embeddings: int
         soft_cap=fields.number(_CAP) if family.has_score_cap_key and _CAP in fields else None,
         has_bias=has_bias,
         has_out_bias=has_out_bias,
-        has_head_norms=family.qk_norm and not family.qk_norm_is_whole,
-        norms_whole=family.qk_norm_is_whole,
-        norms_behind=family.qk_norm_is_behind,
+        head_norms=family.head_norms,
         rotates_pairs=family.rotates_pairs,
     )
     windowed = structs.replace(attention, rotary=len(rotary) - 1)

@@ -85,6 +85,11 @@ class LatentSpec:
 GateKind = Literal["heads", "elements", "elements_by_query"]
 
 
+# Root mean square norms of each head, before rotation or behind it; of all heads together; or layer norms without
+# biases, a weight for each head. The last two come before rotation.
+HeadNormKind = Literal["each", "each_behind", "whole", "by_head"]
+
+
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     """A layer that attends."""
 
@@ -100,12 +105,9 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     soft_cap: float | None = None  # scaled scores s become soft_cap * tanh(s / soft_cap)
     has_bias: bool = False  # on q, k and v
     has_out_bias: bool = False
-    has_head_norms: bool = False  # over each head of queries and keys, before rotation
-    norms_behind: bool = False  # these come behind rotation
-    norms_whole: bool = False  # instead, over all heads of queries, and all of keys, together, before rotation
-    norms_each: bool = False  # instead, layer norms without biases, a weight for each head, before rotation
-    qkv_clip: float | None = None  # bound of queries, keys and values, behind norms and before rotation
+    head_norms: HeadNormKind | None = None  # of queries, and of keys
     has_norm_weights: bool = True  # these have weights
+    qkv_clip: float | None = None  # bound of queries, keys and values, behind norms and before rotation
     has_value_norm: bool = False  # over each head of values, without weights
     has_keys_as_values: bool = False  # values are the keys' projection, without their norm and rotation
     shares_kv_of: int | None = None  # the layer whose keys and values these are; None: its own
@@ -115,7 +117,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
     entry_kind: int = 0  # layers whose cached keys and values have other sizes have other numbers
 
     def __post_init__(self) -> None:
-        has_weights_behind = self.has_head_norms and self.norms_behind and self.has_norm_weights
+        has_weights_behind = self.head_norms == "each_behind" and self.has_norm_weights
         # The C++ kernels leave the first elements of pairs before the second ones.
         assert not (has_weights_behind and self.rotates_pairs), "weights of norms behind pairs are of other elements"
 

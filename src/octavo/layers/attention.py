@@ -85,7 +85,7 @@ class WholeNormWeights(ShardedWeights):
         return kernels.scale_parts(qkv, self._context.groups.tensor.all_reduce(squares), norms)
 
 
-class EachHeadNormWeights(ShardedWeights):
+class HeadByHeadNormWeights(ShardedWeights):
     """The weights of layer norms of queries and keys, another for each head, without biases."""
 
     values = None  # backends normalize nothing

@@ -17,7 +17,7 @@ from octavo.config.model import ModelConfig
 from octavo.distributed.groups import HeadShare, Share
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import SILU, Activation
-from octavo.layers.attention import EachHeadNormWeights, HeadNormWeights, SinkWeights, WholeNormWeights
+from octavo.layers.attention import HeadByHeadNormWeights, HeadNormWeights, SinkWeights, WholeNormWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import GatedLinear, GatedQKVLinear, Linear, MergedLinear, QKVLinear
 from octavo.layers.norm import NoNorm, RMSNorm
@@ -60,11 +60,11 @@ class DecoderAttention(nn.Module):
             parts, own = {"": self.qkv.heads.query}, context.at("gates")
             self.gates = MergedLinear(Share.whole(in_size), parts, has_bias=False, context=own)
         self._clip, self.is_recordable = spec.qkv_clip, spec.qkv_clip is None
-        self.head_norms: HeadNormWeights | WholeNormWeights | EachHeadNormWeights | None = None
-        if spec.norms_whole or spec.norms_each:
-            kind = WholeNormWeights if spec.norms_whole else EachHeadNormWeights
+        self.head_norms: HeadNormWeights | WholeNormWeights | HeadByHeadNormWeights | None = None
+        if spec.head_norms in ("whole", "by_head"):
+            kind = WholeNormWeights if spec.head_norms == "whole" else HeadByHeadNormWeights
             self.head_norms = kind(self.qkv.heads, spec.head_dim, config.rms_norm_eps, context=context)
-        elif spec.has_head_norms:
+        elif spec.head_norms is not None:
             offset = config.norm_offset if spec.has_norm_weights else 0.0
             self.head_norms = HeadNormWeights(spec, config.rms_norm_eps, context=context, offset=offset)
         self.sinks = SinkWeights(self.qkv.heads.query, context=context) if spec.has_sinks else None
@@ -120,7 +120,7 @@ def described_attention(config: ModelConfig, layer: int, heads: HeadShare) -> At
         rotary=spec.rotary,
         query_rotary=spec.query_rotary,
         rotates_pairs=spec.rotates_pairs,
-        norms_behind=spec.norms_behind,
+        norms_behind=spec.head_norms == "each_behind",
         scale=spec.scale,
         soft_cap=spec.soft_cap,
         kv_group=config.kv_group_of(layer),

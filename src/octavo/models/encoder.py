@@ -68,7 +68,7 @@ class EncoderAttention(nn.Module):
         self.qkv = QKVLinear(size, *heads, has_bias=spec.has_bias, context=context.at("qkv"))
         self.out = Linear(self.qkv.parts["q"], size, has_bias=spec.has_out_bias, context=context.at("out"))
         self.head_norms = None
-        if spec.has_head_norms:
+        if spec.head_norms is not None:
             self.head_norms = HeadNormWeights(spec, config.rms_norm_eps, context=context, offset=config.norm_offset)
         self._rotary = spec.rotary
         self._heads = EncoderHeads(

@@ -12,8 +12,8 @@ from octavo.config.json_fields import JsonFields
 
 def _read_command_r(fields: JsonFields, family: Family, max_position_embeddings: int) -> Layers:
     layers, rotary = read_layers(fields, family, max_position_embeddings)
-    has_norms = fields.flag("use_qk_norm", False)
-    return tuple(layer.with_attention(norms_each=has_norms) for layer in layers), rotary
+    norms = "by_head" if fields.flag("use_qk_norm", False) else None
+    return tuple(layer.with_attention(head_norms=norms) for layer in layers), rotary
 
 
 def _read_layers(fields: JsonFields, family: Family, max_position_embeddings: int) -> Layers:

@@ -25,11 +25,9 @@ from octavo.config.json_fields import JsonFields
 
 def _read_layers(fields: JsonFields, family: Family, max_position_embeddings: int) -> Layers:
     layers, rotary = read_layers(without_keys(fields, "num_experts"), family, max_position_embeddings)
-    has_norms = fields.flag("use_qk_norm", False)
+    norms = "each" if fields.flag("use_qk_norm", False) else None
     both = zip(layers, read_feed_forwards(fields), strict=True)
-    return tuple(
-        replace(layer.with_attention(has_head_norms=has_norms), feed_forward=after) for layer, after in both
-    ), rotary
+    return tuple(replace(layer.with_attention(head_norms=norms), feed_forward=after) for layer, after in both), rotary
 
 
 def _gguf_settings(keys: GgufKeys, so_far: Mapping[str, Any]) -> dict[str, Any]:

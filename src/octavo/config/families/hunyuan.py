@@ -32,8 +32,7 @@ FAMILIES = (
             "model.layers.{layer}.self_attn.query_layernorm": "layers.{layer}.attention.head_norms:query",
             "model.layers.{layer}.self_attn.key_layernorm": "layers.{layer}.attention.head_norms:key",
         },
-        qk_norm=True,
-        qk_norm_is_behind=True,
+        head_norms="each_behind",
         rms_norm_eps=1e-5,
         gguf=GgufFacts(
             architecture="hunyuan-dense",

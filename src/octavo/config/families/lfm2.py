@@ -169,7 +169,7 @@ _DENSE = Family(
         "block_ff_dim": "intermediate_size",
     },
     num_kv_heads=8,
-    qk_norm=True,
+    head_norms="each",
     qkv_bias=False,
     rms_norm_eps=1e-5,
     rope_theta=1e6,

@@ -33,7 +33,7 @@ def _read_layers(fields: JsonFields, family: Family, max_position_embeddings: in
     if unknown := set(types).difference(kinds):
         raise fields.fail("layer_types", f"{min(unknown)!r} is not known; known: {', '.join(kinds)}")
     chunk = None if "attention_chunk_size" in fields.nulls else fields.integer("attention_chunk_size", 8192)
-    turned = {"has_head_norms": fields.flag("use_qk_norm", True), "norms_behind": True, "has_norm_weights": False}
+    turned = {"head_norms": "each_behind" if fields.flag("use_qk_norm", True) else None, "has_norm_weights": False}
     growth = _growth(fields)
     still = {"rotary": None, "rotates_pairs": False, "query_rotary": None if growth is None else _GROWING}
     experts, sparse = _experts(fields), _sparse_layers(fields, num_layers)

@@ -22,7 +22,7 @@ FAMILIES = (
         num_kv_heads=32,
         head_dim=128,
         window_rule="upper_layers",
-        qk_norm=True,
+        head_norms="each",
         gguf=GgufFacts(architecture="qwen3", is_written=True),
         vector_sizes=(),
     ),
@@ -33,7 +33,7 @@ FAMILIES = (
         other_spellings=stacked_experts(_EXPERT),
         num_kv_heads=4,
         window_rule="all_layers_on_demand",
-        qk_norm=True,
+        head_norms="each",
         moe=MoEFacts(num_experts=128, top_k=8, intermediate_size=768),
         gguf=GgufFacts(
             architecture="qwen3moe", settings=lambda keys, so_far: {"norm_topk_prob": True}, is_written=True

@@ -135,7 +135,7 @@ FAMILIES = (
         ),
         num_kv_heads=32,
         head_dim=128,
-        qk_norm=True,
+        head_norms="each",
         rope_theta=5e5,
         defaults={
             "vocab_size": 151936,

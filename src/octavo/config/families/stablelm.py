@@ -8,8 +8,8 @@ from octavo.config.json_fields import JsonFields
 def _read_layers(fields: JsonFields, family: Family, max_position_embeddings: int) -> Layers:
     fields = fields.with_key("attention_bias", fields.flag("use_qkv_bias", False))
     layers, rotary = read_layers(fields, family, max_position_embeddings)
-    has_norms = fields.flag("qk_layernorm", False)
-    return tuple(layer.with_attention(norms_each=has_norms) for layer in layers), rotary
+    norms = "by_head" if fields.flag("qk_layernorm", False) else None
+    return tuple(layer.with_attention(head_norms=norms) for layer in layers), rotary
 
 
 FAMILIES = (
