@@ -62,18 +62,22 @@ def fallback_family(fields: JsonFields, path: Path) -> tuple[JsonFields, Family]
         name=found["architecture"],
         model_type=fields.text("model_type", ""),
         model="octavo.models.fallback:FallbackForCausalLM",
-        read_layers=lambda *_: (_layers(found), _angles(found)),
+        read_layers=lambda *_: (_layers(found), _rotary(found["longrope"])),
         weight_names={},
     )
     return JsonFields(fields.origin, {**own, **{key: found[key] for key in keys}}), family
 
 
-def _angles(found: dict[str, Any]) -> tuple[RotarySpec, ...]:
-    """Return what requests need to know of angles: up to where they are those of short contexts."""
-    if found["first_range"] is None:
+def _rotary(longrope: dict[str, Any] | None) -> tuple[RotarySpec, ...]:
+    """Return the library's table if a request chooses among its ranges. No layer reads it here."""
+    if longrope is None:
         return ()
-    nothing = RopeConfig(divisors=(1.0,), long_divisors=(1.0,), original_max_position=found["first_range"])
-    return (RotarySpec(rope=nothing, width=2),)
+    short, long = tuple(longrope["short_factor"]), tuple(longrope["long_factor"])
+    first_range = longrope["original_max_position_embeddings"]
+    rope = RopeConfig(
+        theta=longrope["rope_theta"], divisors=short, long_divisors=long, original_max_position=first_range
+    )
+    return (RotarySpec(rope=rope, width=2 * len(short)),)
 
 
 def _layers(found: dict[str, Any]) -> tuple[LayerSpec, ...]:

@@ -140,10 +140,10 @@ class FallbackForCausalLM(CausalLM):
             if getattr(module, "layer_idx", None) is not None:
                 module.octavo_step = self._step
         if num_short := config.first_rotary_range:
-            sizes = (lambda: self._step.rows >= config.max_model_len), num_short, config.max_model_len
+            ranges = num_short, config.max_model_len
             for module in library.modules():
                 if type(module).__name__.endswith("RotaryEmbedding"):
-                    module.forward = partial(angles_by_request, module.forward, *sizes)
+                    module.forward = partial(angles_by_request, module.forward, self._step, *ranges)
         self._step.layers = [self._describe(layer) for layer in range(config.num_layers)]
         self._step.backend, self._step.rank = context.attention, context.groups.tensor.rank
         self._given, head = _Given(), copy.copy(library)
@@ -235,8 +235,7 @@ class FallbackForCausalLM(CausalLM):
         if not self._is_ready:  # weights are loaded now
             self.library.tie_weights()
             self._is_ready = True
-        self._step.begin(self.attention_step(batch), kv_caches, batch.positions)
-        self._step.rows = batch.rotary_positions
+        self._step.begin(self.attention_step(batch), kv_caches)
         base = self.library.base_model
         found = base(input_ids=batch.input_ids[None], position_ids=batch.positions[None], use_cache=False)
         hidden = self.context.kernels.kept_rows(found.last_hidden_state[0], batch.kept_indices)
@@ -264,12 +263,14 @@ class _Step:
         self.backend: AttentionBackend[Any] | None = None
         self.rank = 0
         self.positions = torch.empty(0)  # [T]
-        self.rows = torch.empty(0)  # [T], of requests with short angles from max_model_len on
-        self._metadata: AttentionMetadata | None = None
+        self.rotary_positions = torch.empty(0)  # [T], of requests with short angles from max_model_len on
         self.caches: Sequence[LayerCache] = ()
+        self._metadata: AttentionMetadata | None = None
 
-    def begin(self, metadata: AttentionMetadata, caches: Sequence[LayerCache], positions: torch.Tensor) -> None:
-        self._metadata, self.caches, self.positions = metadata, caches, positions
+    def begin(self, metadata: AttentionMetadata, caches: Sequence[LayerCache]) -> None:
+        batch = metadata.batch
+        self._metadata, self.caches = metadata, caches
+        self.positions, self.rotary_positions = batch.positions, batch.rotary_positions
 
     def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
         """Store keys and values and attend: from qkv [T, (H + 2 * G) * E] to [T, H * E]; sinks are all ranks' [H]."""

@@ -10,7 +10,7 @@ Legend: T = tokens, H = query heads, G = kv heads, E = size of cached heads.
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -22,6 +22,12 @@ Angles = tuple[torch.Tensor, torch.Tensor]  # cos and sin, [1, T, ...]
 # Positions are 256 * a + b, which every dtype has exactly; slopes are the sums of two numbers of the dtype.
 _STEP, _NUM_ALIBI = 256, 4
 _TWO = torch.ones(1, 2, device="cpu")  # a mask of two tokens: the second one's bias is the slope
+
+
+class HasRotaryPositions(Protocol):
+    """The step that runs."""
+
+    rotary_positions: torch.Tensor  # [T]
 
 
 def head_width(query: torch.Tensor, value: torch.Tensor, alibi: torch.Tensor | None) -> int:
@@ -59,15 +65,15 @@ def replace_own_attention(model: nn.Module, attention: Attention) -> bool:
     return any(forward is not None for _, forward in known)
 
 
-def first_range(config: Any) -> int | None:
-    """Return the tokens of LongRoPE's first range, of the library's text configuration; None: it is of another kind."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    return rope["original_max_position_embeddings"] if rope.get("rope_type") == "longrope" else None
+def longrope(config: Any) -> dict[str, Any] | None:
+    """Return what the library's text configuration says of LongRoPE; None: its angles are of another kind."""
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return rope if rope.get("rope_type") == "longrope" else None
 
 
 def angles_by_request(
     forward: Callable[..., Angles],
-    is_short: Callable[[], torch.Tensor],
+    step: HasRotaryPositions,
     num_short: int,
     num_positions: int,
     x: torch.Tensor,
@@ -75,12 +81,12 @@ def angles_by_request(
 ) -> Angles:
     """Stand for a rotary embedding's `forward`, which chooses the range by the largest position of all.
 
-    Tokens of requests that stay within the first range, `is_short()` [T], have its angles, all others those of long
-    contexts, whoever else is in the step.
+    Tokens of requests that stay within the first range have its angles, all others those of long contexts, whoever else
+    is in the step. The first ones' rotary positions are `num_positions` and more.
     """
     last = position_ids.new_full((1, 1), num_positions - 1)
     cos, sin = (part[:, :-1] for part in forward(x, torch.cat([position_ids, last], dim=1)))
-    chosen = is_short()[None, :, None]
+    chosen = (step.rotary_positions >= num_positions)[None, :, None]
     if chosen.any():
         short_cos, short_sin = forward(x, position_ids.clamp(max=num_short - 1))
         cos, sin = torch.where(chosen, short_cos, cos), torch.where(chosen, short_sin, sin)

@@ -20,7 +20,7 @@ from torch import nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, logging
 
 from octavo.errors import UnsupportedModelError
-from octavo.models.fallback_heads import first_range, head_width, replace_own_attention
+from octavo.models.fallback_heads import head_width, longrope, replace_own_attention
 
 NAME = "octavo"  # of our attention, in the library: it makes no mask for one that it does not know
 _NO_LENGTH = 2048  # tokens of a context whose positions have no limit, where the configuration names none
@@ -119,7 +119,7 @@ def probe(folder: Path) -> dict[str, Any]:
         "intermediate_size": getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         "max_position_embeddings": _first_of(text, "max_position_embeddings", "seq_length", default=_NO_LENGTH),
         "tie_word_embeddings": bool(text.tie_word_embeddings),
-        "first_range": first_range(text),
+        "longrope": longrope(text),
         "layers": calls,
     }
 
