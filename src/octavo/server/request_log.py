@@ -142,9 +142,8 @@ class RequestLog:
                 await self._database.run(partial(self._store, requests))
                 if not requests:
                     await self._database.shrink()
-            except (
-                ApiError
-            ) as error:  # the model was unloaded before anybody asked who it is; when it is back, they are written
+            except ApiError as error:
+                # The model was unloaded before anybody asked who it is. When it is back, they are written.
                 self._waiting = requests + self._waiting
                 self._failure.set(str(error))
                 return
