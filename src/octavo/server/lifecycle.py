@@ -137,7 +137,8 @@ class EngineLifecycle:
     @property
     def max_running(self) -> int:
         """How many samples run at once, in all replicas."""
-        return self._args.max_num_seqs * self._args.data_parallel_size
+        num_seqs = min(self._args.max_num_seqs, self._args.max_num_batched_tokens)  # each gets a token of a step
+        return num_seqs * self._args.data_parallel_size
 
     @property
     def engine(self) -> AsyncLLMEngine:
