@@ -27,18 +27,10 @@ from benchmarks.offline.compare import timed
 from benchmarks.peers.environment import environment
 from benchmarks.peers.passages import NUM_WORDS, measure
 from benchmarks.peers.registry import ROOT, SENTENCE_TRANSFORMERS
+from octavo.config.families.bert import BERT_DEFAULTS
 
 GEOMETRIES: dict[str, dict[str, Any]] = {
-    "bert-base": {
-        "model_type": "bert",
-        "vocab_size": 30522,
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "max_position_embeddings": 512,
-        "pad_token_id": 0,
-    },
+    "bert-base": {"model_type": "bert", "pad_token_id": 0, **BERT_DEFAULTS},
     "qwen3-embedding-0.6b": {name: QWEN3_0_6B[name] for name in QWEN3_0_6B if name not in ("dtype", "architectures")},
 }
 FORMS = ("float32", "bfloat16", "int8")

@@ -7,15 +7,12 @@ from pathlib import Path
 import torch
 
 from octavo.config.engine import EngineConfig, LoadFormat
-from octavo.config.model import ModelConfig
-from octavo.config.mtp import MtpConfig
 from octavo.config.parallel import RankPlace, Stage
 from octavo.config.speculative import DraftModelConfig, named_by_key
 from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.device.manager import DeviceManager
 from octavo.distributed.groups import Group
 from octavo.errors import InvalidParameterError
-from octavo.layers.context import BuildContext
 from octavo.loader.registry import get_model_loader
 from octavo.loader.stored_tensors import stored_tensors
 from octavo.models.draft_head import DraftHead
@@ -31,11 +28,6 @@ from octavo.worker.rank_drafter import HeadStates, RankDrafter
 from octavo.worker.request_rows import RequestRows, RowTables
 
 _EMBEDDING = frozenset({"embed_tokens.weight", "model.embed_tokens.weight"})
-
-
-def mtp_head(mtp: MtpConfig, model: ModelConfig, context: BuildContext) -> DraftHead:
-    """Return an MTP head without weights."""
-    return MtpHead(model, mtp, context)
 
 
 class DraftBuilder:
@@ -68,7 +60,7 @@ class DraftBuilder:
         """Return the model without weights."""
         draft, model, context = self._draft, self._draft.model, self._context
         if draft.mtp is not None:
-            return mtp_head(draft.mtp, model, context)
+            return MtpHead(model, draft.mtp, context)
         if draft.eagle is None:
             return initialize_model(model, context)
         is_dummy = self._config.load.load_format == "dummy"
