@@ -49,6 +49,15 @@ def test_the_route_that_a_path_means(path: str, route: str) -> None:
     assert route_of(path, "/llm") == route
 
 
+def test_every_route_below_v1_is_served_without_it() -> None:
+    served = create_app(EngineLifecycle(EngineArgs(), ServerArgs()), ServerArgs(), HttpMetrics()).openapi()["paths"]
+    versioned = [path for path in served if path.startswith("/v1/")]
+    assert "/v1/embeddings" in versioned
+    for path in versioned:
+        short = path.removeprefix("/v1")
+        assert route_of(short, "") == (short if short in served else path)  # /rerank is a route of its own
+
+
 @pytest.mark.parametrize("prefix", ["", "/llm"])
 async def test_both_forms_of_a_prefixed_path_are_served(prefix: str) -> None:
     app = real_app(ServerArgs(root_path="/llm"))

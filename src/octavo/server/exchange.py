@@ -36,15 +36,10 @@ _MODELS = "/models/"  # what follows is a model's name, which may be a path with
 STREAMED_PATHS = frozenset({"/v1/files"})  # whose routes read the body themselves
 # Beginnings of the routes whose POST requests make the engine compute, and so need a place in the queue.
 COMPUTED = ("/v1/", "/v2/", "/rerank", "/score", "/pooling", "/api/chat", "/api/generate", "/api/embed")
-# Routes that are served without /v1 as well, as llama.cpp's server does. A model's name follows `/models`.
-_UNVERSIONED = (
-    "/chat/completions",
-    "/chat/completions/batch",
-    "/completions",
-    "/models",
-    "/messages",
-    "/messages/count_tokens",
-    "/responses",
+# First parts of the routes below /v1: all are served without it as well, as llama.cpp's server does.
+_VERSIONED = frozenset(
+    ("batches", "chat", "completions", "decisions", "embeddings", "files", "load_lora_adapter", "messages", "models")
+    + ("responses", "streams", "systemone", "unload_lora_adapter")
 )
 
 
@@ -232,8 +227,7 @@ def route_of(path: str, root_path: str) -> str:
     head, models, name = path.partition(_MODELS)
     head = _SLASHES.sub("/", "/" + head + models)
     route = head + name if name.strip("/") else "/" + head.strip("/")
-    is_unversioned = route in _UNVERSIONED or route.startswith((_MODELS, "/responses/"))
-    return "/v1" + route if is_unversioned else route
+    return "/v1" + route if route[1:].partition("/")[0] in _VERSIONED else route
 
 
 def route_path(scope: Scope) -> str:
