@@ -37,10 +37,10 @@ STREAMED_PATHS = frozenset({"/v1/files"})  # whose routes read the body themselv
 # Beginnings of the routes whose POST requests make the engine compute, and so need a place in the queue.
 COMPUTED = ("/v1/", "/v2/", "/rerank", "/score", "/pooling", "/api/chat", "/api/generate", "/api/embed")
 # First parts of the routes below /v1: all are served without it as well, as llama.cpp's server does.
-_VERSIONED = frozenset(
-    ("batches", "chat", "completions", "decisions", "embeddings", "files", "load_lora_adapter", "messages", "models")
-    + ("responses", "streams", "systemone", "unload_lora_adapter")
-)
+_VERSIONED = frozenset({
+    "batches", "chat", "completions", "decisions", "embeddings", "files", "load_lora_adapter", "messages", "models",
+    "responses", "streams", "systemone", "unload_lora_adapter",
+})  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
