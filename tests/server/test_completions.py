@@ -101,7 +101,9 @@ def test_a_prompt_may_be_cut_and_a_reply_named(server: HttpServer) -> None:
 
 def test_a_model_that_fills_no_middle_says_so(server: HttpServer) -> None:
     response = server.post(PATH, {"prompt": "a", "suffix": "b"})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "suffix")
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "suffix")
+    assert "fills in the middle" in error["message"]
 
 
 @pytest.mark.parametrize(

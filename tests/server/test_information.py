@@ -26,9 +26,3 @@ def test_routes_that_are_not_offered_yet_name_those_that_are(server: HttpServer,
     assert response.status_code == 404
     assert "not offered yet" in response.json()["error"]["message"]
     assert "/v1/chat/completions" in response.json()["error"]["message"]
-
-
-def test_a_suffix_is_refused_with_the_reason(server: HttpServer) -> None:
-    error = server.post("/v1/completions", {"prompt": "a", "suffix": "b"}).json()["error"]
-    assert error["param"] == "suffix"
-    assert "fills in the middle" in error["message"]

@@ -196,21 +196,25 @@ def _computed(config: ModelConfig, stored: list[HeaderEntry], dense_bytes: int) 
 
 
 def _template_facts(path: Path) -> dict[str, str]:
-    """Return the chat template, and the formats of calls and reasoning that it shows."""
+    """Return the chat template, the formats of calls and reasoning that it shows, and what the vocabulary shows."""
     from octavo.server.openai.answer_plan import REASONING_SIGNS, TOOL_CALL_SIGNS, detected
+    from octavo.tokenizer.infill import Infill
     from octavo.tokenizer.tokenizer import Tokenizer
 
     try:
-        template = Tokenizer.from_path(path).chat_template
+        tokenizer = Tokenizer.from_path(path)
     except (CheckpointError, UnsupportedModelError) as error:
         return {"chat template": f"unknown: {error}"}
+    infill = {"fills in the middle": "yes"} if Infill.of(tokenizer) is not None else {}
+    template = tokenizer.chat_template
     if template is None:
-        return {"chat template": "none"}
+        return {"chat template": "none", **infill}
     text = template.source + (template.tool_use_source or "")
     return {
         "chat template": f"{len(template.source):,} characters",
         "tool calls": detected(text, TOOL_CALL_SIGNS),
         "reasoning": detected(text, REASONING_SIGNS),
+        **infill,
     }
 
 

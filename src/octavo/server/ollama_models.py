@@ -116,6 +116,7 @@ class OllamaModelPages:
         shows_tools = template is not None and template.reads("tools", with_tools=True)
         has = {
             "completion": front.config.model.has_head,
+            "insert": formats.infill is not None,
             "embedding": front.config.model.pooling.is_stated and front.inputs.pooling_rules.makes_vectors,
             "tools": formats.tool_calls is not None and shows_tools,
             "thinking": formats.reasoning is not None,

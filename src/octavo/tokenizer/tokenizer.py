@@ -193,6 +193,11 @@ class Tokenizer:
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return vocabulary
 
+    def token_id(self, text: str) -> int | None:
+        """Return the id of the token with this text in the tokenizer; None: there is none."""
+        found: int | None = self._backend.token_to_id(text)
+        return found
+
     @property
     def bos_token_id(self) -> int | None:
         return self._named_token_id("bos_token")
@@ -311,7 +316,7 @@ class Tokenizer:
 
     def _named_token_id(self, name: str) -> int | None:
         text = self.named_tokens.get(name)
-        return None if text is None else self._backend.token_to_id(text)
+        return None if text is None else self.token_id(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from octavo.server.openai.parsers.wrappers import (
 from octavo.server.openai.protocol import ChatCompletionRequest
 from octavo.server.openai.tools import ToolUse, tool_use
 from octavo.structured_output import MAX_REASONING_TOKENS, Reasoning, StructuredOutput
+from octavo.tokenizer.infill import Infill
 from octavo.tokenizer.tokenizer import Tokenizer
 
 AUTO, NONE = "auto", "none"  # detected from the chat template; no parser
@@ -131,6 +132,11 @@ class AnswerFormats:
         self.is_harmony = isinstance(self.reasoning, HarmonyFormat)
         self.tokenizer = tokenizer
         self.special_tokens = frozenset(map(tokenizer.token_text, tokenizer.special_token_ids))
+
+    @cached_property
+    def infill(self) -> Infill | None:
+        """How the model fills in the middle of a text; None: it does not."""
+        return Infill.of(self.tokenizer)
 
     @cached_property
     def counts_reasoning(self) -> bool:

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from octavo.engine.front import EngineFront
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_processor import CompletionDelta
-from octavo.inputs import Prompt
+from octavo.inputs import Prompt, parse_prompt
 from octavo.server.errors import bad_request
 from octavo.server.openai import replies
 from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
@@ -24,6 +24,7 @@ from octavo.server.openai.params import Warn, chat_params, completion_params, pr
 from octavo.server.openai.parsers.base import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest
 from octavo.server.openai.reply_stream import ReplyHead, ReplyStream, WholeReply
+from octavo.tokenizer.infill import Infill
 
 CompletionT = TypeVar("CompletionT", bound=ReplyStream[Any])
 CompletionKind = Callable[[ServedModel, CompletionRequest, ReplyHead, Sequence[ProcessedRequest]], CompletionT]
@@ -223,25 +224,47 @@ def prepare_completion(
     request: CompletionRequest,
     head: ReplyHead,
     model: ServedModel,
+    formats: AnswerFormats,
     max_prompts: int,
     birth: Birth,
     warn: Warn,
 ) -> CompletionT:
     """Tokenize and validate all prompts; return an answer of this kind. May take a while for long ones."""
-    if request.suffix:
-        text = "'suffix' needs a model that fills in the middle of a text; the models served here only continue one."
-        raise bad_request(text, "suffix", "unsupported_parameter")
+    infill = _infill(request, formats) if request.suffix else None
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise bad_request("'best_of' is not supported unless it equals 'n'.", "best_of", "unsupported_parameter")
     front = model.engine.front
     params = completion_params(request, front.inputs.default_params)
     texts = split_prompts(request.prompt, max_prompts)
+    if infill is not None:
+        params = params.replace(stop_token_ids=sorted({*params.stop_token_ids, *infill.ends}))
+        texts = [_to_fill(text, infill, front, request) for text in texts]
     all_params = [params.replace(seed=seed) for seed in birth.seeds] or [params] * len(texts)
     prompts = [
         process_prompt(model, request, _with_ids(text, front, request), each, warn)
         for text, each in zip(texts, all_params, strict=True)
     ]
     return kind(model, request, head, prompts)
+
+
+def _infill(request: CompletionRequest, formats: AnswerFormats) -> Infill:
+    """Return how the model fills in what stands between prompt and suffix. Raises ApiError: it cannot."""
+    if formats.infill is None:
+        text = "'suffix' needs a model that fills in the middle of a text; the models served here only continue one."
+        raise bad_request(text, "suffix", "unsupported_parameter")
+    for name in ("echo", "truncate_prompt_tokens"):
+        if getattr(request, name):
+            raise bad_request(f"{name!r} is not supported beside 'suffix'.", name, "unsupported_parameter")
+    return formats.infill
+
+
+def _to_fill(prompt: Prompt, infill: Infill, front: EngineFront, request: CompletionRequest) -> Prompt:
+    """Return the prompt that asks for what stands between this one and the request's suffix."""
+    before, after = parse_prompt(prompt), request.suffix or ""
+    for text in (before, after):
+        if isinstance(text, str):
+            front.inputs.limit.check_text(text)
+    return {"prompt_token_ids": infill.prompt(front.tokenizer, before, after)}
 
 
 def _with_ids(prompt: Prompt, front: EngineFront, request: CompletionRequest) -> Prompt:

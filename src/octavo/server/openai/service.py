@@ -115,7 +115,9 @@ class OpenAICompatibleService:
         """Prepare the completion of one prompt or many, in the form of any API."""
         head, model = self._begin(request, "cmpl-", birth)
         is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > MANY_PROMPTS)
-        prepare = partial(prepare_completion, kind, request, head, model, self.args.max_prompts, birth, warn)
+        prepare = partial(
+            prepare_completion, kind, request, head, model, self.formats, self.args.max_prompts, birth, warn
+        )
         return await prepared(prepare, request, is_large)
 
     async def embeddings(self, request: EmbeddingsRequest, warn: Warn, is_large: bool) -> Embeddings:
