@@ -1,6 +1,5 @@
 """Prompts for the middle of a text: in the order of the model's training, with nothing added or lost."""
 
-import json
 from pathlib import Path
 
 import pytest
