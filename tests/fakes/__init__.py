@@ -8,10 +8,8 @@ from pathlib import Path
 
 from tests.breadth import pick
 
-CORE = pick(
-    (sys.executable, str(Path(__file__).with_name("core.py"))),
-    (sys.executable, "-m", "octavo.engine.core_proc"),
-)
+FAKE_CORE = (sys.executable, str(Path(__file__).with_name("core.py")))  # also where its `POISON` is needed
+CORE = pick(FAKE_CORE, (sys.executable, "-m", "octavo.engine.core_proc"))
 OCTAVO = pick(
     (sys.executable, str(Path(__file__).with_name("program.py"))),
     (sys.executable, "-m", "octavo.cli.main"),
