@@ -12,7 +12,7 @@ import yaml
 from tests.test_documented_commands import parse
 
 from octavo.server.args import ServerArgs
-from octavo.server.exchange import OPEN_PATHS
+from octavo.server.http.exchange import OPEN_PATHS
 from octavo.server.routes import PUBLIC_PATHS
 from octavo.server.settings import resolve_settings
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from octavo.cli.main import app
 from octavo.engine import inproc_client
-from octavo.server.logged_requests import FILE_NAME
+from octavo.server.logged.requests import FILE_NAME
 
 KEY = "the-key-of-ann"
 OWN = {"Authorization": f"Bearer {KEY}"}

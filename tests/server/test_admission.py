@@ -7,8 +7,8 @@ import pytest
 from starlette.types import Message
 from tests.server.tiny import HELD, TinyServer, tiny_server
 
-from octavo.server.errors import ApiError
-from octavo.server.exchange import Exchange
+from octavo.server.http.errors import ApiError
+from octavo.server.http.exchange import Exchange
 from octavo.server.policy import Admission
 
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from octavo.server.answer_diff import (
+from octavo.server.logged.answer_diff import (
     Difference,
     TokenDifference,
     first_difference,

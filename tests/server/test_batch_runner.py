@@ -12,17 +12,17 @@ import pytest
 
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
-from octavo.server.batch_lines import InterruptedLineError, LineAnswerer, ReadLine
-from octavo.server.batch_output import finalize
-from octavo.server.batch_recorder import BatchRecorder
-from octavo.server.batch_runner import BatchRunner
-from octavo.server.batch_slots import BatchSlots
-from octavo.server.batch_store import BatchStore, Record
-from octavo.server.errors import ApiError
-from octavo.server.file_store import FileStore
+from octavo.server.batches.files import FileStore
+from octavo.server.batches.lines import InterruptedLineError, LineAnswerer, ReadLine
+from octavo.server.batches.output import finalize
+from octavo.server.batches.recorder import BatchRecorder
+from octavo.server.batches.runner import BatchRunner
+from octavo.server.batches.slots import BatchSlots
+from octavo.server.batches.store import BatchStore, Record
+from octavo.server.http.errors import ApiError
+from octavo.server.http.upload import Upload
 from octavo.server.openai.stored import Batch, BatchLine, BatchRequest, LineResponse, LineResult
-from octavo.server.state_db import StateDatabase
-from octavo.server.upload import Upload
+from octavo.server.state.database import StateDatabase
 
 COMPLETION = "/v1/completions"
 NUM_LINES = 12
@@ -122,7 +122,7 @@ class Server:
 
 @pytest.fixture
 async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
-    monkeypatch.setattr("octavo.server.batch_runner._RETRY_S", 0.01)
+    monkeypatch.setattr("octavo.server.batches.runner._RETRY_S", 0.01)
     made = Server(tmp_path)
     yield made
     made.database.close()
@@ -343,8 +343,8 @@ async def test_slots_are_taken_in_turn() -> None:
 
 async def test_slots_leave_room_for_interactive_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     num_interactive, now_s = 1, 1000.0
-    monkeypatch.setattr("octavo.server.batch_slots.monotonic", lambda: now_s)
-    monkeypatch.setattr("octavo.server.batch_slots._POLL_S", 0.001)
+    monkeypatch.setattr("octavo.server.batches.slots.monotonic", lambda: now_s)
+    monkeypatch.setattr("octavo.server.batches.slots._POLL_S", 0.001)
     slots = BatchSlots(32, 40, lambda: num_interactive)
 
     async def take_all() -> int:

@@ -9,7 +9,7 @@ import pytest
 from octavo.config.args import EngineArgs
 from octavo.server.args import ServerArgs
 from octavo.server.engine_pool import EnginePool, ModelSlot, args_of
-from octavo.server.errors import ApiError, unavailable
+from octavo.server.http.errors import ApiError, unavailable
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.openai.model_aliases import ModelAliases
 

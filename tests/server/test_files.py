@@ -15,10 +15,10 @@ from tests.server.http_server import HttpServer
 
 from octavo.errors import InvalidParameterError, StateError
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ApiError
-from octavo.server.file_store import FileStore
-from octavo.server.state_db import StateDatabase
-from octavo.server.upload import Upload, receive_upload
+from octavo.server.batches.files import FileStore
+from octavo.server.http.errors import ApiError
+from octavo.server.http.upload import Upload, receive_upload
+from octavo.server.state.database import StateDatabase
 
 KEYS = ("--api-key", "one", "--api-key", "two")
 ONE, TWO = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))

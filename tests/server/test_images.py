@@ -18,7 +18,7 @@ from octavo import LLM, SamplingParams
 from octavo.errors import InvalidParameterError
 from octavo.multimodal.pictures import MediaFile
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ApiError
+from octavo.server.http.errors import ApiError
 from octavo.server.openai.media import MediaReader, RemoteMedia, is_public
 from octavo.server.openai.protocol import ChatMessage, ContentPart
 

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from octavo.metrics.collect import HttpMetrics
-from octavo.server import journal as module
 from octavo.server.args import ServerArgs
-from octavo.server.journal import MAX_ATTEMPTS, Answer, Entry, Found, Journal
+from octavo.server.kept import journal as module
+from octavo.server.kept.journal import MAX_ATTEMPTS, Answer, Entry, Found, Journal
+from octavo.server.kept.recording import Event
+from octavo.server.kept.returning import Returning
 from octavo.server.openai.birth import Birth
-from octavo.server.recording import Event
-from octavo.server.returning import Returning
 
 ANSWER = Answer(ended_s=1.0, num_choices=1, events=[Event(0, 1, b"data: x\n\n")], warnings=["w"])
 MIB = 2**20

@@ -9,11 +9,11 @@ from starlette.types import Message, Scope
 
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
-from octavo.server.errors import DONE, ApiError
-from octavo.server.exchange import Exchange
+from octavo.server.http.errors import DONE, ApiError
+from octavo.server.http.exchange import Exchange
+from octavo.server.kept.recording import Reader, Recording, parse_event_id
+from octavo.server.kept.returning import Returning
 from octavo.server.openai.birth import Birth
-from octavo.server.recording import Reader, Recording, parse_event_id
-from octavo.server.returning import Returning
 
 
 def chunk(choice: int, text: str) -> bytes:

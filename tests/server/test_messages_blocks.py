@@ -9,7 +9,7 @@ import pytest
 from octavo.server.anthropic.blocks import Turn, chat_messages, system_text
 from octavo.server.anthropic.protocol import Block
 from octavo.server.anthropic.stream import BlockWriter, folded
-from octavo.server.errors import ApiError
+from octavo.server.http.errors import ApiError
 from octavo.server.openai.parsers.base import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}

@@ -8,7 +8,7 @@ from octavo.config.args import EngineArgs
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.app import create_app, with_middleware
 from octavo.server.args import ServerArgs
-from octavo.server.exchange import route_of
+from octavo.server.http.exchange import route_of
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.policy import Admission
 

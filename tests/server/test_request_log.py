@@ -12,11 +12,11 @@ import pytest
 
 from octavo.errors import InvalidParameterError
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ApiError, bad_request
-from octavo.server.exchange import Exchange
-from octavo.server.logged_requests import FILE_NAME, Contents, Facts, Identity, LogReader, checkpoint_content
+from octavo.server.http.errors import ApiError, bad_request
+from octavo.server.http.exchange import Exchange
+from octavo.server.logged.log import RequestLog
+from octavo.server.logged.requests import FILE_NAME, Contents, Facts, Identity, LogReader, checkpoint_content
 from octavo.server.openai.birth import Birth
-from octavo.server.request_log import RequestLog
 
 IDENTITY = Identity(version="1", profile="p", model="m", path="/m", weights="w", settings={"dtype": "float32"})
 CONTENTS = Contents(body=b"{}", answer=b"x" * 100_000, token_ids=[[1, 2]])

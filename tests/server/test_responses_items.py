@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.server.errors import ApiError
+from octavo.server.http.errors import ApiError
 from octavo.server.openai.parsers.base import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 from octavo.server.openai.protocol import ChatMessage
+from octavo.server.openai.translation import Conversation, Translated
 from octavo.server.responses.items import covered
 from octavo.server.responses.protocol import ResponsesRequest
 from octavo.server.responses.tools import InputReader, chat_tools, custom_input
 from octavo.server.responses.translate import translated
 from octavo.server.responses.writer import ItemWriter
-from octavo.server.translation import Conversation, Translated
 from octavo.tokenizer.chat_template import ChatTemplate
 
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,iVBO"}

@@ -11,7 +11,7 @@ from tests.server.http_server import HttpServer
 from tests.server.responses_client import PATH, events_of, response_of, text_of, whole
 
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ApiError
+from octavo.server.http.errors import ApiError
 from octavo.server.responses.protocol import ReplyItem, ReplyPart, Response
 from octavo.server.responses.store import ResponseStore, with_ids
 

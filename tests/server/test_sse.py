@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Callable
 import pytest
 from starlette.types import Message, Scope
 
-from octavo.server import sse
-from octavo.server.errors import DONE, ApiError
-from octavo.server.exchange import Exchange
-from octavo.server.sse import PING, EventStreamResponse, start_at_once
+from octavo.server.http import sse
+from octavo.server.http.errors import DONE, ApiError
+from octavo.server.http.exchange import Exchange
+from octavo.server.http.sse import PING, EventStreamResponse, start_at_once
 
 
 class Script:

@@ -11,11 +11,11 @@ import pytest
 
 from octavo.errors import InvalidParameterError
 from octavo.server.args import ServerArgs
-from octavo.server.state_dir import holding_state_dir
+from octavo.server.state.folder import holding_state_dir
 
 HOLDER = """
 import sys
-from octavo.server.state_dir import holding_state_dir
+from octavo.server.state.folder import holding_state_dir
 with holding_state_dir(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()

@@ -15,7 +15,7 @@ from tests.server.tiny import HELD, TinyServer, tiny_server
 from octavo.contracts.engine import EngineCoreRequest
 from octavo.errors import InvalidParameterError
 from octavo.sampling_params import RequestPriority
-from octavo.server.errors import ApiError
+from octavo.server.http.errors import ApiError
 from octavo.server.policy import Admission
 from octavo.server.tenants.claim import claim
 from octavo.server.tenants.keys_file import TenantSpec, read_keys_file

@@ -13,7 +13,7 @@ from tests.server.parsers.support import parse_all
 
 from octavo.demo import demo_model_path
 from octavo.sampling_params import SamplingParams
-from octavo.server.errors import ApiError
+from octavo.server.http.errors import ApiError
 from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.chat_prompt import BegunAnswer, template_messages, unread_parts

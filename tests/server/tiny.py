@@ -13,10 +13,10 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.app import DrainingServer, make_server
-from octavo.server.exchange import Exchange
+from octavo.server.http.exchange import Exchange
+from octavo.server.http.sse import EventStreamResponse
 from octavo.server.listen import listening, load_api_keys, load_tenants, url_of
 from octavo.server.settings import resolve_settings
-from octavo.server.sse import EventStreamResponse
 
 HELD = -1.0  # seconds of a request that waits for `TinyServer.released`: a busy machine cannot end it too early
 

@@ -15,7 +15,7 @@ from octavo.errors import InvalidParameterError, RequestError
 
 if TYPE_CHECKING:
     from octavo.server.args import ServerArgs
-    from octavo.server.batch_input import InputLine
+    from octavo.server.batches.input import InputLine
     from octavo.server.openai.stored import LineError, LineResult
 
 _MAX_SHOWN = 20  # mistakes in a file
@@ -73,7 +73,7 @@ def run(
 
 def read_input(file: Path, max_line_bytes: int) -> "list[InputLine]":
     """Return the lines of a file. Raises InvalidParameterError: it cannot be read, or names its mistakes by line."""
-    from octavo.server.batch_input import check_input
+    from octavo.server.batches.input import check_input
     from octavo.server.openai.service import ENDPOINTS
 
     try:
@@ -99,8 +99,8 @@ async def _answer(
 
     from octavo import AsyncLLM
     from octavo.config.args import DEFAULT_MODEL
-    from octavo.server.batch_lines import is_failed
-    from octavo.server.batch_offline import answer_lines
+    from octavo.server.batches.lines import is_failed
+    from octavo.server.batches.offline import answer_lines
 
     def keep(result: "LineResult") -> None:
         results.add(result.custom_id, msgspec.json.encode(result), is_failed=is_failed(result))

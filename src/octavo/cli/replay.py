@@ -14,9 +14,9 @@ from octavo.cli.options import EngineOptions, RequestOptions, with_derived_flags
 from octavo.errors import InvalidParameterError, RequestError
 
 if TYPE_CHECKING:
-    from octavo.server.answer_diff import TokenDifference
-    from octavo.server.logged_requests import Facts, Identity, LoggedRequest, LogReader
-    from octavo.server.replay import Comparison
+    from octavo.server.logged.answer_diff import TokenDifference
+    from octavo.server.logged.replay import Comparison
+    from octavo.server.logged.requests import Facts, Identity, LoggedRequest, LogReader
     from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -46,7 +46,7 @@ def replay(
 
     Exit codes: 0 all are equal, 1 some differ, 2 some cannot be computed: an unknown id, another model.
     """
-    from octavo.server.logged_requests import LogReader
+    from octavo.server.logged.requests import LogReader
 
     with contextlib.closing(LogReader(request_log)) as log:
         if list_all:
@@ -96,10 +96,10 @@ async def _replay_alike(
     """Replay requests of one identity."""
     from octavo import AsyncLLM
     from octavo.server.args import ServerArgs
-    from octavo.server.logged_requests import ENGINE_SETTINGS, SERVER_SETTINGS, Identity
+    from octavo.server.logged.replay import compare
+    from octavo.server.logged.replay import replay as compute
+    from octavo.server.logged.requests import ENGINE_SETTINGS, SERVER_SETTINGS, Identity
     from octavo.server.openai.service import OpenAICompatibleService
-    from octavo.server.replay import compare
-    from octavo.server.replay import replay as compute
 
     settings = logged_identity.settings
     options = {name: settings[name] for name in ENGINE_SETTINGS if name in settings} | dict(engine)

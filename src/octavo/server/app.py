@@ -22,21 +22,21 @@ from octavo.metrics.collect import HttpMetrics
 from octavo.metrics.prometheus import Exposition
 from octavo.server.anthropic.routes import MessagesRoutes
 from octavo.server.args import ServerArgs
-from octavo.server.batch_service import BatchService
-from octavo.server.errors import ApiError, as_api_error, bad_request, error_body
-from octavo.server.exchange import ExchangeMiddleware, route_path
-from octavo.server.http_protocol import limited_protocol
+from octavo.server.batches.routes import StoredRoutes
+from octavo.server.batches.service import BatchService
+from octavo.server.http.errors import ApiError, as_api_error, bad_request, error_body
+from octavo.server.http.exchange import ExchangeMiddleware, route_path
+from octavo.server.http.protocol import limited_protocol
+from octavo.server.kept.returning import Returning
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.logged_requests import Identity
-from octavo.server.ollama_routes import OllamaRoutes
+from octavo.server.logged.log import RequestLog
+from octavo.server.logged.requests import Identity
+from octavo.server.ollama.routes import OllamaRoutes
 from octavo.server.policy import Admission, RequestPolicy
-from octavo.server.request_log import RequestLog
 from octavo.server.responses.routes import ResponsesRoutes
 from octavo.server.responses.store import ResponseStore
-from octavo.server.returning import Returning
 from octavo.server.routes import Routes, add_pages
 from octavo.server.settings import Settings
-from octavo.server.stored_routes import StoredRoutes
 from octavo.server.systemd import STOPPING, notify
 from octavo.server.tenants.tenants import Tenants
 from octavo.server.tracing import Tracing, TracingMiddleware

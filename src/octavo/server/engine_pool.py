@@ -16,7 +16,7 @@ from pathlib import Path
 
 from octavo.config.args import EngineArgs
 from octavo.server.args import ServerArgs
-from octavo.server.errors import MODEL_FAILED, ApiError
+from octavo.server.http.errors import MODEL_FAILED, ApiError
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.openai.model_aliases import ModelAliases
 from octavo.server.openai.models import ModelCard

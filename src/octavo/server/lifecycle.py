@@ -26,7 +26,7 @@ from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.engine.output_processor import RequestObserver
 from octavo.metrics.collect import EngineMetrics
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ApiError, unavailable
+from octavo.server.http.errors import ApiError, unavailable
 from octavo.server.openai.service import OpenAICompatibleService
 
 logger = logging.getLogger(__name__)

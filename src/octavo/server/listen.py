@@ -20,7 +20,7 @@ from octavo.server.args import LogFormat, LogLevel, ServerArgs
 from octavo.server.engine_pool import args_of
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.settings import Settings
-from octavo.server.state_dir import holding_state_dir
+from octavo.server.state.folder import holding_state_dir
 from octavo.server.systemd import READY, notify
 from octavo.server.tenants.tenants import Tenants
 from octavo.server.tracing import tracing
@@ -53,8 +53,8 @@ def serve(settings: Settings, announce: Callable[[str], None] = logger.info) -> 
         lifecycle.start_loading()
         # Importing FastAPI takes half a second: do it while the engine process imports torch.
         from octavo.server.app import create_app, make_server
+        from octavo.server.kept.returning import Returning
         from octavo.server.model_switch import with_several_models
-        from octavo.server.returning import Returning
 
         returning = Returning(args, metrics)
         if args.also_serve or args.idle_unload_s is not None:
@@ -190,7 +190,7 @@ def configure_logging(level: LogLevel, log_format: LogFormat) -> None:
     plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", _TIME_FORMAT)
     handler.setFormatter(JsonFormatter() if log_format == "json" else plain)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Logged with the client's address by server/http_protocol.py.
+    # Logged with the client's address by server/http/protocol.py.
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Invalid HTTP request received.")
     if level == "info":  # uvicorn's start and stop messages, which we log ourselves
         logging.getLogger("uvicorn").setLevel(logging.WARNING)

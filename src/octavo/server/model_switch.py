@@ -21,21 +21,21 @@ from octavo.metrics.collect import HttpMetrics
 from octavo.metrics.several import SeveralExpositions
 from octavo.server.app import create_app, exposition_of, identity_of
 from octavo.server.args import ServerArgs
-from octavo.server.batch_service import BatchService
+from octavo.server.batches.service import BatchService
 from octavo.server.engine_pool import EnginePool, ModelSlot, args_of
-from octavo.server.errors import ApiError, error_frames
-from octavo.server.exchange import OPEN_PATHS, Exchange, route_path, send_json
-from octavo.server.kept_responses import again
+from octavo.server.http.errors import ApiError, error_frames
+from octavo.server.http.exchange import OPEN_PATHS, Exchange, route_path, send_json
+from octavo.server.http.sse import wait_for_disconnect
+from octavo.server.kept.responses import again
+from octavo.server.kept.returning import Returning
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.ollama_answers import now
+from octavo.server.logged.log import RequestLog
+from octavo.server.ollama.answers import now
 from octavo.server.openai.model_aliases import ModelAliases
 from octavo.server.openai.models import ModelCard, ModelList
 from octavo.server.policy import is_cancellation
-from octavo.server.request_log import RequestLog
 from octavo.server.responses.store import ResponseStore
-from octavo.server.returning import Returning
 from octavo.server.settings import Settings
-from octavo.server.sse import wait_for_disconnect
 from octavo.server.tenants.tenants import Tenants
 
 _TELL_S = 1.0  # how often a stream that waits says why

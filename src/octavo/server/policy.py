@@ -19,8 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
-from octavo.server.errors import MESSAGES, RESPONSES, ApiError, as_api_error, unavailable
-from octavo.server.exchange import (
+from octavo.server.http.errors import MESSAGES, RESPONSES, ApiError, as_api_error, unavailable
+from octavo.server.http.exchange import (
     COMPUTED,
     OPEN_PATHS,
     STREAMED_PATHS,
@@ -31,7 +31,7 @@ from octavo.server.exchange import (
     send_error,
     send_json,
 )
-from octavo.server.kept_responses import again
+from octavo.server.kept.responses import again
 from octavo.server.routes import PUBLIC_PATHS
 from octavo.server.tenants.tenant import Tenant
 from octavo.server.tenants.tenants import Tenants, owner_of

@@ -22,12 +22,15 @@ from octavo.metrics.prometheus import Exposition
 from octavo.server.anthropic.errors import MessagesError
 from octavo.server.anthropic.routes import MESSAGES_EXAMPLES, MESSAGES_TYPES
 from octavo.server.args import ServerArgs
-from octavo.server.errors import MESSAGES, RESPONSES, ErrorReply, as_api_error
-from octavo.server.exchange import CLIENT_LEFT, STREAMS, Exchange
-from octavo.server.kept_responses import Begin
-from octavo.server.kept_responses import Reply as Preparation
+from octavo.server.http.errors import MESSAGES, RESPONSES, ErrorReply, as_api_error
+from octavo.server.http.exchange import CLIENT_LEFT, STREAMS, Exchange
+from octavo.server.http.sse import EventStreamResponse, FrameSource, wait_for_disconnect
+from octavo.server.kept.responses import Begin
+from octavo.server.kept.responses import Reply as Preparation
+from octavo.server.kept.returning import Returning
 from octavo.server.lifecycle import EngineLifecycle, ServerInfo, TokenizerInfo
-from octavo.server.ollama_protocol import OLLAMA_EXAMPLES, OLLAMA_TYPES, STREAMED, OllamaError
+from octavo.server.logged.log import RequestLog
+from octavo.server.ollama.protocol import OLLAMA_EXAMPLES, OLLAMA_TYPES, STREAMED, OllamaError
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.chat_batch import ChatBatchService
 from octavo.server.openai.embeddings import Embeddings, EmbeddingsRequest, VectorsRequest
@@ -46,10 +49,7 @@ from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeR
 from octavo.server.openai.reply_stream import ReplyStream
 from octavo.server.openai.stored import STORED_TYPES, UPLOAD_FORM
 from octavo.server.openai.token_usage import CountsTokens
-from octavo.server.request_log import RequestLog
 from octavo.server.responses.page import RESPONSES_EXAMPLES, RESPONSES_TYPES
-from octavo.server.returning import Returning
-from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
 from octavo.server.tenants.claim import claim, claim_vectors
 from octavo.server.ui.files import public_paths
 from octavo.server.ui.names import RequestNames

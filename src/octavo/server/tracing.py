@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo._version import __version__
 from octavo.errors import InvalidParameterError
-from octavo.server.exchange import COMPUTED, Exchange, route_path
+from octavo.server.http.exchange import COMPUTED, Exchange, route_path
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.server.errors import ApiError
+from octavo.server.http.errors import ApiError
 from octavo.server.openai.protocol import MAX_DEPTH, ChatCompletionRequest, CompletionRequest, read_request
 
 

@@ -10,7 +10,7 @@ from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.errors import InvalidParameterError
 from octavo.sampling_params import SamplingParams
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ApiError, as_api_error
+from octavo.server.http.errors import ApiError, as_api_error
 from octavo.server.openai.model_aliases import ModelAliases
 from octavo.server.openai.models import ServedModels
 from octavo.server.openai.params import (

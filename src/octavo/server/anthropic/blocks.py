@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from octavo.server.anthropic.protocol import Block, Source
-from octavo.server.errors import bad_request
+from octavo.server.http.errors import bad_request
 from octavo.server.openai.params import Warn
 from octavo.server.openai.protocol import ChatMessage, ContentPart, FunctionCall, ImageUrl, ToolCall
-from octavo.server.translation import (
+from octavo.server.openai.translation import (
     BETWEEN,
     Placed,
     Result,

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 
 from octavo.server.anthropic.protocol import CountTokensRequest, Message, MessagesRequest, TokenCount
 from octavo.server.anthropic.service import MessagesService
-from octavo.server.errors import MESSAGES
+from octavo.server.http.errors import MESSAGES
 from octavo.server.lifecycle import EngineLifecycle
 
 COUNT_TOKENS = f"{MESSAGES}/count_tokens"

@@ -3,7 +3,7 @@
 from octavo.server.anthropic.protocol import CountTokensRequest, Message, MessagesRequest, TokenCount
 from octavo.server.anthropic.stream import MessageStream
 from octavo.server.anthropic.translate import Reader, translated
-from octavo.server.errors import ApiError
+from octavo.server.http.errors import ApiError
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.params import Warn
 from octavo.server.openai.service import OpenAICompatibleService

@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo.server.anthropic.blocks import Turn, chat_messages, system_text
 from octavo.server.anthropic.protocol import CountTokensRequest, MessagesRequest, Thinking, Tool
-from octavo.server.errors import bad_request
+from octavo.server.http.errors import bad_request
 from octavo.server.openai.answer_plan import AnswerFormats
 from octavo.server.openai.params import Warn
 from octavo.server.openai.protocol import (
@@ -20,7 +20,7 @@ from octavo.server.openai.protocol import (
     ToolChoiceObject,
     ToolDefinition,
 )
-from octavo.server.translation import Conversation, Translated, Translation, missing
+from octavo.server.openai.translation import Conversation, Translated, Translation, missing
 
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Self
 
 from octavo.sampling_params import SamplingParams
-from octavo.server.errors import bad_request
+from octavo.server.http.errors import bad_request
 from octavo.server.openai.chat_prompt import BegunAnswer, prompt_options
 from octavo.server.openai.parsers.base import OutputParser, ReasoningCounter
 from octavo.server.openai.parsers.deepseek import SEP, DeepSeekParser, DeepSeekV3Parser

@@ -13,7 +13,7 @@ from octavo.engine.front import EngineFront
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_processor import CompletionDelta
 from octavo.inputs import Prompt, parse_prompt
-from octavo.server.errors import bad_request
+from octavo.server.http.errors import bad_request
 from octavo.server.openai import replies
 from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
 from octavo.server.openai.birth import Birth

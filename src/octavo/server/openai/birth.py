@@ -9,7 +9,7 @@ from secrets import token_bytes
 
 import msgspec
 
-from octavo.server.errors import ApiError
+from octavo.server.http.errors import ApiError
 
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):

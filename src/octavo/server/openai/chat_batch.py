@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from octavo.server.errors import ApiError, bad_request
+from octavo.server.http.errors import ApiError, bad_request
 from octavo.server.openai.answers import ChatStream
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.params import Warn

@@ -14,7 +14,7 @@ import msgspec
 from octavo.engine.front import EngineFront
 from octavo.inputs import TokensPrompt
 from octavo.multimodal.placeholders import MultiModalPrompt
-from octavo.server.errors import bad_request
+from octavo.server.http.errors import bad_request
 from octavo.server.openai.params import Warn, truncated
 from octavo.server.openai.parsers.wrappers import ReasoningFormat
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage, ContentPart, TokenizeRequest, ToolCall

@@ -16,7 +16,7 @@ from octavo.errors import RequestError, UserError, named_error
 from octavo.inputs import Prompt
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import PoolingParams, RequestPriority
-from octavo.server.errors import ApiError, as_api_error, bad_request
+from octavo.server.http.errors import ApiError, as_api_error, bad_request
 from octavo.server.openai.models import ServedModel
 from octavo.server.openai.params import split_prompts, truncated
 

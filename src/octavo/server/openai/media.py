@@ -23,7 +23,7 @@ from octavo.errors import InvalidParameterError
 from octavo.multimodal.media import DETAILS
 from octavo.multimodal.pictures import MediaFile, PictureLimits, is_data_url, read_data_url
 from octavo.server.args import ServerArgs
-from octavo.server.errors import bad_request
+from octavo.server.http.errors import bad_request
 from octavo.server.openai.chat_prompt import is_media, parts_of
 from octavo.server.openai.protocol import ChatMessage, ContentPart, ImageUrl, VideoUrl
 

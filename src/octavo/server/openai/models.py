@@ -20,7 +20,7 @@ from octavo.errors import InvalidParameterError, UserError, named_error
 from octavo.lora.files import CONFIG_FILE, WEIGHTS_FILES
 from octavo.lora_request import LoRARequest
 from octavo.sampling_params import PoolingParams, SamplingParams
-from octavo.server.errors import ApiError, bad_request
+from octavo.server.http.errors import ApiError, bad_request
 from octavo.server.openai.model_aliases import ModelAliases
 
 _MAX_SHOWN = 20  # names in an error

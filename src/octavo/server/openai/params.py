@@ -16,7 +16,7 @@ from octavo.inputs import Prompt, TokensPrompt
 from octavo.multimodal.placeholders import MultiModalPrompt
 from octavo.sampling_params import SEED_BITS, RequestPriority, SamplingParams
 from octavo.server.args import ServerArgs
-from octavo.server.errors import as_api_error, bad_request
+from octavo.server.http.errors import as_api_error, bad_request
 from octavo.server.openai.models import ServedModel
 from octavo.server.openai.protocol import (
     ChatBatchRequest,

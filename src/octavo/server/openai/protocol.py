@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from octavo.server.errors import ApiError, bad_request
+from octavo.server.http.errors import ApiError, bad_request
 
 MAX_DEPTH = 128  # nested lists and objects
 _NESTING = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}

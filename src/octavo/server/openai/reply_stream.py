@@ -16,7 +16,7 @@ from octavo.engine.async_llm_engine import AsyncLLMEngine, LiveRequest
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_processor import CompletionDelta, CompletionState
 from octavo.errors import RequestError, named_error
-from octavo.server.errors import DONE, ApiError, as_api_error
+from octavo.server.http.errors import DONE, ApiError, as_api_error
 from octavo.server.openai.parsers.base import ReasoningCounter
 from octavo.server.openai.protocol import GenerationRequest, StreamOptions
 from octavo.server.openai.replies import CompletionTokensDetails, PromptTokensDetails, Usage, prompt_tables

@@ -12,7 +12,7 @@ from octavo._version import __version__
 from octavo.engine.async_llm_engine import MANY_BAD_WORDS, AsyncLLMEngine
 from octavo.errors import UserError
 from octavo.server.args import ServerArgs
-from octavo.server.errors import as_api_error, bad_request
+from octavo.server.http.errors import as_api_error, bad_request
 from octavo.server.openai.answer_plan import AnswerFormats
 from octavo.server.openai.answers import (
     AnswerT,

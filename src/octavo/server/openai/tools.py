@@ -19,7 +19,7 @@ import msgspec
 
 from octavo.errors import InvalidParameterError
 from octavo.sampling_params import SamplingParams
-from octavo.server.errors import ApiError, bad_request
+from octavo.server.http.errors import ApiError, bad_request
 from octavo.server.openai.parsers.json_calls import HermesParser
 from octavo.server.openai.parsers.tool_calls import TAG_CONTENTS, ToolCallParser
 from octavo.server.openai.protocol import (

@@ -1,7 +1,7 @@
 """Responses in the background: computed by the exchange that began them, which outlives its client.
 
 So they stay in the queue, their deadline holds, and shutdown ends them; with `--state-dir` and `--idempotency-s` the
-next server computes again what a kill has interrupted (`server/returning.py`).
+next server computes again what a kill has interrupted (`server/kept/returning.py`).
 """
 
 from collections.abc import Awaitable, Callable
@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.errors import ApiError, as_api_error
-from octavo.server.exchange import Exchange
-from octavo.server.kept_answers import Kept, digest
-from octavo.server.kept_responses import Begin, Keeper, OwnerResponse, send_kept, until_over
+from octavo.server.http.errors import ApiError, as_api_error
+from octavo.server.http.exchange import Exchange
+from octavo.server.kept.answers import Kept, digest
+from octavo.server.kept.responses import Begin, Keeper, OwnerResponse, send_kept, until_over
 from octavo.server.openai.birth import Birth
 from octavo.server.responses.protocol import Response
 from octavo.server.responses.stream import ResponseStream

@@ -11,12 +11,10 @@ from typing import Any
 
 import msgspec
 
-from octavo.server.errors import bad_request
+from octavo.server.http.errors import bad_request
 from octavo.server.openai.params import Warn
 from octavo.server.openai.protocol import ChatMessage, ContentPart, FunctionCall, ImageUrl, ToolCall
-from octavo.server.responses.protocol import CallItem, MessageItem, OutputItem, Part, ReasoningItem
-from octavo.server.responses.tools import ToolNames, converted, custom_arguments
-from octavo.server.translation import (
+from octavo.server.openai.translation import (
     BETWEEN,
     Conversation,
     Placed,
@@ -27,6 +25,8 @@ from octavo.server.translation import (
     said_by_user,
     unsupported,
 )
+from octavo.server.responses.protocol import CallItem, MessageItem, OutputItem, Part, ReasoningItem
+from octavo.server.responses.tools import ToolNames, converted, custom_arguments
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _SYSTEM = ("system", "developer")

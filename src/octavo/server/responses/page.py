@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from octavo.server.errors import RESPONSES
+from octavo.server.http.errors import RESPONSES
 from octavo.server.responses.protocol import DeletedResponse, InputTokens, ItemList, Response, ResponsesRequest
 
 BY_ID = f"{RESPONSES}/{{response_id}}"

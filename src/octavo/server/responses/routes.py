@@ -9,10 +9,11 @@ from fastapi import FastAPI, Request
 from fastapi import Response as HttpResponse
 
 from octavo.server.args import ServerArgs
-from octavo.server.errors import RESPONSES, bad_request
-from octavo.server.exchange import Exchange
-from octavo.server.kept_answers import Kept, digest
-from octavo.server.kept_responses import ReturnResponse, again
+from octavo.server.http.errors import RESPONSES, bad_request
+from octavo.server.http.exchange import Exchange
+from octavo.server.kept.answers import Kept, digest
+from octavo.server.kept.responses import ReturnResponse, again
+from octavo.server.kept.returning import Returning
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.params import LARGE_BODY
@@ -22,7 +23,6 @@ from octavo.server.responses.page import BY_ID, INPUT_TOKENS
 from octavo.server.responses.protocol import DeletedResponse, Response, ResponseFault, ResponsesRequest
 from octavo.server.responses.service import ResponsesService
 from octavo.server.responses.store import ResponseStore
-from octavo.server.returning import Returning
 from octavo.server.routes import Routes, json_response
 
 _RUNNING = ("queued", "in_progress")

@@ -6,15 +6,15 @@ from typing import Any
 
 import msgspec
 
-from octavo.server.errors import ApiError, bad_request
+from octavo.server.http.errors import ApiError, bad_request
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.params import Warn
 from octavo.server.openai.service import OpenAICompatibleService
+from octavo.server.openai.translation import Translation
 from octavo.server.responses.protocol import InputTokens, Response, ResponsesRequest
 from octavo.server.responses.store import ResponseStore, not_found_before, with_ids
 from octavo.server.responses.stream import ResponseStream
 from octavo.server.responses.translate import ResponsesChat, input_items, translated
-from octavo.server.translation import Translation
 
 _REFERENCE = "item_reference"
 

@@ -15,10 +15,10 @@ import msgspec
 
 from octavo.errors import StateError
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ApiError, bad_request
+from octavo.server.http.errors import ApiError, bad_request
 from octavo.server.responses.protocol import ItemList, Response
-from octavo.server.state_db import Layout, StateDatabase
-from octavo.server.write_problem import WriteProblem
+from octavo.server.state.database import Layout, StateDatabase
+from octavo.server.state.write_problem import WriteProblem
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from octavo.engine.output_processor import CompletionDelta
-from octavo.server.errors import ApiError
+from octavo.server.http.errors import ApiError
 from octavo.server.openai.answers import AnswerStream
 from octavo.server.openai.parsers.base import Content, Delta
 from octavo.server.openai.replies import TokenRow

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from octavo.errors import InvalidParameterError
-from octavo.server.errors import ApiError, bad_request
+from octavo.server.http.errors import ApiError, bad_request
 from octavo.server.openai.params import Warn
 from octavo.server.openai.protocol import (
     AllowedTool,
@@ -24,8 +24,8 @@ from octavo.server.openai.protocol import (
     ToolDefinition,
     type_error,
 )
+from octavo.server.openai.translation import missing
 from octavo.server.responses.protocol import ResponsesRequest, ResponsesToolChoice, Tool, ToolFormat
-from octavo.server.translation import missing
 from octavo.structured.json_text import in_json_object, matching_in_json_object
 
 T = TypeVar("T")

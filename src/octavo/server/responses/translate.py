@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.server.errors import bad_request
+from octavo.server.http.errors import bad_request
 from octavo.server.openai.params import Warn
 from octavo.server.openai.protocol import (
     ChatCompletionRequest,
@@ -14,10 +14,10 @@ from octavo.server.openai.protocol import (
     JsonSchemaFormat,
     ResponseFormat,
 )
+from octavo.server.openai.translation import Conversation, Translated, Translation
 from octavo.server.responses.items import ItemReader, PlacedItem, instructions_text
 from octavo.server.responses.protocol import ReasoningConfig, ReplyReasoning, ResponsesRequest, TextFormat
 from octavo.server.responses.tools import ToolNames, chat_tool_choice, chat_tools
-from octavo.server.translation import Conversation, Translated, Translation
 from octavo.tokenizer.chat_template import ChatTemplate
 
 _ENCRYPTED, _LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"

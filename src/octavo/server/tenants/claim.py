@@ -3,7 +3,7 @@
 from typing import Any
 
 from octavo.sampling_params import RequestPriority
-from octavo.server.exchange import Exchange
+from octavo.server.http.exchange import Exchange
 from octavo.server.openai.embeddings import VectorsRequest
 from octavo.server.openai.reply_stream import ReplyStream
 from octavo.server.tenants.tenant import Tenant

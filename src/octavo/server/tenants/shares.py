@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from octavo.sampling_params import RequestPriority
-from octavo.server.exchange import Exchange
-from octavo.server.sse import wait_for_disconnect
+from octavo.server.http.exchange import Exchange
+from octavo.server.http.sse import wait_for_disconnect
 from octavo.server.tenants.tenant import Place, Tenant
 
 _RATE_WINDOW = 32  # requests that have ended, of which the expected wait is made

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from octavo.metrics.collect import KeyUsage
-from octavo.server.errors import ApiError
-from octavo.server.exchange import Exchange
+from octavo.server.http.errors import ApiError
+from octavo.server.http.exchange import Exchange
 from octavo.server.tenants.keys_file import TenantSpec
 
 _BYTES_PER_TOKEN = 4  # of a body, until its tokens are counted

@@ -11,7 +11,7 @@ import msgspec
 
 from octavo.errors import InvalidParameterError
 from octavo.metrics.collect import HttpMetrics
-from octavo.server.exchange import Exchange
+from octavo.server.http.exchange import Exchange
 from octavo.server.tenants.keys_file import TenantSpec, read_keys_file
 from octavo.server.tenants.shares import FairShares
 from octavo.server.tenants.tenant import Tenant

@@ -7,9 +7,9 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ApiError
+from octavo.server.http.errors import ApiError
+from octavo.server.http.sse import EventStreamResponse
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.sse import EventStreamResponse
 from octavo.server.ui.files import index_page, static_files
 from octavo.server.ui.watch import EngineWatch, Watcher
 

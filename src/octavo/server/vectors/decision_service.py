@@ -11,7 +11,7 @@ from octavo.engine.decisions import Decisions, read_decision_files
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.errors import InvalidParameterError, UserError
 from octavo.outputs import RequestOutput
-from octavo.server.errors import ApiError, as_api_error, bad_request
+from octavo.server.http.errors import ApiError, as_api_error, bad_request
 from octavo.server.openai.embeddings import VectorsRequest, answers_to, numbers_of
 from octavo.server.openai.models import ServedModel
 from octavo.server.openai.params import Warn

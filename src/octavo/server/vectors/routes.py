@@ -5,8 +5,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from octavo.server.errors import ApiError
-from octavo.server.exchange import route_path
+from octavo.server.http.errors import ApiError
+from octavo.server.http.exchange import route_path
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.vectors.decision_protocol import DECISIONS, SYSTEM_ONE, DecisionsRequest, SystemOneRequest
 from octavo.server.vectors.decision_service import DecisionsService, as_unprocessable

@@ -9,7 +9,7 @@ from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.ranking import PairScoring
 from octavo.errors import UserError
 from octavo.sampling_params import PoolingParams
-from octavo.server.errors import as_api_error, bad_request
+from octavo.server.http.errors import as_api_error, bad_request
 from octavo.server.openai.embeddings import (
     MAX_INPUTS,
     VectorsRequest,

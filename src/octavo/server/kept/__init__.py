@@ -1,0 +1,1 @@
+"""Clients that leave and come back: answers that are kept, and the journal that outlives a kill."""

@@ -1,0 +1,1 @@
+"""Ollama's API, as forms of OpenAI's requests and answers."""

@@ -1,0 +1,1 @@
+"""What outlives the server: its folder and the SQLite file within."""

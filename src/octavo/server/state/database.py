@@ -1,0 +1,185 @@
+"""`StateDatabase`: the SQLite file of a folder, and the one thread that uses it.
+
+Journaled ahead (WAL) and synced at each commit: what a caller was told is on disk, and a killed process leaves no half
+of a transaction.
+"""
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from octavo.errors import InvalidParameterError, StateError
+from octavo.server.http.errors import bad_request
+from octavo.server.openai.stored import Page
+
+T = TypeVar("T")
+
+_MEMORY = ":memory:"  # SQLite's name of it
+_PAGES_AT_ONCE = 4096  # 16 MiB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """What is in a file, and the option that names its folder, for errors."""
+
+    option: str
+    version: int  # of the schema
+    schema: str
+    pragmas: tuple[str, ...] = ()  # set at each opening
+
+
+# `body` is the object on the wire, as JSON; what is looked for has a column. A line without a record is unanswered.
+STATE = Layout(
+    option="state_dir",
+    version=1,
+    schema="""
+CREATE TABLE files (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, purpose TEXT NOT NULL,
+    num_bytes INTEGER NOT NULL, expires_at INTEGER, body BLOB NOT NULL
+);
+CREATE TABLE batches (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, status TEXT NOT NULL,
+    input_file_id TEXT NOT NULL, output_seconds INTEGER, created_at INTEGER NOT NULL, body BLOB NOT NULL
+);
+CREATE TABLE lines (
+    batch TEXT NOT NULL, line INTEGER NOT NULL, custom_id TEXT NOT NULL, start INTEGER NOT NULL,
+    num_bytes INTEGER NOT NULL, is_failed INTEGER, record BLOB
+);
+CREATE UNIQUE INDEX lines_in_order ON lines (batch, line);
+CREATE INDEX unanswered_lines ON lines (batch, line) WHERE record IS NULL;
+""",
+)
+
+
+class StateDatabase:
+    """Runs work on its thread, each piece in a transaction of its own."""
+
+    def __init__(self, path: Path | None, layout: Layout = STATE) -> None:
+        """Open or create the file; None: it lives in memory.
+
+        Raises InvalidParameterError: it is damaged, or another version has written it.
+        """
+        self._name = _MEMORY if path is None else path.name
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-state")
+        try:
+            self._connection = self._thread.submit(_opened, path, layout).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` in a transaction, which is on disk when this returns. Raises StateError: it was rolled back."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._in_transaction, work)
+
+    def run_now(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """As `run`, for the time before there is an event loop."""
+        return self._thread.submit(self._in_transaction, work).result()
+
+    async def shrink(self) -> None:
+        """Give back pages that nothing is in any more, a few thousand at a time. Raises StateError."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._shrink)
+
+    def close(self) -> None:
+        """Finish what was begun, and close the file."""
+        self._thread.submit(self._connection.close).result()
+        self._thread.shutdown()
+
+    def _shrink(self) -> None:
+        try:
+            pages = f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})"
+            self._connection.executescript(pages)  # `execute` would do one page
+        except sqlite3.Error as error:
+            raise StateError(f"{self._name} cannot be used: {error}") from error
+
+    def _in_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = work(self._connection)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+        except (sqlite3.Error, OSError) as error:
+            raise StateError(f"{self._name} cannot be used: {error}") from error
+        return result
+
+
+def _opened(path: Path | None, layout: Layout) -> sqlite3.Connection:
+    if path is None:
+        connection = sqlite3.connect(_MEMORY, isolation_level=None)
+        connection.executescript(layout.schema)
+        return connection
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files get this mode, too
+        connection = sqlite3.connect(path, isolation_level=None)
+        try:
+            _prepare(connection, path, layout)
+        except BaseException:
+            connection.close()
+            raise
+    except (sqlite3.Error, OSError) as error:
+        raise InvalidParameterError(layout.option, str(path.parent), f"{path.name} cannot be used: {error}") from error
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, layout: Layout) -> None:
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; `shrink` gives back what is free
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    for pragma in layout.pragmas:
+        connection.execute(f"PRAGMA {pragma}")
+    [version] = connection.execute("PRAGMA user_version").fetchone()
+    if version == 0:
+        connection.executescript(f"BEGIN IMMEDIATE; {layout.schema} PRAGMA user_version = {layout.version}; COMMIT;")
+    elif version != layout.version:
+        limit = f"{path.name} is of version {version}, this is Octavo's version {layout.version}; use another folder"
+        raise InvalidParameterError(layout.option, str(path.parent), limit)
+
+
+def listed(
+    db: sqlite3.Connection,
+    table: str,
+    kind: type[T],
+    owner: str,
+    *,
+    after: str | None,
+    limit: int,
+    ascending: bool,
+    where: Mapping[str, object],
+) -> Page[T]:
+    """Return an owner's objects after the one named `after`, in the order of their creation or the reverse.
+
+    `where` has values by condition, as in `{"status =": "failed"}`. Raises ApiError, 400: there is no such `after`.
+    """
+    conditions, values = ["owner = ?", *(f"{condition} ?" for condition in where)], [owner, *where.values()]
+    if after is not None:
+        row = db.execute(f"SELECT seq FROM {table} WHERE id = ? AND owner = ?", (after, owner)).fetchone()
+        if row is None:
+            raise bad_request(f"after={after[:100]!r}: there is no such object to begin after.", "after", "not_found")
+        conditions.append("seq > ?" if ascending else "seq < ?")
+        values.append(row[0])
+    order = f"ORDER BY seq {'ASC' if ascending else 'DESC'} LIMIT ?"
+    rows = db.execute(
+        f"SELECT id, body FROM {table} WHERE {' AND '.join(conditions)} {order}", (*values, limit + 1)
+    ).fetchall()
+    shown = rows[:limit]
+    return Page(
+        data=[msgspec.json.decode(body, type=kind) for _, body in shown],
+        first_id=shown[0][0] if shown else None,
+        last_id=shown[-1][0] if shown else None,
+        has_more=len(rows) > limit,
+    )
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Return names, from the code only, as SQL's literals."""
+    return ", ".join(f"'{name}'" for name in sorted(names))
