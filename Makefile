@@ -100,7 +100,7 @@ test-clients: $(TEST) $(CLIENTS)
 	.venv/clients/bin/python -m pytest -W default tests/clients $(ARGS)
 
 test-ui: $(TEST) $(UI)
-	@command -v chromium chromium-browser google-chrome > /dev/null || { \
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null || { \
 	    echo "make test-ui needs Chromium; on Debian: apt install chromium" >&2; exit 1; }
 	.venv/ui/bin/python -m pytest -W default tests/ui $(ARGS)
 

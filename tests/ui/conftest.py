@@ -6,13 +6,11 @@ repository's `.venv`; the browser is the one that the system has.
 
 import json
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2 as httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Route, sync_playwright
 from tests.server.http_server import HttpServer
@@ -136,25 +134,27 @@ def tab(make_tab: MakeTab) -> Tab:
 
 
 @pytest.fixture(scope="session")
-def busy() -> Iterator[HttpServer]:
-    """A server with more requests than it has rows, and answers that do not end while somebody looks."""
-    bodies = [
-        {"messages": [{"role": "user", "content": f"Story {number}: " + "once upon a time " * (3 * number)}],
-         "max_tokens": 4000, "ignore_eos": True}
-        for number in range(7)
-    ]  # fmt: skip
-    with HttpServer("--max-num-seqs", "4", python=SERVER_PYTHON) as running:
-        stop = threading.Event()
-
-        def ask(body: dict[str, Any]) -> None:
-            while not stop.is_set():
-                try:
-                    httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=120.0)
-                except httpx.HTTPError:
-                    return  # the server has ended
-
-        threads = [threading.Thread(target=ask, args=(body,), daemon=True) for body in bodies]
-        for thread in threads:
-            thread.start()
+def narrow() -> Iterator[HttpServer]:
+    """A server that has little of everything, so that requests wait."""
+    flags = ("--max-num-seqs", "8", "--num-kv-blocks", "96", "--max-num-batched-tokens", "64")
+    with HttpServer(*flags, python=SERVER_PYTHON) as running:
         yield running
-        stop.set()
+        assert "Traceback" not in running.log
+
+
+KEYS = """
+tenants:
+  - {name: busy, keys: [busy-key]}
+  - {name: calm, keys: [calm-key]}
+"""
+
+
+@pytest.fixture(scope="session")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    """A server with keys."""
+    file = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    file.write_text(KEYS)
+    flags, key = ("--keys-file", str(file), "--max-num-seqs", "4"), {"x-api-key": "calm-key"}
+    with HttpServer(*flags, python=SERVER_PYTHON, headers=key) as running:
+        yield running
+        assert not any(text in running.log for text in ("Traceback", "busy-key", "calm-key"))

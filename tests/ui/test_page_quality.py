@@ -1,13 +1,15 @@
 """The page on a phone and at a desk, in dark and light: contrast, keyboard, names, policy, pictures."""
 
+import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, ViewportSize, expect
 from tests.server.http_server import HttpServer
-from tests.ui.conftest import DESKTOP, PHONE, MakeTab, Tab
+from tests.ui.conftest import DESKTOP, PHONE, MakeTab, Tab, until
+from tests.ui.test_engine import asking, story
 
 MARKDOWN = """## A plan
 
@@ -33,7 +35,7 @@ PICTURES = os.environ.get("PICTURES")  # a folder to keep them in
 
 def picture(page: Page, name: str) -> None:
     if PICTURES:
-        Path(PICTURES).mkdir(exist_ok=True)
+        Path(PICTURES).mkdir(parents=True, exist_ok=True)
         page.screenshot(path=f"{PICTURES}/{name}.png")
 
 
@@ -49,40 +51,50 @@ def converse(tab: Tab) -> None:
     tab.answers()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_the_chat_reads_well(make_tab: MakeTab, scheme: str, size: dict[str, int]) -> None:
-    tab = make_tab(viewport=size, color_scheme=scheme, reduced_motion="reduce")
-    page = tab.open()
-    check(page)
-    picture(page, f"empty-{scheme}-{size['width']}")
+SCHEMES, SIZES = ("light", "dark"), (DESKTOP, PHONE)
+
+
+def looks(page: Page) -> Iterator[str]:
+    """Show the page at a desk and on a phone, in light and dark: yield a name for each."""
+    for size, scheme in itertools.product(SIZES, SCHEMES):
+        page.set_viewport_size(ViewportSize(width=size["width"], height=size["height"]))
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        yield f"{scheme}-{size['width']}"
+
+
+def test_the_chat_reads_well(tab: Tab) -> None:
+    page = tab.page
+    for name in looks(page):
+        check(page)
+        picture(page, f"empty-{name}")
     converse(tab)
     page.locator("details.reasoning summary").click()
-    check(page)
-    page.locator("#scroller").evaluate("(node) => { node.scrollTop = 0; }")
-    picture(page, f"chat-{scheme}-{size['width']}")
-    if size is PHONE:
-        page.get_by_role("button", name="Parameters").click()
+    for name in looks(page):
+        check(page)
+        page.locator("#scroller").evaluate("(node) => { node.scrollTop = 0; }")
+        picture(page, f"chat-{name}")
+    page.get_by_role("button", name="Parameters").click()  # on a phone it covers the chat
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
         check(page)
         picture(page, f"parameters-{scheme}")
-        page.keyboard.press("Escape")
-        expect(page.get_by_role("button", name="Parameters")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Parameters")).to_be_focused()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_the_engine_reads_well(make_tab: MakeTab, busy: HttpServer, scheme: str, size: dict[str, int]) -> None:
-    tab = make_tab(viewport=size, color_scheme=scheme, url=busy.url)
-    page = tab.open("/#engine")
-    page.get_by_text("All rows are taken").first.wait_for()
-    page.wait_for_selector("tr.waits")
-    page.wait_for_timeout(3000)  # so that there is something to plot
-    page.locator("table.requests button").last.click()
-    page.locator(".timeline-list li").first.wait_for()
-    check(page)
-    picture(page, f"engine-{scheme}-{size['width']}")
-    page.locator("#engine").evaluate("(node) => { node.scrollTop = node.scrollHeight / 3; }")
-    picture(page, f"engine-more-{scheme}-{size['width']}")
+def test_the_engine_reads_well(make_tab: MakeTab, narrow: HttpServer) -> None:
+    page = make_tab(url=narrow.url).open("/#engine")
+    with asking(narrow, *(story(60 * number) for number in range(10))):
+        page.get_by_text("All rows are taken").first.wait_for()
+        page.locator("table.requests button").last.click()
+        page.locator(".timeline-list li").first.wait_for()
+        until(page, "document.querySelector('.plots path').getAttribute('d').split('L').length > 8")
+        for name in looks(page):
+            check(page)
+            page.locator("#engine").evaluate("(node) => { node.scrollTop = 0; }")
+            picture(page, f"engine-{name}")
+            page.locator("#engine").evaluate("(node) => { node.scrollTop = node.scrollHeight / 3; }")
+            picture(page, f"engine-more-{name}")
 
 
 def test_the_keyboard_reaches_all_and_focus_is_seen(tab: Tab) -> None:

@@ -3,7 +3,8 @@
 import { el, time } from "./dom.js";
 import { Timeline } from "./timeline.js";
 
-const KEPT_ENDED = 40; // requests that have ended and stay in the table's history
+const KEPT_ENDED = 40; // requests that have ended and whose timelines are kept
+const SHOWN_ENDED = 10; // of those, the last ones, below the others
 const MAX_ROWS = 200;
 const WAITING = ["waiting", "preempted"];
 
@@ -34,9 +35,8 @@ export class RequestTable {
     this.rows = new Map();
     this.more = el("p", { class: "hint" });
     this.empty = el("p", { class: "hint" }, "No requests.");
-    const heads = ["Request", "Key", "State", "Why it waits", "Waited", "Expected wait", "Prompt", "Output", "Blocks"];
-    this.node = el("section", { "aria-labelledby": "requests-title" },
-      el("h2", { id: "requests-title" }, "Requests"),
+    const heads = ["Request", "State", "Why it waits", "Expected wait", "Waited", "Key", "Prompt", "Output", "Blocks"];
+    this.node = el("section", {}, el("h2", {}, "Requests"),
       el("div", { class: "wide", tabIndex: 0, role: "region", "aria-label": "Requests" },
         el("table", { class: "requests" }, el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" },
           head)))), this.body)),
@@ -50,7 +50,12 @@ export class RequestTable {
       const id = request.id ?? request.name;
       now.add(id);
       if (request.id && this.seen.has(request.name)) this.rename(request.name, id);
-      const known = this.seen.get(id) ?? { id, points: [], arrivalS: request.arrival_s };
+      const known = this.seen.get(id) ?? { id, points: [], arrivalS: request.arrival_s, waits: new Map() };
+      if (request.reason) {
+        const of = known.waits.get(request.reason) ?? { s: 0, request };
+        known.waits.set(request.reason, { s: of.s + event.now_s - (known.atS ?? request.arrival_s), request });
+      }
+      known.atS = event.now_s;
       known.last = request;
       known.endedS = null;
       const { points } = known;
@@ -92,7 +97,8 @@ export class RequestTable {
   }
 
   show(event) {
-    const shown = [...event.requests].sort((a, b) => isWaiting(b) - isWaiting(a)).slice(0, MAX_ROWS);
+    const present = [...event.requests].sort((a, b) => isWaiting(b) - isWaiting(a)).slice(0, MAX_ROWS);
+    const shown = [...present, ...this.ended()];
     const ids = new Set(shown.map((request) => request.id ?? request.name));
     for (const [id, row] of this.rows) {
       if (!ids.has(id)) {
@@ -106,9 +112,18 @@ export class RequestTable {
       if (this.body.children[at] !== row) this.body.insertBefore(row, this.body.children[at] ?? null);
     });
     this.empty.hidden = shown.length > 0;
-    const left = event.requests.length - shown.length;
+    const left = event.requests.length - present.length;
     this.more.textContent = left > 0 ? `${left} more.` : "";
     this.timeline.show(this.seen.get(this.timeline.id), event.now_s);
+  }
+
+  /** The requests that ended last, as rows: who was slow a moment ago can be asked, too. */
+  ended() {
+    const all = [...this.seen.values()].filter(({ endedS }) => endedS).sort((a, b) => b.endedS - a.endedS);
+    return all.slice(0, SHOWN_ENDED).map(({ last, waits }) => {
+      const longest = [...waits.values()].sort((a, b) => b.s - a.s)[0];
+      return { ...last, status: "ended", reason: null, waitedFor: longest ? `${why(longest.request)[0]}: ${time(longest.s)}` : "" };
+    });
   }
 
   row(id) {
@@ -125,15 +140,15 @@ export class RequestTable {
   }
 
   fill(row, request, nowS) {
-    const [reason, more] = request.reason ? why(request) : ["", ""];
+    const [reason, more] = request.reason ? why(request) : [request.waitedFor ?? "", ""];
     const waits = isWaiting(request);
     const endS = waits ? nowS : request.scheduled_s ?? null;
     const adapter = request.adapter ? ` · ${request.adapter}` : "";
     const atMost = ["rows", "blocks"].includes(request.reason) ? "at most " : "about ";
     const values = [
-      null, request.tenant ?? "–", request.status + adapter, more ? `${reason} (${more})` : reason,
-      endS === null ? "" : time(Math.max(0, endS - request.arrival_s)),
+      null, request.status + adapter, more ? `${reason} (${more})` : reason,
       request.reason ? (request.wait_s === null || request.wait_s === undefined ? "not known" : atMost + time(request.wait_s)) : "",
+      endS === null ? "" : time(Math.max(0, endS - request.arrival_s)), request.tenant ?? "–",
       request.status === "prefill" ? `${request.num_computed} of ${request.num_prompt}` : String(request.num_prompt ?? "–"),
       waits && !request.num_preemptions ? "" : `${Math.max(0, request.num_known - request.num_prompt)}`,
       request.num_blocks === undefined ? "" : String(request.num_blocks),
@@ -146,6 +161,6 @@ export class RequestTable {
     const name = request.name ?? `#${request.id}`;
     if (open.textContent !== name) open.textContent = name;
     open.setAttribute("aria-expanded", String(this.timeline.id === (request.id ?? request.name)));
-    row.className = waits ? "waits" : "";
+    row.className = waits ? "waits" : request.status === "ended" ? "ended" : "";
   }
 }

@@ -8,7 +8,7 @@ export class SettingsTable {
     this.profile = el("p", { class: "hint" });
     const filter = el("input", { type: "search", id: "settings-filter", placeholder: "Find an option" });
     filter.addEventListener("input", () => this.filter(filter.value.trim().toLowerCase()));
-    this.node = el("section", { "aria-labelledby": "settings-title" }, el("h2", { id: "settings-title" }, "Settings"),
+    this.node = el("section", {}, el("h2", {}, "Settings"),
       this.profile, el("label", { htmlFor: "settings-filter" }, "Find an option"), filter,
       el("div", { class: "wide scrolls", tabIndex: 0, role: "region", "aria-label": "Settings" },
         el("table", {}, el("thead", {}, el("tr", {},

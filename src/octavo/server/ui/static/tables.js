@@ -54,7 +54,7 @@ export class Tables {
     let part = this.parts.get(title);
     if (!part) {
       part = { body: el("tbody"), text: null };
-      this.node.append(el("section", { "aria-label": title }, el("h2", {}, title), el("div", { class: "wide", tabIndex: 0,
+      this.node.append(el("section", {}, el("h2", {}, title), el("div", { class: "wide", tabIndex: 0,
         role: "region", "aria-label": title }, el("table", {}, el("thead", {}, el("tr", {}, ...heads.map((head) => el("th",
         { scope: "col" }, head)))), part.body))));
       this.parts.set(title, part);

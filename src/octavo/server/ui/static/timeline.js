@@ -22,8 +22,8 @@ export class Timeline {
     const spans = phases(known, known.endedS ?? nowS);
     const startS = spans[0].fromS;
     const lengthS = Math.max(1e-3, spans.at(-1).toS - startS);
-    this.title.textContent = `${known.last.name ?? `#${known.id}`}: ${known.endedS ? "ended" : known.last.status}, `
-      + `${time(lengthS)} so far`;
+    const state = known.endedS ? `ended after ${time(lengthS)}` : `${known.last.status}, ${time(lengthS)} so far`;
+    this.title.textContent = `${known.last.name ?? `#${known.id}`}: ${state}`;
     this.picture.replaceChildren(...spans.map(({ name, fromS, toS }) => svg("rect", {
       x: (WIDTH * (fromS - startS)) / lengthS, y: 0, height: HEIGHT, class: `phase ${name}`,
       width: Math.max(1, (WIDTH * (toS - fromS)) / lengthS),
