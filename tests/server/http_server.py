@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx2 as httpx
-from tests.fakes import OCTAVO
+from tests.breadth import RUNS_ALL
+from tests.fakes.fork_server import ForkedProgram
 
 START_S = 60.0
 
@@ -34,10 +35,15 @@ class HttpServer:
         environ: Mapping[str, str] | None = None,
         **client_options: Any,
     ) -> None:
-        octavo = (python, "-m", "octavo.cli.main") if has_model else OCTAVO
-        command = [*octavo, "serve", model, "--port", "0", *flags]
+        arguments = ["serve", model, "--port", "0", *flags]
+        environment = {**os.environ, **(environ or {})}
         self._log = tempfile.TemporaryFile("ab")  # noqa: SIM115  # lives as long as the server
-        self.process = subprocess.Popen(command, stderr=self._log, env={**os.environ, **(environ or {})})
+        self.process: subprocess.Popen[bytes] | ForkedProgram
+        if has_model or RUNS_ALL:
+            octavo = (python, "-m", "octavo.cli.main")
+            self.process = subprocess.Popen([*octavo, *arguments], stderr=self._log, env=environment)
+        else:
+            self.process = ForkedProgram(arguments, self._log.fileno(), environment)
         try:
             self.url = self._wait_for_url()
             self.client = httpx.Client(**{"base_url": self.url, "timeout": START_S, **client_options})
