@@ -76,7 +76,7 @@ def test_a_program_that_is_killed_takes_all_along() -> None:
 def test_a_server_ends_with_its_rank(rank: int) -> None:
     """Where no engine is started again."""
     flags = ("--tensor-parallel-size", "2", "--num-kv-blocks", "128", "--max-num-seqs", "8", "--max-restarts", "0")
-    with nothing_left(), HttpServer(*flags) as server:
+    with nothing_left(), HttpServer(*flags, starts_python=True) as server:
         server.wait_until_ready()
         pids = ranks_below(server.process.pid)
         assert len(pids) == 2

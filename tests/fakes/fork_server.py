@@ -1,6 +1,6 @@
-"""Servers with a fake model, forked from one process that has imported what they need: most of what a start takes.
+"""The `octavo` program, forked from one process that has imported what it needs: most of what a start takes.
 
-Each is a child of the process that asks for it, and begins where `program.py` does, with an environment of its own.
+Each is a child of the process that asks for it, and begins where `program.py` or `octavo` does, with its environment.
 Run as `python tests/fakes/fork_server.py DESCRIPTOR`, one end of a socket on which requests for programs come.
 """
 
@@ -12,6 +12,7 @@ import io
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -26,30 +27,42 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MAX_MESSAGE = 1 << 20
 
 
-class ForkedProgram(psutil.Process):
-    """`program.py` as a child, with the methods of `subprocess.Popen` that tests use."""
+class ForkedProgram:
+    """`octavo`, or `program.py`, as a child, with the methods of `subprocess.Popen` that tests use."""
 
-    def __init__(self, arguments: Sequence[str], stderr: int, environ: Mapping[str, str]) -> None:
-        message = {"arguments": [PROGRAM, *arguments], "environ": {**environ}, "folder": os.getcwd()}
+    def __init__(self, arguments: Sequence[str], stderr: int, environ: Mapping[str, str], *, has_model: bool) -> None:
+        program = "octavo" if has_model else PROGRAM
+        message = {"arguments": [program, *arguments], "environ": {**environ}, "folder": os.getcwd()}
         _adopt_orphans(True)  # the process between the fork server and the program exits, and the program is ours
         try:
             socket.send_fds(_server(), [json.dumps(message).encode()], [stderr])
-            pid = int(_server().recv(_MAX_MESSAGE))
+            self.pid = int(_server().recv(_MAX_MESSAGE))
         finally:
             _adopt_orphans(False)
-        super().__init__(pid)
+        self._process = psutil.Process(self.pid)
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Return its exit code, negative for a signal, once it has ended."""
+        code: int = self._process.wait(timeout_s)
+        return code
 
     def poll(self) -> int | None:
-        """Return the exit code, negative for a signal; None while it runs."""
+        """Return its exit code, or None while it runs."""
         try:
             return self.wait(0)
         except psutil.TimeoutExpired:
             return None
 
-    def kill(self) -> None:
-        """Kill it, if it still runs."""
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it still runs."""
         with suppress(psutil.NoSuchProcess):
-            super().kill()
+            self._process.send_signal(number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 @functools.cache
@@ -106,7 +119,10 @@ def _main() -> None:
     os.environ.update(program["environ"])
     os.chdir(program["folder"])
     sys.argv[:] = program["arguments"]
-    runpy.run_path(PROGRAM, run_name="__main__")
+    if sys.argv[0] == PROGRAM:
+        runpy.run_path(PROGRAM, run_name="__main__")
+    else:
+        main()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ MAX_BODY_BYTES = 1_000_000
 @pytest.fixture(scope="package")
 def server() -> Iterator[HttpServer]:
     flags = ("--read-timeout-s", str(READ_TIMEOUT_S), "--max-body-bytes", str(MAX_BODY_BYTES), "--max-num-seqs", "64")
-    with HttpServer(*flags, "--max-waiting", "4096") as running:
+    with HttpServer(*flags, "--max-waiting", "4096", starts_python=True) as running:
         yield running
         assert "Traceback" not in running.log
 

@@ -19,7 +19,7 @@ class Start:
 
 @pytest.fixture(scope="package")
 def start() -> Iterator[Start]:
-    loading = HttpServer()
+    loading = HttpServer(starts_python=True)
     health = loading.client.get("/health")
     reply = loading.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
     with loading as running:

@@ -9,11 +9,13 @@ import tempfile
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx2 as httpx
 from tests.breadth import RUNS_ALL
-from tests.fakes.fork_server import ForkedProgram
+
+if TYPE_CHECKING:
+    from tests.fakes.fork_server import ForkedProgram
 
 START_S = 60.0
 
@@ -21,7 +23,8 @@ START_S = 60.0
 class HttpServer:
     """`octavo serve` on a free port, ended with the block.
 
-    Without a model a fake one answers (`tests/fakes`), and the server starts sooner.
+    Without a model a fake one answers (`tests/fakes`), and the server starts sooner. So it does without a Python of its
+    own: forked from a process that has made the imports. In full breadth every server has both.
 
     What it says goes to a file: a pipe that nobody empties would stop it after so many lines of its log.
     """
@@ -32,6 +35,7 @@ class HttpServer:
         model: str = "demo",
         python: str = sys.executable,
         has_model: bool = True,
+        starts_python: bool = False,
         environ: Mapping[str, str] | None = None,
         **client_options: Any,
     ) -> None:
@@ -39,11 +43,14 @@ class HttpServer:
         environment = {**os.environ, **(environ or {})}
         self._log = tempfile.TemporaryFile("ab")  # noqa: SIM115  # lives as long as the server
         self.process: subprocess.Popen[bytes] | ForkedProgram
-        if has_model or RUNS_ALL:
-            octavo = (python, "-m", "octavo.cli.main")
-            self.process = subprocess.Popen([*octavo, *arguments], stderr=self._log, env=environment)
+        if RUNS_ALL or starts_python or python != sys.executable:
+            command = [python, "-m", "octavo.cli.main", *arguments]
+            self.process = subprocess.Popen(command, stderr=self._log, env=environment)
         else:
-            self.process = ForkedProgram(arguments, self._log.fileno(), environment)
+            from tests.fakes import fork_server  # imports psutil, which environments of other projects' clients lack
+
+            stderr = self._log.fileno()
+            self.process = fork_server.ForkedProgram(arguments, stderr, environment, has_model=has_model)
         try:
             self.url = self._wait_for_url()
             self.client = httpx.Client(**{"base_url": self.url, "timeout": START_S, **client_options})
