@@ -89,6 +89,13 @@ def test_parts_of_several_types(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("parts", [(("Q5_0", 1104), ("Q4_0", 990)), (("Q8_0", 1100),)])
+def test_many_outputs(parts: tuple[tuple[str, int], ...], level: str) -> None:
+    """Few rows are multiplied by several panels at once, of which all have the same types."""
+    check(level, weight_of(*parts, in_size=288))
+
+
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("types", [("Q4_0", "Q4_0"), ("Q4_K", "Q5_K"), ("Q5_0", "Q2_K"), ("MXFP4", "MXFP4")])
 def test_gated(types: tuple[str, str], level: str) -> None:
     kernels, weight = kernels_of(level), weight_of((types[0], 40), (types[1], 40), in_size=512)
@@ -140,12 +147,13 @@ def test_mlp_and_norm(level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_argmax(level: str) -> None:
-    kernels, weight = kernels_of(level), weight_of(("Q6_K", 200), in_size=256)
+    kernels, weight = kernels_of(level), weight_of(("Q6_K", 2100), in_size=256)
     packed = kernels.pack_linear(weight, None, "logits", weight.format)
-    values, ids = kernels.logits_linear(inputs(9, 256), packed).max(-1)
-    largest, found = kernels.logits_argmax(inputs(9, 256), packed)
-    assert torch.equal(largest, values)
-    assert torch.equal(found, ids)
+    for count in (9, 3):
+        values, ids = kernels.logits_linear(inputs(9, 256)[:count], packed).max(-1)
+        largest, found = kernels.logits_argmax(inputs(9, 256)[:count], packed)
+        assert torch.equal(largest, values)
+        assert torch.equal(found, ids)
 
 
 @pytest.mark.parametrize("level", LEVELS)

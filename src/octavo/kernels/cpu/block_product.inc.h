@@ -1,7 +1,7 @@
 // Products with weights in blocks, for any number of rows. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// A few rows are multiplied by weights as they are stored, whose codes and scales are made in registers. For more rows, a
-// chunk of a panel is first expanded into the first-level cache. Group by group,
+// A few rows are multiplied by weights as they are stored, whose codes and scales are made in registers: block_streams.inc.h,
+// block_stored.inc.h. For more rows, a chunk of a panel is first expanded into the first-level cache. Group by group,
 // total += (weight's scale * row's scale) * exact sum, then += offset * (row's scale * sum of its q): the same code, and so
 // the same order and bits, for any number of rows.
 
@@ -62,44 +62,6 @@ struct ExpandedStrips {
   }
 };
 
-// Prefetches what follows a line of stored codes or scales.
-static inline void prefetch_stored(const std::uint8_t* line) {
-#if defined(OCTAVO_HAS_AVX2) && !defined(OCTAVO_HAS_VNNI)
-  __builtin_prefetch(line + 4096);  // Zen's first-level cache handles enough requests: a second prefetch is only one more load
-#else
-  prefetch_line(line);
-#endif
-}
-
-// A strip of a chunk as it is stored.
-template <class Of>
-struct StoredStrip {
-  static constexpr int kStrips = 1, kSubs = Of::traits.num_subs();
-  static constexpr bool kHasOffsets = Of::traits.has_offsets;
-  static constexpr int bias = stored_bias_of(Of::traits);
-
-  const std::uint8_t* planes;
-  ScalesOfStrip<Of> scales;
-
-  StoredStrip(const BlockPanel& panel, std::int64_t index, int strip)
-      : planes(panel.chunk(index, strip)),
-        scales(planes + panel.groups_of(index) * Of::traits.group_bytes(), panel.groups_of(index), panel.span) {
-    const std::int64_t code_bytes = panel.groups_of(index) * Of::traits.group_bytes();
-    const std::int64_t all_bytes = Of::traits.chunk_bytes(panel.groups_of(index), panel.span);
-    for (std::int64_t at = code_bytes; at < all_bytes; at += 64) prefetch_stored(planes + at);
-  }
-  [[gnu::always_inline]] void fetch(std::int64_t group) const {
-#pragma GCC unroll 8
-    for (std::int64_t line = 0; line < Of::traits.bits; ++line) prefetch_stored(planes + group * Of::traits.group_bytes() + line * 64);
-  }
-  template <int kQuad>
-  [[gnu::always_inline]] u8x64 codes(std::int64_t group, int) const {
-    return biased_codes<Of, bias, kQuad>(planes + group * Of::traits.group_bytes());
-  }
-  [[gnu::always_inline]] f32x16 scale(std::int64_t group, int half, int) const { return scales.scale(group, half); }
-  [[gnu::always_inline]] f32x16 offset(std::int64_t group, int half, int) const { return scales.offset(group, half); }
-};
-
 // 4 of k of all strips.
 template <int kQuad, int kLeft, class Source, class Dots>
 [[gnu::always_inline]] static inline void add_quad_of(const Source& source, std::int64_t group, const std::int8_t* q, Dots& dots) {
@@ -109,19 +71,16 @@ template <int kQuad, int kLeft, class Source, class Dots>
   dots.add(codes, q + kQuad * 4, kLeft);
 }
 
-// Adds a group, or half of it, to the totals.
-template <class Way, int kHalf, int kRows, class Source, int... kQuad>
-[[gnu::always_inline]] static inline void add_group(const Source& source, std::int64_t group, const TileGroup& of_rows,
-                                                    const std::int8_t* q, f32x16 (&totals)[Source::kStrips][kRows], Numbers<kQuad...>) {
-  constexpr int kQuads = sizeof...(kQuad);
-  BlockDots<Way, Source::kStrips, kRows> dots(Source::kSubs == 1 ? of_rows.begin : of_rows.begin_half[kHalf], source.bias);
-  (add_quad_of<kHalf * kQuads + kQuad, kQuads - 1 - kQuad>(source, group, q, dots), ...);
+// Adds sums of a group, or of half of it, to the totals: `sum(strip, row)`.
+template <int kHalf, int kRows, class Source, class Sum>
+[[gnu::always_inline]] static inline void add_scaled(const Source& source, std::int64_t group, const TileGroup& of_rows, const Sum& sum,
+                                                     f32x16 (&totals)[Source::kStrips][kRows]) {
 #pragma GCC unroll 2
   for (int s = 0; s < Source::kStrips; ++s) {
     const f32x16 scale = source.scale(group, kHalf, s);
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i)
-      totals[s][i] = fused_multiply_add(dots.sum(s, i), scale * splat(of_rows.scale[i]), totals[s][i]);
+      totals[s][i] = fused_multiply_add(sum(s, i), scale * splat(of_rows.scale[i]), totals[s][i]);
     if constexpr (Source::kHasOffsets) {
       const f32x16 offset = source.offset(group, kHalf, s);
       const float* sums = Source::kSubs == 1 ? of_rows.scaled_sum : of_rows.scaled_half[kHalf];
@@ -129,6 +88,24 @@ template <class Way, int kHalf, int kRows, class Source, int... kQuad>
       for (int i = 0; i < kRows; ++i) totals[s][i] = fused_multiply_add(offset, splat(sums[i]), totals[s][i]);
     }
   }
+}
+
+// Sums of products of a group, or of half of it.
+template <class Way, int kHalf, int kRows, class Source, int... kQuad>
+[[gnu::always_inline]] static inline BlockDots<Way, Source::kStrips, kRows> dots_of_group(const Source& source, std::int64_t group,
+                                                                                         const TileGroup& of_rows, const std::int8_t* q,
+                                                                                         Numbers<kQuad...>) {
+  constexpr int kQuads = sizeof...(kQuad);
+  BlockDots<Way, Source::kStrips, kRows> dots(Source::kSubs == 1 ? of_rows.begin : of_rows.begin_half[kHalf], source.bias);
+  (add_quad_of<kHalf * kQuads + kQuad, kQuads - 1 - kQuad>(source, group, q, dots), ...);
+  return dots;
+}
+
+template <class Way, int kHalf, int kRows, class Source, class Quads>
+[[gnu::always_inline]] static inline void add_group(const Source& source, std::int64_t group, const TileGroup& of_rows,
+                                                    const std::int8_t* q, f32x16 (&totals)[Source::kStrips][kRows], Quads quads) {
+  const auto dots = dots_of_group<Way, kHalf, kRows>(source, group, of_rows, q, quads);
+  add_scaled<kHalf>(source, group, of_rows, [&](int s, int i) __attribute__((always_inline)) { return dots.sum(s, i); }, totals);
 }
 
 // kRows rows times the source's strips from `strip` on. Totals stay in registers between groups if there are enough.
@@ -209,52 +186,57 @@ static inline void multiply_expanded_chunk(const BlockPanel& panel, const ChunkO
   }
 }
 
-// Few rows times a chunk as it is stored. Not where strips differ in what a group adds to totals: many rows' order is
-// then that of both.
-constexpr std::int64_t kFewRowsOfBlocks = 4;
+constexpr std::int64_t kFewRowsOfBlocks = 4;  // at most: multiplied by weights as they are stored
 
+// Not where strips differ in what a group adds to totals: many rows' order is then that of both.
 static inline bool is_multiplied_as_stored(const BlockPanel& panel, std::int64_t num_rows) {
   return num_rows <= kFewRowsOfBlocks && panel.strips[0].sub == panel.strips[1].sub &&
          panel.strips[0].has_offsets == panel.strips[1].has_offsets;
 }
 
-static inline void multiply_stored_chunk(const BlockPanel& panel, const ChunkOfRows& of, std::int64_t end_row) {
-  const std::int64_t row = of.first * 16;
-  for (int strip = 0; strip < 2; ++strip)
-    with_type(panel.types[strip], [&](auto type) {
-      typedef decltype(type) Of;
-      const StoredStrip<Of> source(panel, of.index, strip);
-      with_way<Of>([&](auto way) {
-        multiply_chunk_by_some_rows<decltype(way), kFewRowsOfBlocks>(of, source, row, end_row - row, strip);
-      });
-    });
+static inline void multiply_expanded_panel(const IntegerProduct& product, const BlockPanel& panel, std::int64_t first, std::int64_t end_row,
+                                           float* results) {
+  ExpandedChunk chunk;
+  for (std::int64_t index = 0; index * kChunkGroups < panel.num_groups; ++index)
+    multiply_expanded_chunk(panel, {product, index, panel.groups_of(index), first, results}, end_row, chunk);
 }
 
-static inline void multiply_panel_of_blocks(const IntegerProduct& product, std::int64_t number, std::int64_t first,
-                                            std::int64_t end_row, float* results) {
-  const BlockPanel panel = BlockPanel::of(product.form().blocks, product.form().values, number, product.in_size);
-  const bool as_stored = is_multiplied_as_stored(panel, end_row - first * 16);
-  ExpandedChunk chunk;
-  for (std::int64_t index = 0; index * kChunkGroups < panel.num_groups; ++index) {
-    const ChunkOfRows of = {product, index, panel.groups_of(index), first, results};
-    as_stored ? multiply_stored_chunk(panel, of, end_row) : multiply_expanded_chunk(panel, of, end_row, chunk);
+// Codes of a strip of a chunk as they are stored.
+template <class Of>
+struct StoredCodes {
+  static constexpr int kStrips = 1, kSubs = Of::traits.num_subs();
+  static constexpr int bias = stored_bias_of(Of::traits);
+
+  const std::uint8_t* planes;
+
+  template <int kQuad>
+  [[gnu::always_inline]] u8x64 codes(std::int64_t group, int) const {
+    return biased_codes<Of, bias, kQuad>(planes + group * Of::traits.group_bytes());
   }
-}
+};
+
+#if defined(OCTAVO_HAS_AVX2)
+#include "block_streams.inc.h"
+#else
+#include "block_stored.inc.h"
+#endif
 
 static IntegerCut cut_product_of_blocks(const IntegerProduct& product, std::int64_t num_wanted) {
-  return cut_in_blocks(product, kIntegerRowsOfBlock, 1, num_wanted);
+  return cut_in_blocks(product, kIntegerRowsOfBlock, pairs_together(product, num_wanted), num_wanted);
 }
 
 static void multiply_chunk_of_blocks(const IntegerProduct& product, const IntegerCut& cut, std::int64_t chunk) {
   with_block(product, cut, chunk, [](const IntegerProduct& part, std::int64_t row, std::int64_t end_row, std::int64_t pair,
                                      std::int64_t end_pair, bool streams) {
     const std::int64_t first = row / 16, panel_results = (ceil_div(end_row, 16) - first) * 2 * kResultElements;
-    float* results = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(kPair * panel_results * 4)));
-    for (; pair < end_pair; ++pair) {
-      const std::int64_t num_panels = smaller(kPair, part.to.num_panels() - pair * kPair);
-      for (std::int64_t i = 0; i < num_panels; ++i)
-        multiply_panel_of_blocks(part, pair * kPair + i, first, end_row, results + i * panel_results);
-      FinishedIntegers{&part, results, panel_results, first, pair, num_panels, streams}.put_rows(row, end_row);
+    const std::int64_t most = end_row - row <= kFewRowsOfBlocks ? kPairsOfFewRows : 1;
+    float* results = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(most * kPair * panel_results * 4)));
+    for (; pair < end_pair; pair += most) {
+      const std::int64_t end = smaller(end_pair, pair + most), num_panels = part.to.num_panels();
+      multiply_panels_of_blocks(part, pair * kPair, smaller(end * kPair, num_panels), first, end_row, results, panel_results);
+      for (std::int64_t at = pair; at < end; ++at)
+        FinishedIntegers{&part, results + (at - pair) * kPair * panel_results, panel_results, first, at,
+                         smaller(kPair, num_panels - at * kPair), streams}.put_rows(row, end_row);
     }
   });
 }
