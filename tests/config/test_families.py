@@ -11,7 +11,7 @@ from tools.families_table import PAGE, with_table
 from octavo.config.families import FAMILIES
 from octavo.config.hf import read_model_config
 from octavo.config.model import ModelConfig
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.layers.rotary import inverse_frequencies
 
 TEXT: dict[str, Any] = {
@@ -59,7 +59,10 @@ def test_lists_of_divisors_are_as_long_as_they_should_be(tmp_path: Path) -> None
     config = long_rope(tmp_path, short_factor=[1.0])
     with pytest.raises(CheckpointError, match=r"short_factor=\[1.0\]: a list of 2 numbers is expected"):
         read(tmp_path, config)
-    with pytest.raises(CheckpointError, match=r"partial_rotary_factor=0.1: an even number of a head's 8 elements"):
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"partial_rotary_factor=0.1 is not supported: an even number of a head's 8 elements",
+    ):
         read(tmp_path, long_rope(tmp_path, partial_rotary_factor=0.1))
 
 

@@ -321,7 +321,6 @@ def test_what_is_not_served_is_refused(tmp_path: Path, change: dict[str, Any], m
         ({"rope_scaling": {**YARN, "rope_type": "llama3"}}, "'low_freq_factor' is missing"),
         ({"rope_scaling": YARN, "original_max_position_embeddings": 32}, "=32: the rotary settings say 16"),
         ({"layer_types": ["full_attention"]}, "layer_types: 4 entries"),
-        ({"layer_types": ["sliding_attention"] * 4}, "there is no window"),
         (
             {"rope_scaling": {**YARN, "rope_type": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 4.0}},
             "low_freq_factor=4.0",

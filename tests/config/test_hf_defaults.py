@@ -8,7 +8,7 @@ from transformers import AutoConfig
 
 from octavo.config.families import FAMILIES
 from octavo.config.hf import read_model_config
-from octavo.errors import CheckpointError, UnsupportedModelError
+from octavo.errors import UnsupportedModelError
 
 # All that Octavo insists on. 32 heads suit every default number of kv heads.
 LEAST = {
@@ -74,8 +74,8 @@ def test_layers_with_a_window_rotate_by_settings_of_their_own(tmp_path: Path) ->
     [
         (
             {"rope_parameters": {"rope_theta": 300.0}},
-            CheckpointError,
-            "rope_theta=300.0: settings under full_attention",
+            UnsupportedModelError,
+            "rope_theta=300.0 is not supported: settings under full_attention",
         ),
         ({"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}}, UnsupportedModelError, "rope_type='yarn'"),
         ({"attn_logit_softcapping": 50.0}, UnsupportedModelError, "attn_logit_softcapping=50.0"),

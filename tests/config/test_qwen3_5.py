@@ -83,8 +83,8 @@ def test_the_language_model_of_one_with_a_tower(tmp_path: Path, name: str, text_
         ({"layer_types": ["mamba"] * 8}, UnsupportedModelError, "'mamba' is not supported"),
         ({"linear_num_key_heads": 5}, CheckpointError, "linear_num_value_heads=None: a multiple"),
         ({"linear_conv_kernel_dim": 10}, UnsupportedModelError, "linear_conv_kernel_dim=10 is not supported; 2 to 9"),
-        ({"partial_rotary_factor": 0.1}, CheckpointError, "an even number of a head's 256 elements"),
-        ({"rope_parameters": {"partial_rotary_factor": 1.5}}, CheckpointError, "partial_rotary_factor=1.5"),
+        ({"partial_rotary_factor": 0.1}, UnsupportedModelError, "an even number of a head's 256 elements"),
+        ({"rope_parameters": {"partial_rotary_factor": 1.5}}, UnsupportedModelError, "partial_rotary_factor=1.5"),
     ],
 )
 def test_what_cannot_be_is_refused(

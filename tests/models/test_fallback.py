@@ -46,6 +46,7 @@ GPT = {
     "n_positions": 64,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "pad_token_id": 0,  # of which it warns, looking at values of ids
 }
 OPT = {"ffn_dim": 40, "word_embed_proj_dim": 48}
 HEADS = {"head_dim": 12}
@@ -82,7 +83,8 @@ MODELS: dict[str, dict[str, Any]] = {
             **dict.fromkeys(("ernie4_5", "persimmon"), SMALL),
             "gpt_bigcode": GPT,
             "granitemoe": {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2},
-            "phimoe": {**SMALL, "num_local_experts": 4},
+            "phimoe": {**SMALL, "num_local_experts": 4, "sliding_window": 9},  # which only its mask knows
+            "qwen2_moe": {**SMALL, "num_experts": 4, "use_sliding_window": True, "sliding_window": 9},
             "minimax_m2": {**SMALL, **HEADS, "num_local_experts": 4, "num_experts_per_tok": 2},
             "ernie4_5_moe": {**SMALL, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 20},
             "glm4_moe": {**SMALL, **HEADS, **ROUTED},
@@ -258,6 +260,14 @@ def test_what_cannot_run_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.
     config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match=r"attention has a mask of its own"):
         fallback.probe_fallback(tmp_path)
+    both_sides = {**HEADS, "use_bidirectional_attention": True}
+    for kind, more, why in (
+        ("gemma3_text", both_sides, "tokens attend to later ones"),
+        ("llama4_text", {"attention_chunk_size": 16, "num_local_experts": 2}, "within chunks of 16 tokens"),
+    ):
+        AutoConfig.for_model(kind, **{**SMALL, **more}).save_pretrained(tmp_path)
+        with pytest.raises(UnsupportedModelError, match=why):
+            fallback_probe.probe(tmp_path)
     config = AutoConfig.for_model("mpt", vocab_size=97, d_model=48, n_layers=2, n_heads=4)
     config.architectures = ["MptForCausalLM"]
     config.save_pretrained(tmp_path)

@@ -60,8 +60,8 @@ class EngineArgs:
     )
     model_impl: Literal["auto", "octavo", "transformers"] = option(
         "auto",
-        "whose code computes the model: auto takes that of the installed transformers for models that Octavo does not "
-        "know; it is slower, and the same bytes in any batch are not promised",
+        "whose code computes the model: auto takes that of the installed transformers for models or settings that "
+        "Octavo does not know; it is slower, and the same bytes in any batch are not promised",
     )
     pooler: PoolerName = option(
         "auto",

@@ -20,12 +20,12 @@ HINT = "transformers' own code may run it: pip install 'octavo[transformers]'"
 
 
 def may_be_known(fields: JsonFields) -> bool:
-    """Return whether transformers is installed and has a folder for this kind of model, a language model by its name.
+    """Return whether transformers is installed and has a folder for this kind of model, of language by its name.
 
     Nothing is imported.
     """
     found, kind = find_spec("transformers"), fields.text("model_type", "").replace("-", "_").removesuffix("_text")
-    names = fields.values.get("architectures") or [""]
+    names = fields.values.get("architectures") or [_ENDINGS[0]]
     is_named = isinstance(names, list) and all(isinstance(name, str) for name in names)
     if found is None or not kind.isidentifier() or not is_named or not str(names[0]).endswith(_ENDINGS):
         return False
@@ -45,7 +45,7 @@ def probe_fallback(path: Path) -> dict[str, Any]:
         raise UnsupportedModelError(f"{path}: transformers cannot build this model: {last}")
     found: dict[str, Any] = json.loads(lines[-1])
     if "error" in found:
-        why = f"not supported, nor can transformers' own code run with Octavo's attention: {found['error']}"
+        why = f"transformers' own code cannot run it with Octavo's attention: {found['error']}"
         raise UnsupportedModelError(f"{path}: {why}")
     return found
 

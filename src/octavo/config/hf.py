@@ -5,6 +5,7 @@ error that names the file, the key and the value.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,20 +65,15 @@ def read_model_config(
 
     `dtype` "auto" uses the checkpoint's own; `max_model_len` None uses the maximum that the checkpoint supports. Head
     and embedding are tied if the configuration says so and the files have no other head. `model_impl` "transformers"
-    has the installed library's own code compute the model, "auto" only one that Octavo does not know. `pooler` says how
-    vectors are made, whatever files say; "auto" leaves it to them. Raises
+    has the installed library's own code compute the model, "auto" only one that Octavo does not compute as configured.
+    `pooler` says how vectors are made, whatever files say; "auto" leaves it to them. Raises
     CheckpointError: `config.json` or `generation_config.json` is missing, malformed or inconsistent.
     UnsupportedModelError: valid, but with an architecture or a setting that Octavo does not support.
     InvalidParameterError: `max_model_len` exceeds what the checkpoint supports.
     """
     fields = read_config_fields(path)
-    if path.is_file() or not _falls_back(fields, model_impl):
-        config = model_config_of(fields, path, model=model, dtype=dtype, max_model_len=max_model_len)
-    else:
-        logger.warning("%s: computed by transformers' own code: slower, without promises of same bytes", path)
-        fields, family = fallback_family(fields, path)
-        config = _config_of(fields, family, path, model=model, dtype=dtype, max_model_len=max_model_len)
-        config = replace(config, impl="transformers")
+    options = {"model": model, "dtype": dtype, "max_model_len": max_model_len}
+    fields, config = _read_either(fields, path, model_impl, options)
     known = families.FAMILIES.get(config.architecture)
     sizes = trained_dimensions(fields, None if known is None else known.vector_sizes)
     read = gguf_pooling(fields) if path.is_file() else read_pooling(path)
@@ -96,19 +92,29 @@ def read_model_config(
     return replace(config, tie_word_embeddings=is_tied or not has_head, has_head=has_head)
 
 
-def _falls_back(fields: JsonFields, model_impl: str) -> bool:
-    if model_impl == "transformers":
-        return True
+def _read_either(
+    fields: JsonFields, path: Path, model_impl: str, options: Mapping[str, Any]
+) -> tuple[JsonFields, ModelConfig]:
+    """Return the model as Octavo computes it, or else as transformers' code does, with the keys that it has."""
+    refusal = None
+    if path.is_file() or model_impl != "transformers":
+        try:
+            return fields, model_config_of(fields, path, **options)
+        except UnsupportedModelError as error:
+            if path.is_file() or model_impl != "auto":
+                raise
+            if find_spec("transformers") is None:
+                raise UnsupportedModelError(f"{error}; {HINT}") from None
+            if not may_be_known(fields):
+                raise
+            refusal = error
     try:
-        find_family(fields)
+        fields, family = fallback_family(fields, path)
     except UnsupportedModelError as error:
-        is_ours = fields.values.get("model_type") in {family.model_type for family in families.FAMILIES.values()}
-        if model_impl == "auto" and not is_ours and may_be_known(fields):
-            return True
-        if model_impl == "auto" and find_spec("transformers") is None:
-            raise UnsupportedModelError(f"{error}; {HINT}") from None
-        raise
-    return False
+        raise error if refusal is None else UnsupportedModelError(f"{refusal}; {error}") from None
+    why = "model_impl='transformers'" if refusal is None else str(refusal)
+    logger.warning("%s: computed by transformers' own code: slower, without promises of same bytes: %s", path, why)
+    return fields, replace(_config_of(fields, family, path, **options), impl="transformers")
 
 
 def model_config_of(

@@ -95,7 +95,7 @@ def _rotary_width(fields: JsonFields, family: Family, head_dim: int) -> int:
     source = next((each for each in (_merged(fields), fields) if _PARTIAL in each), fields)
     width = int(head_dim * source.number(_PARTIAL, 1.0))
     if not 0 < width <= head_dim or width % 2:
-        raise source.fail(_PARTIAL, f"an even number of a head's {head_dim} elements is expected")
+        raise source.unsupported(_PARTIAL, f": an even number of a head's {head_dim} elements is expected")
     return width
 
 
@@ -177,7 +177,9 @@ def _windows_of_types(fields: JsonFields, window: int | None, num_layers: int) -
         if kind not in {"full_attention", "sliding_attention"}:
             raise UnsupportedModelError(f"{fields.origin}: layer_types: {kind!r} is not supported")
     if window is None and "sliding_attention" in types:
-        raise CheckpointError(f"{fields.origin}: layer_types: sliding_attention is listed, but there is no window")
+        raise UnsupportedModelError(
+            f"{fields.origin}: layer_types: sliding_attention is listed, but there is no window"
+        )
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
@@ -264,7 +266,7 @@ def _local_rope(config: JsonFields, default_theta: float | None) -> RopeConfig |
         return None
     by_kind = config.nested("rope_parameters")
     if unknown := sorted(by_kind.values.keys() - {"full_attention", "sliding_attention"}):
-        raise by_kind.fail(unknown[0], "settings under full_attention and sliding_attention are expected")
+        raise by_kind.unsupported(unknown[0], ": settings under full_attention and sliding_attention are expected")
     fields = by_kind.nested("sliding_attention")
     if (kind := _kind(fields)) != "default":
         raise UnsupportedModelError(f"{fields.origin}: rope_type={kind!r} is not supported for layers with a window")

@@ -39,19 +39,37 @@ from octavo.models.interfaces import CausalLM, IntermediateTensors
 
 
 class OwnParameters(WeightOwner):
-    """The parameters that a module of the library has itself, loaded as they are."""
+    """The parameters that a module of the library has itself, and buffers that files have, loaded as they are.
 
-    def __init__(self, module: nn.Module, context: BuildContext) -> None:
+    A buffer that a file has not is as the library made it. `tied` is a parameter that another module loads.
+    """
+
+    def __init__(self, module: nn.Module, context: BuildContext, tied: str = "") -> None:
         super().__init__()
         self._context, self._module = context, [module]  # not a submodule of this one
+        self._tied = tied
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
-        own = self._module[0].named_parameters(recurse=False)
-        return {name: TensorSpec(tuple(parameter.shape)) for name, parameter in own}
+        own = {name: of for name, of in self._module[0].named_parameters(recurse=False) if name != self._tied}
+        specs = {name: TensorSpec(tuple(parameter.shape)) for name, parameter in own.items()}
+        return specs | {
+            name: TensorSpec(tuple(buffer.shape), is_required=False)
+            for name, buffer in stored_buffers(self._module[0]).items()
+        }
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        value = tensor.to(self._context.device, self._context.dtype).clone()
-        setattr(self._module[0], name, nn.Parameter(value, requires_grad=False))
+        module, device = self._module[0], self._context.device
+        if name in module._buffers:
+            setattr(module, name, tensor.to(device, getattr(module, name).dtype).clone())
+        else:
+            value = tensor.to(device, self._context.dtype).clone()
+            setattr(module, name, nn.Parameter(value, requires_grad=False))
+
+
+def stored_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers that a module itself has in checkpoints: of routers, what corrects scores."""
+    own = dict(module.named_buffers(recurse=False))
+    return {name: buffer for name, buffer in own.items() if name not in module._non_persistent_buffers_set}
 
 
 class StackedExperts(OwnParameters):
@@ -129,7 +147,11 @@ class FallbackForCausalLM(CausalLM):
         self._plan = Plan(library, config.model, context.groups.tensor.size)
         self._names: dict[str, str] = {}
         self._twins, self._step = _twins_of(library), _Step()
-        self._library_buffers = {name for name, _ in library.named_buffers()}
+        self._computed_buffers = {
+            f"{name}.{buffer}"
+            for name, module in library.named_modules()
+            for buffer in module._non_persistent_buffers_set
+        }
         transforms = get_model_conversion_mapping(library) or []
         self._renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
         self._converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
@@ -156,20 +178,24 @@ class FallbackForCausalLM(CausalLM):
         self.owners = nn.ModuleDict()
         tied = library.get_output_embeddings() if self._twins else None
         for name, module in list(library.named_modules()):
+            key = name.replace(".", "/")
             if module is tied:
+                if getattr(module, "bias", None) is not None:
+                    self.owners[key] = OwnParameters(module, context, tied="weight")
+                    self._names[name] = f"owners.{key}"
                 continue
             if is_linear(module):
                 linear = FallbackLinear(module, context.at(name), self._plan.style_of(name))
                 library.set_submodule(name, linear)
                 self._names[name] = f"library.{name}"
                 continue
-            own, key = dict(module.named_parameters(recurse=False)), name.replace(".", "/")
+            own = dict(module.named_parameters(recurse=False))
             stacks = {parameter: parts for parameter in own if (parts := self._parts_of(f"{name}.{parameter}"))}
             if stacks and stacks.keys() == own.keys():
                 self.owners[key] = owner = StackedExperts(module, stacks, context)
                 each = dict.fromkeys(tensor.rpartition(".")[0] for tensor in owner.checkpoint_tensors())
                 self._names |= {f"{name}.{part}": f"owners.{key}:{part}" for part in each}
-            elif own:
+            elif own or stored_buffers(module):
                 self.owners[key] = OwnParameters(module, context)
                 self._names[name] = f"owners.{key}"
 
@@ -225,7 +251,7 @@ class FallbackForCausalLM(CausalLM):
     def ignores_weight(self, name: str) -> bool:
         """Buffers that older files have, and what the library leaves out itself."""
         left_out = getattr(self.library, "_keys_to_ignore_on_load_unexpected", None) or ()
-        is_left_out = name in self._library_buffers or any(re.search(pattern, name) for pattern in left_out)
+        is_left_out = name in self._computed_buffers or any(re.search(pattern, name) for pattern in left_out)
         return is_left_out or super().ignores_weight(name)
 
     def run_stage(

@@ -7,6 +7,7 @@ the meta device, without weights, runs two tokens through it, notes each call of
 
 import copy
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ NAME = "octavo"  # of our attention, in the library: it makes no mask for one th
 _NO_LENGTH = 2048  # tokens of a context whose positions have no limit, where the configuration names none
 _ONE_BUILDS = threading.Lock()  # of all threads, as building changes the library for a while
 _REFUSED = ("position_bias",)  # arguments of attention that would change the result
+_MASK, _WINDOW_MASK = re.compile(r"create_\w*mask"), "create_sliding_window_causal_mask"
+_MASK_PARTS = ("or_mask_function", "and_mask_function", "block_sequence_ids")
 
 
 def build(folder: Path, attention: Callable[..., Any], dtype: torch.dtype, experts: str) -> Any:
@@ -45,7 +48,16 @@ def build(folder: Path, attention: Callable[..., Any], dtype: torch.dtype, exper
     has_own = replace_own_attention(model, attention)
     if not has_own and not getattr(model, "_supports_attention_backend", False):
         raise UnsupportedModelError("its attention cannot be replaced: states, or attention of its own")
+    for module in model.modules():
+        if hasattr(
+            module, "warn_if_padding_and_no_attention_mask"
+        ):  # reads ids, which may have no values; none is padding
+            module.warn_if_padding_and_no_attention_mask = _no_padding
     return model
+
+
+def _no_padding(*_: object) -> None:
+    """Tokens are never padded here."""
 
 
 @contextmanager
@@ -74,12 +86,7 @@ def probe(folder: Path) -> dict[str, Any]:
     def attention(
         module: nn.Module, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any
     ) -> Any:
-        if key.shape[:3] != value.shape[:3] or query.shape[-1] != key.shape[-1]:
-            raise UnsupportedModelError(f"keys of {list(key.shape)} and values of {list(value.shape)} differ")
-        if attention_mask is not None:
-            raise UnsupportedModelError("attention has a mask of its own")
-        if asked := [name for name in _REFUSED if options.get(name) is not None]:
-            raise UnsupportedModelError(f"attention has {', '.join(asked)}")
+        _check_call(module, query, key, value, attention_mask, options)
         calls.append(
             {
                 "layer": getattr(module, "layer_idx", None),
@@ -104,7 +111,7 @@ def probe(folder: Path) -> dict[str, Any]:
         if type(module).__name__.endswith("RotaryEmbedding"):
             module.forward = partial(_rotate_here, copy.deepcopy(module))
     model.to("meta")
-    with torch.inference_mode(), torch.device("meta"):
+    with torch.inference_mode(), torch.device("meta"), _noted_masks(model) as masks:
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64), position_ids=torch.arange(2)[None], use_cache=False)
     text = model.config.get_text_config()
     found = [call["layer"] for call in calls]
@@ -112,16 +119,70 @@ def probe(folder: Path) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"{text.num_hidden_layers} layers that attend once each are expected, found {found}"
         )
+    length = _first_of(text, "max_position_embeddings", "seq_length", default=_NO_LENGTH)
+    _check_masks(masks, text, length)
+    if _WINDOW_MASK in masks and not any(call["sliding_window"] for call in calls):  # masks alone know of it
+        _add_windows(calls, text)
     return {
         "architecture": type(model).__name__,
         "vocab_size": model.get_output_embeddings().weight.shape[0],
         "hidden_size": text.hidden_size,
         "intermediate_size": getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-        "max_position_embeddings": _first_of(text, "max_position_embeddings", "seq_length", default=_NO_LENGTH),
+        "max_position_embeddings": length,
         "tie_word_embeddings": bool(text.tie_word_embeddings),
         "longrope": longrope(text),
         "layers": calls,
     }
+
+
+def _check_call(module: nn.Module, query: Any, key: Any, value: Any, mask: Any, options: dict[str, Any]) -> None:
+    """Raise UnsupportedModelError if Octavo's attention would compute something else."""
+    if key.shape[:3] != value.shape[:3] or query.shape[-1] != key.shape[-1]:
+        raise UnsupportedModelError(f"keys of {list(key.shape)} and values of {list(value.shape)} differ")
+    if mask is not None:
+        raise UnsupportedModelError("attention has a mask of its own")
+    if asked := [name for name in _REFUSED if options.get(name) is not None]:
+        raise UnsupportedModelError(f"attention has {', '.join(asked)}")
+    if False in (options.get("is_causal"), getattr(module, "is_causal", None)):
+        raise UnsupportedModelError("tokens attend to later ones")
+
+
+@contextmanager
+def _noted_masks(model: nn.Module) -> Iterator[dict[str, bool]]:
+    """Note by name what kinds of masks the library's modules ask for, and whether with functions of their own."""
+    noted: dict[str, bool] = {}
+
+    def noting(name: str, make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        noted[name] = noted.get(name, False) or any(options.get(key) is not None for key in _MASK_PARTS)
+        return make(*arguments, **options)
+
+    homes = {type(module).__module__: sys.modules[type(module).__module__] for module in model.modules()}
+    made = [(home, name, make) for home in homes.values() for name, make in vars(home).items() if _MASK.fullmatch(name)]
+    for home, name, make in made:
+        setattr(home, name, partial(noting, name, make))
+    try:
+        yield noted
+    finally:
+        for home, name, make in made:
+            setattr(home, name, make)
+
+
+def _check_masks(masks: dict[str, bool], text: Any, length: int) -> None:
+    """Raise UnsupportedModelError if attention would see other tokens than all earlier ones, or those in a window.
+
+    Octavo's attention gets no masks, so whatever else they would say was lost without a word.
+    """
+    for name, has_parts in masks.items():
+        if has_parts or "bidirectional" in name:
+            raise UnsupportedModelError(f"attention has a mask of its own ({name})")
+        if "chunked" in name and (text.attention_chunk_size or length) < length:
+            raise UnsupportedModelError(f"attention within chunks of {text.attention_chunk_size} tokens")
+
+
+def _add_windows(calls: list[dict[str, Any]], text: Any) -> None:
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * len(calls)
+    for call, kind in zip(calls, kinds, strict=True):
+        call["sliding_window"] = text.sliding_window if kind == "sliding_attention" else None
 
 
 def _rotate_here(rotary: Any, x: torch.Tensor, position_ids: torch.Tensor, *rest: Any, **options: Any) -> Any:
@@ -142,6 +203,6 @@ def main() -> None:
     try:
         found = probe(Path(sys.argv[-1]))
     except Exception as error:  # noqa: BLE001 - whatever the library says becomes the user's error
-        why = "its attention cannot be replaced" if isinstance(error, KeyError) else str(error)
+        why = f"transformers does not know {error}" if isinstance(error, KeyError) else str(error)
         found = {"error": (why.splitlines() or [type(error).__name__])[0]}
     sys.stdout.write(json.dumps(found) + "\n")
