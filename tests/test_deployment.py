@@ -13,7 +13,7 @@ from tests.test_documented_commands import parse
 
 from octavo.server.args import ServerArgs
 from octavo.server.http.exchange import OPEN_PATHS
-from octavo.server.routes import PUBLIC_PATHS
+from octavo.server.pages import PUBLIC_PATHS
 from octavo.server.settings import resolve_settings
 
 ROOT = Path(__file__).parent.parent

@@ -75,6 +75,7 @@ from octavo.metrics.collect import HttpMetrics
 from octavo.server.app import create_app
 from octavo.server.args import ServerArgs
 from octavo.server.lifecycle import EngineLifecycle
+from octavo.server.openai.birth import Birth
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage
 
 async def main():
@@ -85,7 +86,7 @@ async def main():
     while lifecycle.status == "loading":
         await asyncio.sleep(0.05)
     request = ChatCompletionRequest(messages=[ChatMessage(role="user", content="hi")], max_tokens=2)
-    reply = await lifecycle.service.chat_completions(request, print, False)
+    reply = await (await lifecycle.service.begin_chat(request, print, False, Birth())).whole()
     assert reply.usage.completion_tokens == 2
     running.cancel()
     await lifecycle.close()

@@ -32,10 +32,11 @@ from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.logged.log import RequestLog
 from octavo.server.logged.requests import Identity
 from octavo.server.ollama.routes import OllamaRoutes
+from octavo.server.pages import add_pages
 from octavo.server.policy import Admission, RequestPolicy
 from octavo.server.responses.routes import ResponsesRoutes
 from octavo.server.responses.store import ResponseStore
-from octavo.server.routes import Routes, add_pages
+from octavo.server.routes import Routes
 from octavo.server.settings import Settings
 from octavo.server.systemd import STOPPING, notify
 from octavo.server.tenants.tenants import Tenants
@@ -99,8 +100,8 @@ def create_app(
     exposition = exposition_of(lifecycle, lifecycle.served_name, args, http_metrics)
     routes = Routes(lifecycle, args, exposition, returning, request_logs[0] if request_logs else None)
     routes.add_to(app)
-    MessagesRoutes(lifecycle, routes.answer).add_to(app)
-    VectorsRoutes(lifecycle, routes.answer).add_to(app)
+    MessagesRoutes(lifecycle, routes).add_to(app)
+    VectorsRoutes(lifecycle, routes).add_to(app)
     OllamaRoutes(lifecycle, routes.names).add_to(app)
     ResponsesRoutes(lifecycle, args, routes, responses, returning).add_to(app)
     if batches is not None:

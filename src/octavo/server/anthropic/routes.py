@@ -1,54 +1,41 @@
-"""Anthropic's routes, and their part of the OpenAPI page."""
-
-from collections.abc import Awaitable, Callable, Mapping
-from types import MappingProxyType
-from typing import Any
+"""Anthropic's routes."""
 
 from fastapi import FastAPI, Request, Response
 
+from octavo.server.anthropic.errors import MessagesError
 from octavo.server.anthropic.protocol import CountTokensRequest, Message, MessagesRequest, TokenCount
 from octavo.server.anthropic.service import MessagesService
 from octavo.server.http.errors import MESSAGES
+from octavo.server.http.routing import EVENTS, ApiRoute, add_routes
 from octavo.server.lifecycle import EngineLifecycle
+from octavo.server.routes import Routes
 
-COUNT_TOKENS = f"{MESSAGES}/count_tokens"
-_QUESTION = [{"role": "user", "content": "What is a block?"}]
-
-# The body and the reply; examples of the body.
-MESSAGES_TYPES: Mapping[str, tuple[type, type]] = MappingProxyType(
-    {MESSAGES: (MessagesRequest, Message), COUNT_TOKENS: (CountTokensRequest, TokenCount)}
-)
-MESSAGES_EXAMPLES: Mapping[str, dict[str, Any]] = MappingProxyType(
-    {
-        MESSAGES: {
-            "message": {"messages": _QUESTION, "max_tokens": 64},
-            "stream": {"messages": _QUESTION, "max_tokens": 64, "stream": True},
-        },
-        COUNT_TOKENS: {"message": {"messages": _QUESTION}},
-    }
-)
-
-Answer = Callable[..., Awaitable[Response]]  # `Routes.answer`
+_QUESTION = {"messages": [{"role": "user", "content": "What is a block?"}]}
+_ASKED = {**_QUESTION, "max_tokens": 64}
+_EXAMPLES = {"message": _ASKED, "stream": {**_ASKED, "stream": True}}
 
 
 class MessagesRoutes:
-    """Handlers of raw requests, which `answer` decodes."""
+    """Handlers of raw requests, which `Routes` decodes."""
 
-    def __init__(self, lifecycle: EngineLifecycle, answer: Answer) -> None:
-        self._lifecycle, self._answer = lifecycle, answer
+    def __init__(self, lifecycle: EngineLifecycle, routes: Routes) -> None:
+        self._lifecycle, self._routes = lifecycle, routes
 
     def add_to(self, app: FastAPI) -> None:
-        for path, handler in ((MESSAGES, self.messages), (COUNT_TOKENS, self.count_tokens)):
-            app.add_api_route(path, handler, methods=["POST"], response_model=None)
+        count, examples = f"{MESSAGES}/count_tokens", {"message": _QUESTION}
+        table = [
+            ApiRoute("POST", MESSAGES, self.messages, MessagesRequest, Message, EVENTS, _EXAMPLES),
+            ApiRoute("POST", count, self.count_tokens, CountTokensRequest, TokenCount, examples=examples),
+        ]
+        add_routes(app, table, "Anthropic", MessagesError)
 
     async def messages(self, request: Request) -> Response:
         """Answer a conversation in the form of Anthropic's API; at once or as a stream of events."""
-        service = self._service
-        return await self._answer(request, MessagesRequest, service.messages, service.begin_message)
+        return await self._routes.begin(request, MessagesRequest, self._service.begin_message)
 
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of the prompt that a conversation becomes."""
-        return await self._answer(request, CountTokensRequest, self._service.count_tokens)
+        return await self._routes.answer(request, CountTokensRequest, self._service.count_tokens)
 
     @property
     def _service(self) -> MessagesService:

@@ -1,6 +1,6 @@
 """`MessagesService`: Anthropic's Messages API on top of chats. It generates nothing of its own."""
 
-from octavo.server.anthropic.protocol import CountTokensRequest, Message, MessagesRequest, TokenCount
+from octavo.server.anthropic.protocol import CountTokensRequest, MessagesRequest, TokenCount
 from octavo.server.anthropic.stream import MessageStream
 from octavo.server.anthropic.translate import Reader, translated
 from octavo.server.http.errors import ApiError
@@ -19,11 +19,6 @@ class MessagesService:
             takes_images=chats.front.inputs.takes_images,
             keeps_billing_header=chats.args.keep_billing_header,
         )
-
-    async def messages(self, request: MessagesRequest, warn: Warn, is_large: bool) -> Message | MessageStream:
-        """Answer a conversation: a complete message, or a stream that has not started."""
-        stream = await self.begin_message(request, warn, is_large, Birth())
-        return stream if request.stream else await stream.whole()
 
     async def begin_message(self, request: MessagesRequest, warn: Warn, is_large: bool, birth: Birth) -> MessageStream:
         """Prepare the answer to a conversation, which has not started."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,9 @@ from octavo.sampling_params import RequestPriority
 from octavo.server.args import ServerArgs
 from octavo.server.http.errors import MODEL_FAILED, ApiError, ErrorReply, as_api_error
 from octavo.server.http.exchange import check_timeout
-from octavo.server.openai.embeddings import EmbeddingsRequest, EmbeddingsUsage
+from octavo.server.kept.responses import Reply
+from octavo.server.openai.birth import Birth
+from octavo.server.openai.embeddings import Embeddings, EmbeddingsRequest, EmbeddingsUsage
 from octavo.server.openai.params import LARGE_BODY, num_samples
 from octavo.server.openai.protocol import (
     GenerationRequest,
@@ -92,11 +94,12 @@ class LineAnswerer:
         if isinstance(line.wire, ApiError):
             raise line.wire
         async with self._serving(line.wire.model) as service:
-            method = getattr(service, ENDPOINTS[line.url].answer)
-            work: Awaitable[msgspec.Struct] = method(line.wire, self._warn, line.is_large)
+            begin = getattr(service, ENDPOINTS[line.url].begin)
+            births = () if isinstance(line.wire, EmbeddingsRequest) else (Birth(),)
             try:
                 async with asyncio.timeout(line.wire.timeout) as limit:
-                    return await work
+                    reply: Embeddings | Reply = await begin(line.wire, self._warn, line.is_large, *births)
+                    return reply if isinstance(reply, Embeddings) else await reply.whole()
             except TimeoutError:
                 if not limit.expired():
                     raise

@@ -1,6 +1,5 @@
 """The routes of files and batches, which a server with a state folder offers."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -10,14 +9,15 @@ from octavo.server.args import ServerArgs
 from octavo.server.batches.service import BatchService
 from octavo.server.http.errors import ApiError, bad_request
 from octavo.server.http.exchange import CLIENT_LEFT, Exchange
+from octavo.server.http.routing import ApiRoute, add_routes, json_response
 from octavo.server.http.upload import receive_upload
 from octavo.server.openai.protocol import read_request
-from octavo.server.openai.stored import BatchRequest, Deleted
-from octavo.server.routes import json_response
+from octavo.server.openai.stored import UPLOAD_FORM, Batch, BatchRequest, Deleted, Page, StoredFile
 
 _MAX_LISTED_FILES = 10_000
 _MAX_LISTED_BATCHES = 100
 _LONGEST_FORM = 2**20  # bytes of a form around its file
+_EXAMPLES = {"chats": {"input_file_id": "file-...", "endpoint": "/v1/chat/completions", "completion_window": "24h"}}
 
 
 class StoredRoutes:
@@ -27,21 +27,19 @@ class StoredRoutes:
         self._service, self._files, self._args = service, service.files, args
 
     def add_to(self, app: FastAPI) -> None:
-        routes: list[tuple[str, str, Callable[..., Awaitable[Response]]]] = [
-            ("POST", "/v1/files", self.upload_file),
-            ("GET", "/v1/files", self.list_files),
-            ("GET", "/v1/files/{file_id}", self.get_file),
-            ("GET", "/v1/files/{file_id}/content", self.file_content),
-            ("DELETE", "/v1/files/{file_id}", self.delete_file),
-            ("POST", "/v1/batches", self.create_batch),
-            ("GET", "/v1/batches", self.list_batches),
-            ("GET", "/v1/batches/{batch_id}", self.get_batch),
-            ("POST", "/v1/batches/{batch_id}/cancel", self.cancel_batch),
+        file, batch = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
+        table = [
+            ApiRoute("POST", "/v1/files", self.upload_file, UPLOAD_FORM, StoredFile),
+            ApiRoute("GET", "/v1/files", self.list_files, reply=Page[StoredFile]),
+            ApiRoute("GET", file, self.get_file, reply=StoredFile),
+            ApiRoute("GET", f"{file}/content", self.file_content),
+            ApiRoute("DELETE", file, self.delete_file, reply=Deleted),
+            ApiRoute("POST", "/v1/batches", self.create_batch, BatchRequest, Batch, examples=_EXAMPLES),
+            ApiRoute("GET", "/v1/batches", self.list_batches, reply=Page[Batch]),
+            ApiRoute("GET", batch, self.get_batch, reply=Batch),
+            ApiRoute("POST", f"{batch}/cancel", self.cancel_batch, reply=Batch),
         ]
-        for method, path, handler in routes:
-            app.add_api_route(path, handler, methods=[method], response_model=None)
-            if method == "GET":
-                app.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
+        add_routes(app, table)
 
     async def upload_file(self, request: Request) -> Response:
         """Upload a file for batches: a form with `file`, `purpose` (`batch`), and perhaps `expires_after`."""

@@ -15,6 +15,7 @@ import msgspec
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_processor import CompletionDelta
 from octavo.server.http.errors import ApiError, error_body
+from octavo.server.http.routing import LINES
 from octavo.server.http.sse import EventStreamResponse
 from octavo.server.ollama.protocol import (
     AnswerMessage,
@@ -32,7 +33,6 @@ from octavo.server.openai.reply_stream import ReplyHead, ReplyStream, WholeReply
 from octavo.server.openai.timings import Phases
 
 _NS = 1_000_000_000
-LINES = "application/x-ndjson"
 encode = msgspec.json.Encoder().encode
 
 

@@ -3,7 +3,6 @@
 Ollama's clients send what they have in its units: durations are nanoseconds, images are base64.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,8 +10,6 @@ from msgspec import UNSET, UnsetType
 
 from octavo.server.openai.protocol import ToolDefinition
 from octavo.server.openai.replies import TokenRow
-
-Page = dict[str, Any]
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
@@ -237,30 +234,3 @@ class OllamaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `POST /api/pull`."""
 
     status: str
-
-
-_SAID: Page = {"messages": [{"role": "user", "content": "What is a block?"}]}
-# The bodies and replies of the routes, and bodies to try out.
-OLLAMA_TYPES: Mapping[tuple[str, str], tuple[type | None, type]] = {
-    ("POST", "/api/chat"): (OllamaChatRequest, OllamaChatReply),
-    ("POST", "/api/generate"): (OllamaGenerateRequest, OllamaGenerateReply),
-    ("POST", "/api/embed"): (OllamaEmbedRequest, OllamaEmbedReply),
-    ("POST", "/api/embeddings"): (OllamaEmbeddingsRequest, OllamaEmbeddingsReply),
-    ("POST", "/api/show"): (OllamaNameRequest, OllamaModelInfo),
-    ("POST", "/api/pull"): (OllamaNameRequest, OllamaStatus),
-    ("GET", "/api/tags"): (None, OllamaModels),
-    ("GET", "/api/ps"): (None, OllamaModels),
-    ("GET", "/api/version"): (None, OllamaVersion),
-}
-OLLAMA_EXAMPLES: Mapping[str, Page] = {
-    "/api/chat": {
-        "stream": {**_SAID, "options": {"num_predict": 64}},
-        "JSON": {**_SAID, "stream": False, "format": "json", "options": {"num_predict": 64}},
-    },
-    "/api/generate": {"text": {"prompt": "What is a block?", "stream": False, "options": {"num_predict": 64}}},
-    "/api/embed": {"texts": {"input": ["Octavo is", "Hello, world!"]}},
-    "/api/embeddings": {"text": {"prompt": "Octavo is"}},
-    "/api/show": {"the main model": {}},
-    "/api/pull": {"the main model": {}},
-}
-STREAMED = frozenset({"/api/chat", "/api/generate", "/api/pull"})  # as lines of JSON

@@ -11,19 +11,24 @@ from fastapi import FastAPI, Request, Response
 from octavo._version import __version__
 from octavo.server.http.errors import ApiError
 from octavo.server.http.exchange import CLIENT_LEFT, Exchange
+from octavo.server.http.routing import LINES, ApiRoute, add_routes, json_response, respond, unless_client_leaves
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.ollama.answers import LINES, LinesResponse, OllamaChat, OllamaPrompted, OllamaRaw, now
+from octavo.server.ollama.answers import LinesResponse, LineStream, OllamaChat, OllamaPrompted, OllamaRaw, now
 from octavo.server.ollama.models import OllamaModelPages, find
 from octavo.server.ollama.protocol import (
     AnswerMessage,
+    AnswerRequest,
     OllamaChatReply,
     OllamaChatRequest,
     OllamaEmbeddingsReply,
     OllamaEmbeddingsRequest,
     OllamaEmbedReply,
     OllamaEmbedRequest,
+    OllamaError,
     OllamaGenerateReply,
     OllamaGenerateRequest,
+    OllamaModelInfo,
+    OllamaModels,
     OllamaNameRequest,
     OllamaStatus,
     OllamaVersion,
@@ -31,16 +36,13 @@ from octavo.server.ollama.protocol import (
 from octavo.server.ollama.requests import chat_request, embeddings_request, prompted_chat, raw_completion
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.embeddings import MAX_INPUTS
-from octavo.server.openai.params import LARGE_BODY
-from octavo.server.openai.protocol import read_request
-from octavo.server.openai.reply_stream import ReplyStream
+from octavo.server.openai.params import decoded, is_large
 from octavo.server.openai.service import OpenAICompatibleService
-from octavo.server.routes import json_response, unless_client_leaves
 from octavo.server.tenants.claim import claim
 from octavo.server.ui.names import RequestNames
 
 T = TypeVar("T")
-Answer = ReplyStream[Any]
+Answer = LineStream[Any]
 
 API_VERSION = "0.13.0"  # of Ollama: clients look whether it has what they need
 # What errors of Octavo's own routes call the fields of Ollama's.
@@ -56,6 +58,14 @@ _NAMES: Mapping[str, str] = {
 }
 
 
+_LIMITED = {"options": {"num_predict": 64}}
+_SAID = {"messages": [{"role": "user", "content": "What is a block?"}], **_LIMITED}
+_CHATS = {"stream": _SAID, "JSON": {**_SAID, "stream": False, "format": "json"}}
+_TEXTS = {"text": {"prompt": "What is a block?", "stream": False, **_LIMITED}}
+_VECTORS = {"texts": {"input": ["Octavo is", "Hello, world!"]}}
+_MAIN: dict[str, object] = {"the main model": {}}
+
+
 class OllamaRoutes:
     """Handlers of raw requests. Every error is one of text; `server/http/errors.py` has its form."""
 
@@ -64,27 +74,26 @@ class OllamaRoutes:
         self._pages: OllamaModelPages | None = None  # of the service that is there, once there is a model
 
     def add_to(self, app: FastAPI) -> None:
-        get, post = ["GET"], ["POST"]
-        routes: list[tuple[str, Callable[..., Any], list[str]]] = [
-            ("/api/chat", self.chat, post),
-            ("/api/generate", self.generate, post),
-            ("/api/embed", self.embed, post),
-            ("/api/embeddings", self.embeddings, post),
-            ("/api/show", self.show, post),
-            ("/api/pull", self.pull, post),
-            ("/api/tags", self.tags, get),
-            ("/api/ps", self.ps, get),
-            ("/api/version", self.version, get),
-        ]
-        for path, handler, methods in routes:
-            app.add_api_route(path, handler, methods=methods, response_model=None)
-            if methods is get:
-                app.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
+        table = [
+            ApiRoute("POST", "/api/chat", self.chat, OllamaChatRequest, OllamaChatReply, LINES, _CHATS),
+            ApiRoute("POST", "/api/generate", self.generate, OllamaGenerateRequest, OllamaGenerateReply, LINES, _TEXTS),
+            ApiRoute("POST", "/api/embed", self.embed, OllamaEmbedRequest, OllamaEmbedReply, examples=_VECTORS),
+            ApiRoute(
+                "POST", "/api/embeddings", self.embeddings, OllamaEmbeddingsRequest, OllamaEmbeddingsReply,
+                examples={"text": {"prompt": "Octavo is"}},
+            ),
+            ApiRoute("POST", "/api/show", self.show, OllamaNameRequest, OllamaModelInfo, examples=_MAIN),
+            ApiRoute("POST", "/api/pull", self.pull, OllamaNameRequest, OllamaStatus, LINES, _MAIN),
+            ApiRoute("GET", "/api/tags", self.tags, reply=OllamaModels),
+            ApiRoute("GET", "/api/ps", self.ps, reply=OllamaModels),
+            ApiRoute("GET", "/api/version", self.version, reply=OllamaVersion),
+        ]  # fmt: skip
+        add_routes(app, table, "Ollama", OllamaError)
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation, with tools, images, thinking, schemas; as lines of JSON unless `stream` is false."""
         service, exchange = self._lifecycle.service, Exchange.in_scope(request.scope)
-        wire = await _read(exchange, OllamaChatRequest)
+        wire = await decoded(exchange, OllamaChatRequest)
         name, warn = find(service, wire.model).card.id, exchange.warnings.append
         if not wire.messages:
             message = AnswerMessage(role="assistant", content="")
@@ -92,46 +101,52 @@ class OllamaRoutes:
 
         async def begin() -> Answer:
             chat = chat_request(wire, name, service.formats, service.front, warn)
-            answer = await service.begin_answer(OllamaChat, chat, warn, _is_large(exchange), Birth())
-            answer.shown_model = wire.model or name
-            claim(exchange, answer, self._names)
-            return answer
+            return await service.begin_answer(OllamaChat, chat, warn, is_large(exchange), Birth())
 
-        return await _answer(request, begin, is_stream=wire.stream is not False)
+        return await self._answer(request, wire, name, begin)
 
     async def generate(self, request: Request) -> Response:
         """Answer a prompt, or continue a raw one; as lines of JSON unless `stream` is false."""
         service, exchange = self._lifecycle.service, Exchange.in_scope(request.scope)
-        wire = await _read(exchange, OllamaGenerateRequest)
+        wire = await decoded(exchange, OllamaGenerateRequest)
         name, warn = find(service, wire.model).card.id, exchange.warnings.append
         if not wire.prompt:
             return _loaded(OllamaGenerateReply(response="", **_about_loading(wire.model or name)), wire.stream)
 
         async def begin() -> Answer:
-            answer: OllamaRaw | OllamaPrompted
             if wire.raw or wire.suffix:
                 text = raw_completion(wire, name, warn)
-                answer = await service.begin_continuation(OllamaRaw, text, warn, _is_large(exchange), Birth())
-            else:
-                chat = prompted_chat(wire, name, service.formats, service.front, warn)
-                answer = await service.begin_answer(OllamaPrompted, chat, warn, _is_large(exchange), Birth())
+                return await service.begin_continuation(OllamaRaw, text, warn, is_large(exchange), Birth())
+            chat = prompted_chat(wire, name, service.formats, service.front, warn)
+            return await service.begin_answer(OllamaPrompted, chat, warn, is_large(exchange), Birth())
+
+        return await self._answer(request, wire, name, begin)
+
+    async def _answer(
+        self, request: Request, wire: AnswerRequest, name: str, begin: Callable[[], Awaitable[Answer]]
+    ) -> Response:
+        exchange = Exchange.in_scope(request.scope)
+
+        async def work() -> Answer | msgspec.Struct:
+            answer = await begin()
             answer.shown_model = wire.model or name
             claim(exchange, answer, self._names)
-            return answer
+            exchange.count_tokens = answer.count_tokens
+            return answer if wire.stream is not False else await answer.whole()
 
-        return await _answer(request, begin, is_stream=wire.stream is not False)
+        return await respond(request, _renaming(work()), LinesResponse)
 
     async def embed(self, request: Request) -> Response:
         """Turn texts into vectors; their ends are cut where they are too long, unless `truncate` is false."""
         exchange = Exchange.in_scope(request.scope)
-        wire = await _read(exchange, OllamaEmbedRequest)
+        wire = await decoded(exchange, OllamaEmbedRequest)
         reply = await self._vectors(request, exchange, wire)
         return Response(status_code=CLIENT_LEFT) if reply is None else json_response(reply)
 
     async def embeddings(self, request: Request) -> Response:
         """Turn one text into a vector."""
         exchange = Exchange.in_scope(request.scope)
-        wire = await _read(exchange, OllamaEmbeddingsRequest)
+        wire = await decoded(exchange, OllamaEmbeddingsRequest)
         one = OllamaEmbedRequest(model=wire.model, input=wire.prompt, options=wire.options, keep_alive=wire.keep_alive)
         reply = await self._vectors(request, exchange, one)
         if reply is None:
@@ -148,7 +163,7 @@ class OllamaRoutes:
 
         async def work() -> OllamaEmbedReply:
             asked = await asyncio.to_thread(embeddings_request, wire, name, service.front, warn)
-            found = await service.embeddings(asked, warn, _is_large(exchange))
+            found = await service.embeddings(asked, warn, is_large(exchange))
             num_tokens = found.usage.prompt_tokens
             exchange.count_tokens = lambda: (num_tokens, 0)
             return OllamaEmbedReply(
@@ -163,13 +178,13 @@ class OllamaRoutes:
     async def show(self, request: Request) -> Response:
         """What the model is and can."""
         service = self._lifecycle.service
-        wire = await _read(Exchange.in_scope(request.scope), OllamaNameRequest)
+        wire = await decoded(Exchange.in_scope(request.scope), OllamaNameRequest)
         return json_response(self._described(service).info(find(service, wire.model or wire.name)))
 
     async def pull(self, request: Request) -> Response:
         """Say that the model is there; another one is not fetched."""
         service = self._lifecycle.service
-        wire = await _read(Exchange.in_scope(request.scope), OllamaNameRequest)
+        wire = await decoded(Exchange.in_scope(request.scope), OllamaNameRequest)
         find(service, wire.model or wire.name)
         states = [OllamaStatus(status=status) for status in ("pulling manifest", "success")]
         if wire.stream is False:
@@ -192,33 +207,6 @@ class OllamaRoutes:
         if self._pages is None or self._pages.service is not service:
             self._pages = OllamaModelPages(service)
         return self._pages
-
-
-def _is_large(exchange: Exchange) -> bool:
-    return len(exchange.body) > LARGE_BODY
-
-
-async def _read(exchange: Exchange, kind: type[T]) -> T:
-    """Decode a body. Raises ApiError, 400."""
-    is_large, body = _is_large(exchange), exchange.body
-    wire, warnings = await asyncio.to_thread(read_request, body, kind) if is_large else read_request(body, kind)
-    exchange.warnings += warnings
-    return wire
-
-
-async def _answer(request: Request, begin: Callable[[], Awaitable[Answer]], *, is_stream: bool) -> Response:
-    exchange = Exchange.in_scope(request.scope)
-
-    async def work() -> tuple[Answer, msgspec.Struct | None]:
-        answer = await begin()
-        return answer, None if is_stream else await answer.whole()
-
-    done = await unless_client_leaves(request, _renaming(work()))
-    if done is None:
-        return Response(status_code=CLIENT_LEFT)
-    answer, reply = done
-    exchange.count_tokens = answer.count_tokens
-    return LinesResponse(answer) if reply is None else json_response(reply)
 
 
 async def _renaming(work: Awaitable[T]) -> T:

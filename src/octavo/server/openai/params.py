@@ -3,10 +3,11 @@
 OpenAI's `response_format`, vLLM's `structured_outputs` and the older `guided_*` are three ways to give a constraint.
 """
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import UNSET
 
@@ -17,6 +18,7 @@ from octavo.multimodal.placeholders import MultiModalPrompt
 from octavo.sampling_params import SEED_BITS, RequestPriority, SamplingParams
 from octavo.server.args import ServerArgs
 from octavo.server.http.errors import as_api_error, bad_request
+from octavo.server.http.exchange import Exchange
 from octavo.server.openai.models import ServedModel
 from octavo.server.openai.protocol import (
     ChatBatchRequest,
@@ -24,6 +26,7 @@ from octavo.server.openai.protocol import (
     CompletionRequest,
     GenerationRequest,
     ResponseFormat,
+    read_request,
 )
 from octavo.server.openai.tools import closed, tool_wire_names
 from octavo.structured_output import StructuredOutput
@@ -34,8 +37,24 @@ _GUIDED = tuple(name for name in GenerationRequest.__struct_fields__ if name.sta
 # Fields with the same name and meaning on the wire and in `SamplingParams`.
 _SAME = {spec.name for spec in fields(SamplingParams)} & {*GenerationRequest.__struct_fields__} - {"max_tokens"}
 
+T = TypeVar("T")
 Warn = Callable[[str], None]  # called with parts of the request that have no effect
 Constraint = tuple[str, object, str]  # a field of StructuredOutput, its value, its path on the wire
+
+
+def is_large(exchange: Exchange) -> bool:
+    """Whether processing a body in the event loop would stall the streams."""
+    return len(exchange.body) > LARGE_BODY
+
+
+async def decoded(exchange: Exchange, kind: type[T]) -> T:
+    """Decode the body of a request, and warn of its fields that have no effect. Raises ApiError, 400."""
+    body = exchange.body
+    wire, warnings = (
+        await asyncio.to_thread(read_request, body, kind) if is_large(exchange) else read_request(body, kind)
+    )
+    exchange.warnings += warnings
+    return wire
 
 
 def chat_params(request: ChatCompletionRequest, defaults: SamplingParams) -> SamplingParams:

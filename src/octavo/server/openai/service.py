@@ -42,7 +42,7 @@ from octavo.server.openai.protocol import (
     GenerationRequest,
     TokenizeRequest,
 )
-from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
+from octavo.server.openai.replies import DetokenizeReply, TokenizeReply
 from octavo.server.openai.reply_stream import ReplyHead
 from octavo.server.openai.tools import shown_tools
 
@@ -75,20 +75,6 @@ class OpenAICompatibleService:
             tool_call_parser_name=args.tool_call_parser,
             reasoning_parser_name=args.reasoning_parser,
         )
-
-    async def chat_completions(
-        self, request: ChatCompletionRequest, warn: Warn, is_large: bool
-    ) -> ChatCompletion | ChatStream:
-        """Complete a conversation: a complete reply, or a stream that has not started."""
-        stream = await self.begin_chat(request, warn, is_large, Birth())
-        return stream if request.stream else await stream.whole()
-
-    async def completions(
-        self, request: CompletionRequest, warn: Warn, is_large: bool
-    ) -> Completion | CompletionStream:
-        """Complete one prompt or many: a complete reply, or a stream that has not started."""
-        stream = await self.begin_completion(request, warn, is_large, Birth())
-        return stream if request.stream else await stream.whole()
 
     async def begin_chat(self, request: ChatCompletionRequest, warn: Warn, is_large: bool, birth: Birth) -> ChatStream:
         """Prepare the answer to a conversation, which has not started."""
@@ -210,17 +196,16 @@ async def prepared(work: Callable[[], T], request: object, is_large: bool) -> T:
 
 
 class Endpoint(NamedTuple):
-    """What answers requests of one route: methods of the service, by name."""
+    """What answers requests of one route: a method of the service, by name."""
 
     wire: type[GenerationRequest | EmbeddingsRequest]
-    answer: str
     begin: str  # prepares the answer; where nothing is drawn for it, makes it
 
 
 ENDPOINTS: Mapping[str, Endpoint] = MappingProxyType(
     {
-        "/v1/chat/completions": Endpoint(ChatCompletionRequest, "chat_completions", "begin_chat"),
-        "/v1/completions": Endpoint(CompletionRequest, "completions", "begin_completion"),
-        "/v1/embeddings": Endpoint(EmbeddingsRequest, "embeddings", "embeddings"),
+        "/v1/chat/completions": Endpoint(ChatCompletionRequest, "begin_chat"),
+        "/v1/completions": Endpoint(CompletionRequest, "begin_completion"),
+        "/v1/embeddings": Endpoint(EmbeddingsRequest, "embeddings"),
     }
 )

@@ -169,17 +169,6 @@ class BatchLine(msgspec.Struct, frozen=True, kw_only=True):
     body: msgspec.Raw | UnsetType = UNSET
 
 
-# By method and path: the body, if it is JSON, and the reply, if it is.
-STORED_TYPES: dict[tuple[str, str], tuple[Any, Any]] = {
-    ("POST", "/v1/files"): (None, StoredFile),
-    ("GET", "/v1/files"): (None, Page[StoredFile]),
-    ("GET", "/v1/files/{file_id}"): (None, StoredFile),
-    ("DELETE", "/v1/files/{file_id}"): (None, Deleted),
-    ("POST", "/v1/batches"): (BatchRequest, Batch),
-    ("GET", "/v1/batches"): (None, Page[Batch]),
-    ("GET", "/v1/batches/{batch_id}"): (None, Batch),
-    ("POST", "/v1/batches/{batch_id}/cancel"): (None, Batch),
-}
 UPLOAD_FORM = {
     "multipart/form-data": {
         "schema": {

@@ -1,18 +1,10 @@
 """How many tokens an answer took, in the words that OpenAI's newer APIs have for it."""
 
-from typing import Protocol, Self, runtime_checkable
+from typing import Self
 
 import msgspec
 
 from octavo.server.openai.replies import Usage
-
-
-@runtime_checkable
-class CountsTokens(Protocol):
-    """Any usage on the wire."""
-
-    def count_tokens(self) -> tuple[int, int]:
-        """Return the tokens of the prompt and of the output."""
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):

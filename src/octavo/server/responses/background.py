@@ -11,12 +11,12 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.server.http.errors import ApiError, as_api_error
 from octavo.server.http.exchange import Exchange
+from octavo.server.http.routing import json_response
 from octavo.server.kept.answers import Kept, digest
 from octavo.server.kept.responses import Begin, Keeper, OwnerResponse, send_kept, until_over
 from octavo.server.openai.birth import Birth
 from octavo.server.responses.protocol import Response
 from octavo.server.responses.stream import ResponseStream
-from octavo.server.routes import json_response
 
 _CANCELLED = "response_cancelled"
 

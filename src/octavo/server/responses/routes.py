@@ -1,7 +1,6 @@
 """Routes of the Responses API."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from functools import partial
 
 import msgspec
@@ -11,21 +10,31 @@ from fastapi import Response as HttpResponse
 from octavo.server.args import ServerArgs
 from octavo.server.http.errors import RESPONSES, bad_request
 from octavo.server.http.exchange import Exchange
+from octavo.server.http.routing import EVENTS, ApiRoute, add_routes, json_response
 from octavo.server.kept.answers import Kept, digest
 from octavo.server.kept.responses import ReturnResponse, again
 from octavo.server.kept.returning import Returning
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.openai.birth import Birth
-from octavo.server.openai.params import LARGE_BODY
+from octavo.server.openai.params import is_large
 from octavo.server.openai.protocol import read_request
 from octavo.server.responses.background import BackgroundResponse, cancellation, job_key
-from octavo.server.responses.page import BY_ID, INPUT_TOKENS
-from octavo.server.responses.protocol import DeletedResponse, Response, ResponseFault, ResponsesRequest
+from octavo.server.responses.protocol import (
+    DeletedResponse,
+    InputTokens,
+    ItemList,
+    Response,
+    ResponseFault,
+    ResponsesRequest,
+)
 from octavo.server.responses.service import ResponsesService
 from octavo.server.responses.store import ResponseStore
-from octavo.server.routes import Routes, json_response
+from octavo.server.routes import Routes
 
 _RUNNING = ("queued", "in_progress")
+_ASKED = {"input": "What is a block?"}
+_LIMITED = {**_ASKED, "max_output_tokens": 32}
+_EXAMPLES = {"text": _LIMITED, "stream": {**_LIMITED, "stream": True}}
 
 
 class ResponsesRoutes:
@@ -38,18 +47,16 @@ class ResponsesRoutes:
         self._store, self._returning = store, returning
 
     def add_to(self, app: FastAPI) -> None:
-        routes: list[tuple[str, str, Callable[..., Awaitable[HttpResponse]]]] = [
-            ("POST", RESPONSES, self.responses),
-            ("POST", INPUT_TOKENS, self.input_tokens),
-            ("GET", BY_ID, self.get),
-            ("DELETE", BY_ID, self.delete),
-            ("POST", f"{BY_ID}/cancel", self.cancel),
-            ("GET", f"{BY_ID}/input_items", self.input_items),
+        count, by_id = f"{RESPONSES}/input_tokens", f"{RESPONSES}/{{response_id}}"
+        table = [
+            ApiRoute("POST", RESPONSES, self.responses, ResponsesRequest, Response, EVENTS, _EXAMPLES),
+            ApiRoute("POST", count, self.input_tokens, ResponsesRequest, InputTokens, examples={"text": _ASKED}),
+            ApiRoute("GET", by_id, self.get, reply=Response),
+            ApiRoute("DELETE", by_id, self.delete, reply=DeletedResponse),
+            ApiRoute("POST", f"{by_id}/cancel", self.cancel, reply=Response),
+            ApiRoute("GET", f"{by_id}/input_items", self.input_items, reply=ItemList),
         ]
-        for method, path, handler in routes:
-            app.add_api_route(path, handler, methods=[method], response_model=None)
-            if method == "GET":
-                app.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
+        add_routes(app, table)
 
     async def responses(self, request: Request) -> HttpResponse:
         """Answer items of a conversation, with tools, schemas and reasoning; at once or as a stream of events."""
@@ -60,7 +67,7 @@ class ResponsesRoutes:
             if wire.background:
                 exchange.warnings += warnings
                 return self._in_background(exchange, service, wire)
-        return await self._routes.answer(request, ResponsesRequest, service.responses, service.begin_response)
+        return await self._routes.begin(request, ResponsesRequest, service.begin_response)
 
     async def input_tokens(self, request: Request) -> HttpResponse:
         """Count the tokens of the prompt that a request becomes."""
@@ -119,7 +126,7 @@ class ResponsesRoutes:
         return json_response(page)
 
     def _in_background(self, exchange: Exchange, service: ResponsesService, wire: ResponsesRequest) -> HttpResponse:
-        is_large = len(exchange.body) > LARGE_BODY
+        begin = partial(service.begin_response, wire, exchange.warnings.append, is_large(exchange))
         kept, is_again = again(exchange.scope), True
         if kept is None:
             birth, is_again = Birth(), False
@@ -132,7 +139,7 @@ class ResponsesRoutes:
             exchange,
             kept,
             self._returning,
-            self._routes.named(exchange, partial(service.begin_response, wire, exchange.warnings.append, is_large)),
+            self._routes.named(exchange, begin),
             partial(service.keep, wire),
             is_stream=bool(wire.stream),
             is_again=is_again,

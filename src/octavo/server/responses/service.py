@@ -26,11 +26,6 @@ class ResponsesService:
         self._chats, self._owner = chats, owner
         self._store = None if store is None or not store.keeps_any else store
 
-    async def responses(self, request: ResponsesRequest, warn: Warn, is_large: bool) -> Response | ResponseStream:
-        """Answer: a complete response, or a stream that has not started."""
-        stream = await self.begin_response(request, warn, is_large, Birth())
-        return stream if request.stream else await stream.whole()
-
     async def begin_response(
         self, request: ResponsesRequest, warn: Warn, is_large: bool, birth: Birth
     ) -> ResponseStream:

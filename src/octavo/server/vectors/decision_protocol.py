@@ -1,7 +1,5 @@
 """Wire types of decisions: OpenAI's `/v1/decisions` and TypeSafe's `/v1/systemone`."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -151,19 +149,3 @@ class SystemOneError(msgspec.Struct, frozen=True, kw_only=True):
     """The body of every response other than 2xx."""
 
     detail: list[dict[str, Any]] | str
-
-
-DECISION_TYPES: Mapping[str, tuple[type, type]] = MappingProxyType(
-    {DECISIONS: (DecisionsRequest, DecisionsReply), SYSTEM_ONE: (SystemOneRequest, SystemOneReply)}
-)
-_MAIL = "WIN a FREE phone, click here!"
-DECISION_EXAMPLES: Mapping[str, dict[str, Any]] = MappingProxyType(
-    {
-        DECISIONS: {
-            "predicate": {"input": _MAIL, "questions": [{"type": "predicate", "instructions": "Is this spam?"}]},
-        },
-        SYSTEM_ONE: {
-            "noul": {"state": _MAIL, "questions": {"spam": {"type": "noul", "instructions": "Is this spam?"}}},
-        },
-    }
-)

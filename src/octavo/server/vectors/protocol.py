@@ -1,13 +1,10 @@
 """Wire types of rerank, score and pooling, as Cohere, Jina and vLLM have them; and their part of the OpenAPI page."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
 
 from octavo.server.openai.embeddings import MAX_INPUTS, InputsRequest, VectorsReply, VectorsRequest
-from octavo.server.vectors.decision_protocol import DECISION_EXAMPLES, DECISION_TYPES
 
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")  # Jina's, Cohere's and vLLM's
 SCORE_PATHS = ("/score", "/v1/score")
@@ -108,23 +105,3 @@ class PoolingReply(VectorsReply, frozen=True, kw_only=True):
     created: int
     model: str
     data: list[PooledData]
-
-
-# The body and the reply; examples of the body.
-VECTORS_TYPES: Mapping[str, tuple[type, type]] = MappingProxyType(
-    {
-        **dict.fromkeys(RERANK_PATHS, (RerankRequest, RerankReply)),
-        **dict.fromkeys(SCORE_PATHS, (ScoreRequest, ScoreReply)),
-        "/pooling": (PoolingRequest, PoolingReply),
-        **DECISION_TYPES,
-    }
-)
-_RANKED = {"query": "What is a block?", "documents": ["A block holds tokens.", "It rains."], "top_n": 1}
-VECTORS_EXAMPLES: Mapping[str, dict[str, Any]] = MappingProxyType(
-    {
-        **{path: {"documents": _RANKED} for path in RERANK_PATHS},
-        **{path: {"pairs": {"text_1": "What is a block?", "text_2": ["A block.", "Rain."]}} for path in SCORE_PATHS},
-        **DECISION_EXAMPLES,
-        "/pooling": {"texts": {"input": ["Octavo is", "Hello, world!"]}},
-    }
-)

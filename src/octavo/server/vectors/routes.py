@@ -1,37 +1,59 @@
 """The routes of rerank, score, pooling and decisions."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 from fastapi import FastAPI, Request, Response
 
 from octavo.server.http.errors import ApiError
 from octavo.server.http.exchange import route_path
+from octavo.server.http.routing import ApiRoute, add_routes
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.vectors.decision_protocol import DECISIONS, SYSTEM_ONE, DecisionsRequest, SystemOneRequest
+from octavo.server.routes import Routes
+from octavo.server.vectors.decision_protocol import (
+    DECISIONS,
+    SYSTEM_ONE,
+    DecisionsReply,
+    DecisionsRequest,
+    SystemOneError,
+    SystemOneReply,
+    SystemOneRequest,
+)
 from octavo.server.vectors.decision_service import DecisionsService, as_unprocessable
-from octavo.server.vectors.protocol import RERANK_PATHS, SCORE_PATHS, PoolingRequest, RerankRequest, ScoreRequest
+from octavo.server.vectors.protocol import (
+    RERANK_PATHS,
+    SCORE_PATHS,
+    PoolingReply,
+    PoolingRequest,
+    RerankReply,
+    RerankRequest,
+    ScoreReply,
+    ScoreRequest,
+)
 from octavo.server.vectors.service import VectorsService
 
-Answer = Callable[..., Awaitable[Response]]  # `Routes.answer`
+_RANKED = {"query": "What is a block?", "documents": ["A block holds tokens.", "It rains."], "top_n": 1}
+_PAIRS = {"text_1": "What is a block?", "text_2": ["A block.", "Rain."]}
+_INPUTS = {"texts": {"input": ["Octavo is", "Hello, world!"]}}
+_MAIL = "WIN a FREE phone, click here!"
+_DECISIONS = {"predicate": {"input": _MAIL, "questions": [{"type": "predicate", "instructions": "Is this spam?"}]}}
+_NAMED = {"noul": {"state": _MAIL, "questions": {"spam": {"type": "noul", "instructions": "Is this spam?"}}}}
 
 
 class VectorsRoutes:
-    """Handlers of raw requests, which `answer` decodes."""
+    """Handlers of raw requests, which `Routes` decodes."""
 
-    def __init__(self, lifecycle: EngineLifecycle, answer: Answer) -> None:
-        self._lifecycle, self._answer = lifecycle, answer
+    def __init__(self, lifecycle: EngineLifecycle, routes: Routes) -> None:
+        self._lifecycle, self._answer = lifecycle, routes.answer
 
     def add_to(self, app: FastAPI) -> None:
-        routes: list[tuple[str, Callable[..., Any]]] = [
-            *((path, self.rerank) for path in RERANK_PATHS),
-            *((path, self.score) for path in SCORE_PATHS),
-            ("/pooling", self.pooling),
-            (DECISIONS, self.decisions),
-            (SYSTEM_ONE, self.system_one),
+        ranked, pairs = {"documents": _RANKED}, {"pairs": _PAIRS}
+        table = [
+            *(ApiRoute("POST", at, self.rerank, RerankRequest, RerankReply, examples=ranked) for at in RERANK_PATHS),
+            *(ApiRoute("POST", at, self.score, ScoreRequest, ScoreReply, examples=pairs) for at in SCORE_PATHS),
+            ApiRoute("POST", "/pooling", self.pooling, PoolingRequest, PoolingReply, examples=_INPUTS),
+            ApiRoute("POST", DECISIONS, self.decisions, DecisionsRequest, DecisionsReply, examples=_DECISIONS),
         ]
-        for path, handler in routes:
-            app.add_api_route(path, handler, methods=["POST"], response_model=None)
+        add_routes(app, table)
+        named = ApiRoute("POST", SYSTEM_ONE, self.system_one, SystemOneRequest, SystemOneReply, examples=_NAMED)
+        add_routes(app, [named], error=SystemOneError)
 
     async def rerank(self, request: Request) -> Response:
         """Order documents by how well they fit a query."""
