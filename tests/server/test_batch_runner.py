@@ -15,7 +15,6 @@ from octavo.server.args import ServerArgs
 from octavo.server.batches.files import FileStore
 from octavo.server.batches.lines import InterruptedLineError, LineAnswerer, ReadLine
 from octavo.server.batches.output import finalize
-from octavo.server.batches.recorder import BatchRecorder
 from octavo.server.batches.runner import BatchRunner
 from octavo.server.batches.slots import BatchSlots
 from octavo.server.batches.store import BatchStore, Record
@@ -307,21 +306,18 @@ async def test_an_answer_that_comes_too_late_changes_nothing(server: Server) -> 
     runner = server.runner(never)
     await runner.resume()
     await server.reach(batch.id, "in_progress")
-    recorder = BatchRecorder(server.store, server.metrics)
-    await recorder.put(Record(batch.id, 0, b'{"custom_id":"0"}', False))
-    await recorder.put(Record(batch.id, 0, b'{"custom_id":"again"}', True))
-    late = asyncio.create_task(recorder.put(Record(batch.id, 1, b'{"custom_id":"1"}', False)))
-    await asyncio.sleep(0)
-    late.cancel()
-    await asyncio.wait((late,))
-    await recorder.close()
+    records = runner._records
+    await records.put(Record(batch.id, 0, b'{"custom_id":"0"}', False))
+    await records.put(Record(batch.id, 0, b'{"custom_id":"again"}', True))
+    records.put(Record(batch.id, 1, b'{"custom_id":"1"}', False)).cancel()
+    await records.close()
     counts = (await server.store.load(batch.id)).request_counts
     assert (counts.completed, counts.failed) == (1, 0)
     await server.store.cancel("", batch.id)
     runner.stop_answering(batch.id)
     ended = await server.finish(runner, batch.id)
     assert (ended.status, ended.request_counts.completed, ended.request_counts.failed) == ("cancelled", 1, 1)
-    await recorder.put(Record(batch.id, 1, b'{"custom_id":"1"}', False))
+    await records.put(Record(batch.id, 1, b'{"custom_id":"1"}', False))
     assert await server.store.load(batch.id) == ended
 
 

@@ -37,11 +37,10 @@ async def opened(path: Path, *, is_killed: bool = True, max_bytes: int = MIB) ->
     found = journal.load()
     yield journal, found
     if is_killed:
-        journal._work.put(None)  # what was asked for is written, and nothing else
-        assert journal._thread is not None
-        journal._thread.join()
+        await journal._writes.close()  # what was asked for is written, and nothing else
+        journal._close_database()
     else:
-        journal.close()
+        await journal.close()
 
 
 async def test_what_was_accepted_is_found(tmp_path: Path) -> None:
@@ -62,9 +61,9 @@ async def test_what_was_accepted_is_found(tmp_path: Path) -> None:
 async def test_many_requests_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commits, commit = list[int](), Journal._commit
 
-    def counted(journal: Journal, works: list[Any]) -> None:
+    async def counted(journal: Journal, works: list[Any]) -> None:
         commits.append(len(works))
-        commit(journal, works)
+        await commit(journal, works)
 
     monkeypatch.setattr(Journal, "_commit", counted)
     async with opened(tmp_path / "j") as (journal, _):

@@ -48,8 +48,7 @@ async def test_the_oldest_go_over_size_and_age(tmp_path: Path) -> None:
         for number in range(30):
             log.put(facts(f"{number}"), CONTENTS)
             if number % 7 == 0:
-                assert log._writing is not None
-                await log._writing
+                await log._writes.close()
         log.put(facts("large"), Contents(body=b"", answer=b"x" * 2**20, token_ids=[]))
         assert "--request-log-mib" in (log.problem or "")
     assert names(folder) == [f"cmpl-{number}" for number in range(20, 30)]
@@ -67,11 +66,9 @@ async def test_the_oldest_go_over_size_and_age(tmp_path: Path) -> None:
 async def test_what_is_logged_is_found_by_either_id(tmp_path: Path) -> None:
     async with opened(tmp_path) as log, opened(tmp_path) as other:  # of a second server
         log.put(facts("a", request_id="same"), CONTENTS)
-        assert log._writing is not None
-        await log._writing
+        await log._writes.close()
         other.put(facts("b", request_id="same", birth=Birth(seeds=[2**64 - 1], call_key=b"k")), CONTENTS)
-        assert other._writing is not None
-        await other._writing
+        await other._writes.close()
         with closing(LogReader(tmp_path)) as reader:  # while they run
             assert reader.numbers_of("same") == [1, 2]
             [number] = reader.numbers_of("cmpl-b")
@@ -89,13 +86,11 @@ async def test_a_full_disk_costs_no_request(tmp_path: Path, caplog: pytest.LogCa
         log._database.run_now(lambda db: db.execute("PRAGMA max_page_count = 12").fetchall())
         for _ in range(2):
             log.put(facts("lost"), CONTENTS)
-            assert log._writing is not None
-            await log._writing
+            await log._writes.close()
             assert "full" in (log.problem or "")
         log._database.run_now(lambda db: db.execute("PRAGMA max_page_count = 10000").fetchall())
         log.put(facts("kept"), CONTENTS)
-        assert log._writing is not None
-        await log._writing
+        await log._writes.close()
         assert log.problem is None
     assert names(tmp_path) == ["cmpl-kept"]
     assert len(caplog.records) == 1  # said once
@@ -107,7 +102,7 @@ async def test_memory_for_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> 
             log.put(facts(f"{number}"), Contents(body=b"", answer=bytes(2**20), token_ids=[]))
         assert "faster than the disk" in (log.problem or "")
         assert log._num_waiting_bytes <= 64 * 2**20
-        log._waiting.clear()  # no need to write them
+        log._writes._waiting.clear()  # no need to write them
 
 
 @pytest.mark.parametrize(("only", "expected"), [("all", ["a", "b", "c"]), ("failed", ["b"])])

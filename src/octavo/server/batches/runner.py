@@ -15,10 +15,10 @@ from octavo.server.args import ServerArgs
 from octavo.server.batches.files import FileStore
 from octavo.server.batches.input import InputLine, LineReader, check_input, read_line
 from octavo.server.batches.lines import InterruptedLineError, LineAnswerer, ReadLine, is_failed, unanswered, usage_of
-from octavo.server.batches.recorder import BatchRecorder
 from octavo.server.batches.slots import BatchSlots
 from octavo.server.batches.store import BatchStore, Record
 from octavo.server.openai.stored import Batch, LineError, LineResult
+from octavo.server.state.database import WriteQueue
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class BatchRunner:
     ) -> None:
         self._store, self._files, self._args = store, files, args
         self._answerer, self._slots, self._finalize, self._wait_for_engine = answerer, slots, finalize, wait_for_engine
-        self._recorder = BatchRecorder(store, metrics)
+        self._metrics, self._records = metrics, WriteQueue(self._store_records)
         self._batches: dict[str, asyncio.Task[None]] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}  # of batches in progress
 
@@ -70,7 +70,7 @@ class BatchRunner:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await self._recorder.close()
+        await self._records.close()
 
     async def _work(self, batch_id: str) -> None:
         has_ended = False
@@ -154,7 +154,12 @@ class BatchRunner:
     async def _answer(self, batch_id: str, line: InputLine, read: ReadLine | LineResult) -> None:
         result = read if isinstance(read, LineResult) else await self._answerer.answer(read)
         data = msgspec.json.encode(result)
-        await self._recorder.put(Record(batch_id, line.line, data, is_failed(result), usage_of(result)))
+        await self._records.put(Record(batch_id, line.line, data, is_failed(result), usage_of(result)))
+
+    async def _store_records(self, records: list[Record]) -> None:
+        num_answered, num_failed = await self._store.record(records)
+        self._metrics.batch_lines["answered"] += num_answered
+        self._metrics.batch_lines["failed"] += num_failed
 
 
 def _first(error: BaseException) -> BaseException:

@@ -1,35 +1,40 @@
 """`Journal`: requests that were accepted and answers that are kept, on disk, for the server that comes after a kill.
 
-One thread writes: what came while it wrote goes into its next transaction, so many requests share a sync. A journal
-that cannot be written costs no request: that is said once in the log, and in `/health` while it lasts.
+Many requests share a sync. A journal that cannot be written costs no request: that is said once in the log, and in
+`/health` while it lasts.
 """
 
 import asyncio
 import logging
-import os
-import queue
 import sqlite3
-import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from octavo.errors import InvalidParameterError, StateError
 from octavo.server.kept.recording import Event
 from octavo.server.openai.birth import Birth
+from octavo.server.state.database import Layout, StateDatabase, WriteQueue
 from octavo.server.state.write_problem import WriteProblem
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1
-_SCHEMA = """
+_LAYOUT = Layout(
+    option="state_dir",
+    version=1,
+    schema="""
 CREATE TABLE answers (
     serial TEXT PRIMARY KEY, num_attempts INTEGER NOT NULL, entry BLOB NOT NULL, body BLOB NOT NULL, answer BLOB
 ) WITHOUT ROWID;
 CREATE TABLE alive (seconds REAL NOT NULL);
-"""
+INSERT INTO alive VALUES (0.0);
+""",
+    pragmas=("secure_delete = ON",),  # prompts do not stay in free pages
+)
 _ALIVE_S = 10.0  # how often the journal notes that the server lives, while there are requests
 _PAGE_BYTES = 4096
 _SPARE_BYTES = 2**20  # of the file, for tables and what is being replaced
@@ -78,19 +83,20 @@ Work = Callable[[sqlite3.Connection], object]
 
 
 class Journal:
-    """Owned by one event loop; files are touched by its thread only, but for the start."""
+    """Owned by one event loop. No method raises for what is wrong with the file: see `problem`."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Nothing is opened before `load`. No method raises for what is wrong with the file: see `problem`.
+        """Nothing is opened before `load`.
 
         `max_bytes` limits the bodies of running requests together; answers, of which others see to it, need no more.
         """
         self._path, self._max_body_bytes = path, max_bytes
-        self._max_pages = (2 * max_bytes + _SPARE_BYTES) // _PAGE_BYTES
-        self._work: queue.SimpleQueue[tuple[Work, Callable[[], None]] | None] = queue.SimpleQueue()
+        max_pages = (2 * max_bytes + _SPARE_BYTES) // _PAGE_BYTES
+        self._layout = replace(_LAYOUT, pragmas=(*_LAYOUT.pragmas, f"max_page_count = {max_pages}"))
+        self._database: StateDatabase | None = None
+        self._writes = WriteQueue(self._write)
         self._body_bytes: dict[str, int] = {}  # of unfinished requests
-        self._thread: threading.Thread | None = None
-        self._connection: sqlite3.Connection | None = None
+        self._noting: asyncio.Task[None] | None = None
         self._failure = WriteProblem(logger, "a request is not journaled, and would not outlive the server")
         self._loss: str | None = None  # at the start
 
@@ -104,21 +110,21 @@ class Journal:
         found = Found(unfinished=[], finished=[])
         for is_second_try in (False, True):
             try:
-                self._connection = _opened(self._path, self._max_pages)
-                found = _read(self._connection)
+                self._database = StateDatabase(self._path, self._layout)
+                found = self._database.run_now(_read)
                 break
-            except (sqlite3.Error, OSError, TypeError, ValueError, msgspec.MsgspecError) as error:
-                self._close_connection()
-                if is_second_try or isinstance(error, OSError):
-                    self._failure.set(f"{self._path.name} cannot be used: {error}")
+            except (InvalidParameterError, StateError, TypeError, ValueError, msgspec.MsgspecError) as error:
+                why = error.__cause__ or error
+                self._close_database()
+                if is_second_try or isinstance(why, OSError):
+                    self._failure.set(f"{self._path.name} cannot be used: {why}")
                     break
-                self._loss = f"{self._path.name} was damaged, and is set aside: {error}"
+                self._loss = f"{self._path.name} was damaged, and is set aside: {why}"
                 logger.error("requests of the server before are lost: %s", self._loss)
                 with suppress(OSError):  # then the second try says why
                     _set_aside(self._path)
         self._body_bytes = {each.entry.serial: len(each.body) for each in found.unfinished}
-        self._thread = threading.Thread(target=self._run, name="octavo-journal", daemon=True)
-        self._thread.start()
+        self._noting = asyncio.create_task(self._note_life())
         return found
 
     def add(self, entry: Entry, body: bytes) -> "asyncio.Future[None]":
@@ -143,94 +149,52 @@ class Journal:
         self._body_bytes.pop(serial, None)
         self._put(lambda db: db.execute("DELETE FROM answers WHERE serial = ?", (serial,)))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Write what was asked for, and note that the server was not killed. Idempotent."""
-        if self._thread is not None:
-            self._work.put((lambda db: db.execute("UPDATE answers SET num_attempts = 0"), lambda: None))
-            self._work.put(None)
-            self._thread.join()
-            self._thread = None
+        if self._noting is not None:
+            self._noting.cancel()
+            self._noting = None
+            self._put(lambda db: db.execute("UPDATE answers SET num_attempts = 0"))
+            await self._writes.close()
+            self._close_database()
 
     def _put(self, work: Work) -> "asyncio.Future[None]":
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
+        return self._writes.put(work)
 
-        def set_done() -> None:
-            if not done.done():
-                done.set_result(None)
+    async def _note_life(self) -> None:
+        while True:
+            await asyncio.sleep(_ALIVE_S)
+            if self._body_bytes:
+                await self._write([])
 
-        def finish() -> None:
-            with suppress(RuntimeError):  # the loop was closed: nobody waits
-                loop.call_soon_threadsafe(set_done)
-
-        self._work.put((work, finish))
-        return done
-
-    def _run(self) -> None:
-        """Write until told to end."""
-        is_last = False
-        while not is_last:
-            batch: list[tuple[Work, Callable[[], None]]] = []
-            with suppress(queue.Empty):
-                item = self._work.get(timeout=_ALIVE_S)
-                while item is not None:
-                    batch.append(item)
-                    item = self._work.get_nowait()
-                is_last = True
-            if batch or self._body_bytes:
-                self._write([work for work, _ in batch])
-            for _, finish in batch:
-                finish()
-        self._close_connection()
-
-    def _write(self, works: list[Work]) -> None:
+    async def _write(self, works: list[Work]) -> None:
         """Write in one transaction; one by one if that fails, so that only what does not fit is lost."""
-        try:
-            if self._connection is None:
-                self._connection = _opened(self._path, self._max_pages)
-            if len(works) > 1:
-                with suppress(sqlite3.Error):
-                    self._commit(works)
-                    return
-            for each in [[work] for work in works] or [[]]:
-                self._commit(each)
-        except (sqlite3.Error, OSError) as error:
-            self._failure.set(f"{self._path.name} cannot be written: {error}")
+        if len(works) > 1:
+            with suppress(StateError, InvalidParameterError):
+                await self._commit(works)
+                return
+        for each in [[work] for work in works] or [[]]:
+            try:
+                await self._commit(each)
+            except (StateError, InvalidParameterError) as error:
+                self._failure.set(f"{self._path.name} cannot be written: {error.__cause__ or error}")
 
-    def _commit(self, works: list[Work]) -> None:
-        assert self._connection is not None
-        with self._connection:
+    async def _commit(self, works: list[Work]) -> None:
+        def write(db: sqlite3.Connection) -> None:
             for work in works:
-                work(self._connection)
-            self._connection.execute("UPDATE alive SET seconds = ?", (time.time(),))
+                work(db)
+            db.execute("UPDATE alive SET seconds = ?", (time.time(),))
+
+        if self._database is None:
+            self._database = await asyncio.to_thread(StateDatabase, self._path, self._layout)
+        await self._database.run(write)
         if works:
             self._failure.clear()
 
-    def _close_connection(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-
-def _opened(path: Path, max_pages: int) -> sqlite3.Connection:
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files get this mode, too
-    connection = sqlite3.connect(path, check_same_thread=False)  # the start is in another thread
-    try:
-        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA secure_delete = ON")  # prompts do not stay in free pages
-        connection.execute(f"PRAGMA max_page_count = {max_pages}")
-        [version] = connection.execute("PRAGMA user_version").fetchone()
-        if version == 0:
-            statements = f"{_SCHEMA} INSERT INTO alive VALUES (0.0); PRAGMA user_version = {_VERSION};"
-            connection.executescript(f"BEGIN IMMEDIATE; {statements} COMMIT;")
-        elif version != _VERSION:
-            raise ValueError(f"it is of version {version}, this is Octavo's version {_VERSION}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    def _close_database(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
 
 
 def _read(connection: sqlite3.Connection) -> Found:
@@ -254,9 +218,8 @@ def _read(connection: sqlite3.Connection) -> Found:
                 dropped.append((serial,))
             else:
                 unfinished.append(Unfinished(entry=entry, body=body))
-    with connection:
-        connection.executemany("DELETE FROM answers WHERE serial = ?", dropped)
-        connection.execute("UPDATE answers SET num_attempts = num_attempts + 1 WHERE answer IS NULL")
+    connection.executemany("DELETE FROM answers WHERE serial = ?", dropped)
+    connection.execute("UPDATE answers SET num_attempts = num_attempts + 1 WHERE answer IS NULL")
     unfinished.sort(key=lambda each: each.entry.birth.created)
     finished.sort(key=lambda each: each[1].ended_s)
     return Found(unfinished=unfinished, finished=finished)

@@ -83,7 +83,7 @@ class Returning:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.journal is not None:
-            self.journal.close()
+            await self.journal.close()
 
     def respond(self, exchange: Exchange, is_stream: bool, begin: Begin) -> Response | None:
         """Return what answers a request whose answer is kept, or that asks for one; None: an ordinary request.

@@ -24,7 +24,7 @@ from octavo.server.kept.responses import Begin, Reply
 from octavo.server.logged.requests import FILE_NAME, LOG, Contents, Facts, Identity
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.embeddings import Embeddings
-from octavo.server.state.database import StateDatabase
+from octavo.server.state.database import StateDatabase, WriteQueue
 from octavo.server.state.folder import private_folder
 from octavo.server.state.write_problem import WriteProblem
 
@@ -52,9 +52,9 @@ class RequestLog:
         self._identify = identify
         self._identity: bytes | None = None
         self._database = StateDatabase(private_folder("request_log", args.request_log) / FILE_NAME, LOG)
-        self._waiting: list[tuple[Facts, Contents]] = []
+        self._writes = WriteQueue(self._write)
+        self._unidentified: list[tuple[Facts, Contents]] = []  # the model went before anybody asked who it is
         self._num_waiting_bytes = 0  # and of those that are being written
-        self._writing: asyncio.Task[None] | None = None
         self._failure = WriteProblem(logger, "requests are not logged")
 
     @property
@@ -65,13 +65,12 @@ class RequestLog:
     async def run(self) -> None:
         """Remove what is too old, until cancelled."""
         while True:
-            self._start_writing()
+            await self._write([])
             await asyncio.sleep(_SWEEP_S)
 
     async def close(self) -> None:
         """Write what is left."""
-        if self._writing is not None:
-            await asyncio.wait((self._writing,))
+        await self._writes.close()
         self._database.close()
 
     def watched(self, exchange: Exchange, is_stream: bool, begin: Begin) -> Begin:
@@ -121,8 +120,7 @@ class RequestLog:
             self._failure.set("requests end faster than the disk takes them")
         else:
             self._num_waiting_bytes += num_bytes
-            self._waiting.append((facts, contents))
-            self._start_writing()
+            self._writes.put((facts, contents))
 
     def _is_chosen(self) -> bool:
         return random.random() < self._sample  # which is below 1
@@ -131,30 +129,22 @@ class RequestLog:
         facts = _facts(exchange, birth, is_stream, started_s, status=error.status, error=error.detail.message)
         self.put(facts, Contents(body=exchange.body, answer=error.body, token_ids=[]))
 
-    def _start_writing(self) -> None:
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write())
-
-    async def _write(self) -> None:
-        while True:
-            requests, self._waiting = self._waiting, []
-            try:
-                await self._database.run(partial(self._store, requests))
-                if not requests:
-                    await self._database.shrink()
-            except ApiError as error:
-                # The model was unloaded before anybody asked who it is. When it is back, they are written.
-                self._waiting = requests + self._waiting
-                self._failure.set(str(error))
-                return
-            except (StateError, OSError) as error:
-                self._failure.set(str(error))
-            else:
-                if requests:
-                    self._failure.clear()
-            self._num_waiting_bytes -= sum(contents.num_bytes + _ROW_BYTES for _, contents in requests)
-            if not self._waiting:
-                return
+    async def _write(self, requests: list[tuple[Facts, Contents]]) -> None:
+        requests, self._unidentified = self._unidentified + requests, []
+        try:
+            await self._database.run(partial(self._store, requests))
+            if not requests:
+                await self._database.shrink()
+        except ApiError as error:  # when the model is back, they are written
+            self._unidentified = requests
+            self._failure.set(str(error))
+            return
+        except (StateError, OSError) as error:
+            self._failure.set(str(error))
+        else:
+            if requests:
+                self._failure.clear()
+        self._num_waiting_bytes -= sum(contents.num_bytes + _ROW_BYTES for _, contents in requests)
 
     def _store(self, requests: Sequence[tuple[Facts, Contents]], db: sqlite3.Connection) -> None:
         """Make room, then add requests; in the thread."""

@@ -7,15 +7,15 @@ of a transaction.
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
-from octavo.errors import InvalidParameterError, StateError
+from octavo.errors import InvalidParameterError, StateError, anew
 from octavo.server.http.errors import bad_request
 from octavo.server.openai.stored import Page
 
@@ -111,6 +111,49 @@ class StateDatabase:
         except (sqlite3.Error, OSError) as error:
             raise StateError(f"{self._name} cannot be used: {error}") from error
         return result
+
+
+class WriteQueue(Generic[T]):
+    """What is to be written: items that come while others are written go together with the next transaction.
+
+    Owned by one event loop. `store` writes a list of them; what it raises of StateError, those who wait get.
+    """
+
+    def __init__(self, store: Callable[[list[T]], Awaitable[None]]) -> None:
+        self._store = store
+        self._waiting: list[tuple[T, asyncio.Future[None]]] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    def put(self, item: T) -> "asyncio.Future[None]":
+        """Write an item, soon; done when that has happened. If cancelled, it may or may not be written."""
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, stored))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write())
+        return stored
+
+    async def close(self) -> None:
+        """Wait until all is written."""
+        if self._writing is not None:
+            await asyncio.wait((self._writing,))
+
+    async def _write(self) -> None:
+        while self._waiting:
+            waiting, self._waiting = self._waiting, []
+            # Who has cancelled may go on as if nothing came any more.
+            waiting = [(item, stored) for item, stored in waiting if not stored.cancelled()]
+            failure: StateError | None = None
+            try:
+                await self._store([item for item, _ in waiting])
+            except StateError as error:
+                failure = error
+            for _, stored in waiting:
+                if stored.done():
+                    continue
+                if failure is None:
+                    stored.set_result(None)
+                else:
+                    stored.set_exception(anew(failure))
 
 
 def _opened(path: Path | None, layout: Layout) -> sqlite3.Connection:
