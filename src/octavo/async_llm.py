@@ -172,10 +172,12 @@ class AsyncLLM:
         state: object,
         questions: Mapping[str, Mapping[str, object]],
         priority: int = RequestPriority.NORMAL,
+        *,
+        images: Mapping[str, object] | None = None,
     ) -> dict[str, dict[str, object]]:
         """Answer typed questions about a state by probabilities; `LLM.decide` describes them."""
         engine = await self.engine()
-        decisions = await asyncio.to_thread(decisions_about, engine.front, state, questions)
+        decisions = await asyncio.to_thread(decisions_about, engine.front, state, questions, images)
         answers = decisions.answers(await engine.generate_async(decisions.prompts, decisions.params, priority))
         return {answer.question.name: answer.as_dict for answer in answers}
 

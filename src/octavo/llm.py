@@ -129,17 +129,21 @@ class LLM:
         questions: Mapping[str, Mapping[str, object]],
         priority: int = RequestPriority.NORMAL,
         use_tqdm: bool = False,
+        *,
+        images: Mapping[str, object] | None = None,
     ) -> dict[str, dict[str, object]]:
         """Answer typed questions about a state, a text or what JSON has, by probabilities; no text is written.
 
         Questions have names, and are of three types: `{"type": "noul", "instructions": "Is it spam?"}`, yes or no;
         `{"type": "choice", "criteria": {"calm": "a description", "angry": None}, ...}`, and
         `{"type": "score", "criteria": ["can wait", "today"], ...}`, levels, the lowest first. Answers are as those of
-        the route /v1/systemone: `noul` has the probability of true, the others all `probabilities`.
+        the route /v1/systemone: `noul` has the probability of true, the others all `probabilities`. Models that see
+        take `images`, as `generate_multimodal` does, each by the placeholder that stands for it in any text of state
+        and questions.
 
-        Raises InvalidParameterError: names every question at fault.
+        Raises InvalidParameterError: names every question at fault, or an image that cannot be read or has no place.
         """
-        return self.engine.decide(state, questions, priority, use_tqdm)
+        return self.engine.decide(state, questions, priority, use_tqdm, images=images)
 
     def generate_multimodal(
         self,

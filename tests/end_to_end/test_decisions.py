@@ -3,17 +3,26 @@
 import asyncio
 import json
 import math
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 from tests.end_to_end.conftest import MakeLLM
 from tests.end_to_end.encoders import save
 
 from octavo import LLM, AsyncLLM, PoolingParams
+from octavo.demo import demo_vl_model_path
+from octavo.engine.decision_questions import as_text
 from octavo.engine.decisions import decisions_about
 from octavo.errors import InvalidParameterError
+from octavo.multimodal.placeholders import MultiModalPrompt
+from octavo.tokenizer.tokenizer import Tokenizer
+
+SHAPE = Path(__file__).parents[2] / "docs/pictures/shape.png"
 
 TEMPLATE = (
     "w1 {{ state if state is string else state | tojson }} {{ question.instructions or 'w2' }} "
@@ -93,6 +102,49 @@ def test_nothing_that_is_said_is_a_control_token(make_llm: MakeLLM) -> None:
             counts.append(sum(each in tokenizer.special_token_ids for each in ids))
             assert ("<|im_end|> <|mark|>" in tokenizer.decode(ids, skip_special_tokens=True)) == (said != "nothing")
     assert len(set(counts)) == 1
+
+
+SHAPES = {
+    "color": {"type": "choice", "instructions": "What is the color?", "criteria": {"red": None, "blue": None}},
+    "round": {"type": "noul", "instructions": "Is it round?"},
+}
+
+
+def test_images_in_a_state_are_those_of_a_chat(tmp_path: Path, make_llm: MakeLLM) -> None:
+    images: dict[str, object] = {"<shape>": SHAPE, "<other>": np.zeros((56, 84, 3), np.uint8)}
+    state = {"seen": "A <shape>, no <|image_pad|>, and <other>."}
+    with LLM("demo-vl", max_model_len=512) as llm:
+        together = llm.decide(state, SHAPES, images=images)
+        for name, question in SHAPES.items():
+            assert llm.decide(state, {name: question}, images=images) == {name: together[name]}
+        assert llm.decide(state, SHAPES, images=dict(zip(images, [*images.values()][::-1], strict=True))) != together
+        asked, tokenizer = decisions_about(llm.engine.front, state, SHAPES, images), llm.get_tokenizer()
+        said = as_text(state) + f"\n\n{asked._questions[0].text}"
+        shown: list[dict[str, object]] = [
+            {"type": "text", "text": text} for text in re.split("<shape>|<other>", said.replace("<|image_pad|>", "%"))
+        ]
+        for at, image in ((1, images["<shape>"]), (3, images["<other>"])):
+            shown.insert(at, {"type": "image", "image": image})
+        chat = llm.engine.front.inputs.chat_prompt([{"role": "user", "content": shown}], enable_thinking=False)
+        assert isinstance(chat, MultiModalPrompt)
+        assert written(asked.prompts[0], tokenizer).replace("no <|image_pad|>", "no %") == written(chat, tokenizer)
+        with pytest.raises(InvalidParameterError, match=r"images\.<b>='<b>': no text"):
+            llm.decide("<a>", SHAPES, images={"<a>": SHAPE, "<b>": SHAPE})
+    shutil.copytree(demo_vl_model_path(), tmp_path / "vl")  # with a template of its own
+    (tmp_path / "vl/decision_template.jinja").write_text("{{ state.seen }} {{ question.instructions }} <|mark|>")
+    with LLM(str(tmp_path / "vl"), max_model_len=512) as llm:
+        own = decisions_about(llm.engine.front, state, SHAPES, images).prompts[1]
+        seen = re.sub(r"<\|vision_start\|>(<\|image_pad\|>)+<\|vision_end\|>", "#", written(own, tokenizer))
+        assert seen.strip() == "A #, no <|image_pad|>, and #. Is it round?"
+        assert llm.decide(state, SHAPES, images=images).keys() == SHAPES.keys()
+    with pytest.raises(InvalidParameterError, match=r"images\.<a>='an image': this model takes text only"):
+        make_llm("demo", max_model_len=512).decide("<a>", SHAPES, images={"<a>": SHAPE})
+
+
+def written(prompt: object, tokenizer: Tokenizer) -> str:
+    assert isinstance(prompt, MultiModalPrompt)
+    assert len(prompt.extra_inputs.vision) == 2
+    return tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
 
 
 def test_what_cannot_be_asked(make_llm: MakeLLM) -> None:

@@ -279,3 +279,43 @@ def test_what_is_no_medium_is_a_400_that_says_why(
     assert reply.status_code == 400
     assert names in reply.json()["error"]["message"]
     assert reply.json()["error"]["param"] == param
+
+
+def test_decisions_see_images_on_both_routes(server: HttpServer) -> None:
+    asked = {"type": "noul", "instructions": "Is it so?"}
+    first, second = png(30, 21), png(24, 24, seed=2)
+
+    def about(state: str, **images: bytes) -> Any:
+        assets = {
+            f"<{name}>": {"type": "image", "format": "png", "data_base64": base64.b64encode(data).decode()}
+            for name, data in images.items()
+        }
+        body = {"state": state, "questions": {"q": asked}, "assets": assets}
+        return server.client.post("/v1/systemone", json=body)
+
+    named = about("See <a><b>!", a=first, b=second)
+    assert named.status_code == 200, named.text
+    content = [{"type": "input_text", "text": "See "}, {"type": "input_image", "image_url": data_url(first)},
+               image_part(data_url(second)), {"type": "input_text", "text": "!"}]  # fmt: skip
+    question = {"type": "predicate", "instructions": "Is it so?"}
+
+    def over(parts: list[dict[str, Any]]) -> Any:
+        body = {"input": [{"role": "user", "content": parts}], "questions": [question]}
+        return server.client.post("/v1/decisions", json=body)
+
+    reply = over(content)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["answers"][0]["probability"] == named.json()["answers"]["q"]["noul"]
+    assert reply.json()["usage"]["input_tokens"] == named.json()["usage"]["input_tokens"]
+    assert about("See <b><a>!", a=first, b=second).json()["answers"] != named.json()["answers"]
+    for answer, status, text in (
+        (about("no place", a=first), 422, "no text of the state"),
+        (about("<a>", a=b"no picture"), 422, "assets.<a>.data_base64"),
+        (server.client.post("/v1/systemone", json={"state": "<a>", "questions": {"q": asked}, "assets": {"<a>": 1}}),
+         422, "data_base64"),
+        (over([image_part("https://example.com/a.png")]), 400, "reads nothing from elsewhere"),
+        (over([image_part(data_url(first))] * 4), 400, "at most 3"),
+        (over([image_part(data_url(png(400, 400)))]), 400, "pixels"),
+    ):  # fmt: skip
+        assert answer.status_code == status, answer.text
+        assert text in answer.text

@@ -146,9 +146,11 @@ class LLMEngine:
         questions: Mapping[str, Mapping[str, object]],
         priority: int = RequestPriority.NORMAL,
         use_tqdm: bool = False,
+        *,
+        images: Mapping[str, object] | None = None,
     ) -> dict[str, dict[str, object]]:
         """Answer typed questions about a state; see `LLM.decide`."""
-        decisions = self._owner.run(lambda: decisions_about(self._front, state, questions))
+        decisions = self._owner.run(lambda: decisions_about(self._front, state, questions, images))
         answers = decisions.answers(self.generate(decisions.prompts, decisions.params, priority, use_tqdm))
         return {answer.question.name: answer.as_dict for answer in answers}
 

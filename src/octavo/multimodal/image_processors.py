@@ -6,10 +6,12 @@ normalized values. These equal the results of transformers' image processors on 
 Legend: C = channels, F = frames of a patch, S = side of a patch in pixels, M = side of a merged square in patches.
 """
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
@@ -44,7 +46,7 @@ Numbers = Sequence[float]  # one for each channel
 Grid = tuple[int, int, int]  # (pairs of) frames, rows and columns of patches
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Patches:
     """An image or video as its tower reads it."""
 
@@ -52,6 +54,16 @@ class Patches:
     grid: Grid
     interval: float = 1.0  # rotary positions between frames
     levels: NDArray[np.float32] | None = None  # [C, 256] what each byte of a channel is normalized to
+
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 over grid, interval, levels and patches: of the content, whatever its name or address."""
+        digest = hashlib.sha256(np.array(self.grid, dtype="<i8").tobytes())
+        digest.update(np.array(self.interval, dtype="<f8").tobytes())
+        if self.levels is not None:
+            digest.update(np.ascontiguousarray(self.levels, dtype="<f4").data)
+        digest.update(np.ascontiguousarray(self.values).data)
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,6 @@ Placeholders are written into a prompt's text, and among its tokens expanded to 
 one depend on its text: line breaks around an image, the times of a video's frames.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -207,16 +206,6 @@ class MultiModalPrompt:
         return cls(text=text, token_ids=prompt.token_ids, extra_inputs=extra)
 
 
-def content_hash(image: Patches) -> str:
-    """Return SHA-256 over grid, interval, levels and patches: of the content, whatever its name or address."""
-    digest = hashlib.sha256(np.array(image.grid, dtype="<i8").tobytes())
-    digest.update(np.array(image.interval, dtype="<f8").tobytes())
-    if image.levels is not None:
-        digest.update(np.ascontiguousarray(image.levels, dtype="<f4").data)
-    digest.update(np.ascontiguousarray(image.values).data)
-    return digest.hexdigest()
-
-
 def _rotary_positions(prompt: ExpandedPrompt, media: Sequence[Medium], config: VisionConfig) -> NDArray[np.int32]:
     merge, spans = config.spatial_merge_size, []
     for place, medium in zip(prompt.ranges, media, strict=True):
@@ -234,7 +223,7 @@ def _input(place: PlaceholderRange, image: Patches) -> VisionInput:
         start=place.start,
         num_tokens=place.num_tokens,
         grid=image.grid,
-        content_hash=content_hash(image),
+        content_hash=image.content_hash,
         patches=image.values,
         levels=image.levels,
     )

@@ -51,6 +51,30 @@ class MultiModalProcessor:
             return self._by_callers(processor, text, sources)
         return self._of_text(text, sources, is_rendered=False)
 
+    def read_images(self, sources: Sequence[Source]) -> list[Medium]:
+        """Return images as the tower reads them. Raises InvalidParameterError: one cannot be read, or is a video."""
+        for source in sources:
+            if source.is_video:
+                raise InvalidParameterError(source.name, "a video", "only images are taken here")
+        return [self._reader.image(source) for source in sources]
+
+    @property
+    def image_text(self) -> str:
+        """What stands for an image in the text of a prompt."""
+        vision, text_of = self._vision, self._tokenizer.token_text
+        ids = vision.vision_start_token_id, vision.image_token_id, vision.vision_end_token_id
+        start, image, end = ("" if token_id is None else text_of(token_id) for token_id in ids)
+        around = vision.text_around or ""
+        return f"{around}{start}{image}{end}{around}"
+
+    def written(self, text: str) -> str:
+        """Return a text that a chat template has rendered with all that stands for its images."""
+        return write_placeholders(text, (), self._vision, self._tokenizer.token_text)
+
+    def with_images(self, token_ids: Sequence[int], images: Sequence[Medium]) -> MultiModalPrompt:
+        """Return a prompt whose images have a placeholder each, in order. Raises InvalidParameterError: they do not."""
+        return self._of_media(None, token_ids, [(False, image) for image in images])
+
     def _of_text(self, text: str, sources: Sequence[Source], *, is_rendered: bool) -> MultiModalPrompt:
         self._limit.check_text(text)  # placeholders only get longer
         media: list[tuple[bool, Medium]] = []
@@ -76,7 +100,9 @@ class MultiModalProcessor:
         [token_ids] = np.asarray(made["input_ids"]).tolist()
         return self._of_media(text, token_ids, [(False, image) for image in self._reader.images.patches_of(made)])
 
-    def _of_media(self, text: str, token_ids: Sequence[int], media: Sequence[tuple[bool, Medium]]) -> MultiModalPrompt:
+    def _of_media(
+        self, text: str | None, token_ids: Sequence[int], media: Sequence[tuple[bool, Medium]]
+    ) -> MultiModalPrompt:
         """Expand placeholders; `media` are (is it a video, what it is), those of each kind in order."""
         by_kind = {kind: [medium for is_video, medium in media if is_video is kind] for kind in (False, True)}
         images, videos = ([medium.grid for medium in each] or None for each in by_kind.values())

@@ -165,24 +165,26 @@ class MediaReader:
             kinds[name] = MediaKind(most, limits, remote if args.allow_remote_media else None)
         return cls(kinds)
 
-    def check_number(self, messages: Sequence[ChatMessage]) -> None:
-        """Check how many images and videos a request has, before any of them is read."""
+    def check_number(self, messages: Sequence[ChatMessage], root: str = "messages") -> None:
+        """Check how many images and videos a request has, in its field `root`, before any of them is read."""
         counts = Counter(part.type for message in messages for part in parts_of(message))
         for name, kind in self.kinds.items():
             if counts[name] > kind.most:
                 names = name.removesuffix("_url") + "s"
                 text = f"{counts[name]} {names}: at most {kind.most} per request."
-                raise bad_request(text, "messages", f"too_many_{names}")
+                raise bad_request(text, root, f"too_many_{names}")
 
-    def remote_parts(self, messages: Sequence[ChatMessage]) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    def remote_parts(
+        self, messages: Sequence[ChatMessage], root: str = "messages"
+    ) -> Iterator[tuple[str, Callable[[], bytes]]]:
         """Yield the place of each part that is elsewhere, and a call that fetches it: many may wait at once."""
-        self.check_number(messages)
+        self.check_number(messages, root)
         for at, message in enumerate(messages):
             for index, part in enumerate(parts_of(message)):
                 remote, given = self.kinds[part.type].remote if is_media(part) else None, _given(part)
                 url = given if given is None or isinstance(given, str) else given.url
                 if remote is not None and url is not None and url.startswith(_REMOTE):
-                    path = f"messages[{at}].content[{index}].{part.type}"
+                    path = f"{root}[{at}].content[{index}].{part.type}"
                     yield path, partial(remote.fetch, url, path)
 
     def read(self, part: ContentPart, path: str) -> Mapping[str, object]:

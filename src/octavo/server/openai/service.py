@@ -1,7 +1,7 @@
 """`OpenAICompatibleService`: converts wire requests to engine requests and back."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,7 @@ from octavo.server.openai.models import ServedModel, ServedModels
 from octavo.server.openai.params import Warn, is_constrained, truncated, wire_names
 from octavo.server.openai.protocol import (
     ChatCompletionRequest,
+    ChatMessage,
     CompletionRequest,
     DetokenizeRequest,
     GenerationRequest,
@@ -85,7 +86,7 @@ class OpenAICompatibleService:
     ) -> AnswerT:
         """Prepare the answer to a conversation, in the form of any API."""
         head, model = self._begin(request, kind.id_prefix, birth)
-        media = await self._media(request)
+        media = await self.media(request.messages or ())
         prepare = partial(prepare_chat, kind, request, head, model, self.formats, media, birth, warn)
         return await prepared(prepare, request, is_large)
 
@@ -115,7 +116,7 @@ class OpenAICompatibleService:
 
     async def tokenize(self, request: TokenizeRequest, warn: Warn, is_large: bool) -> TokenizeReply:
         self.models.find(request.model)
-        media = await self._media(request)
+        media = await self.media(request.messages or ())
         return await prepared(lambda: self._tokenize(request, media, warn), request, is_large)
 
     def _tokenize(self, request: TokenizeRequest, media: MediaReader | None, warn: Warn) -> TokenizeReply:
@@ -170,13 +171,16 @@ class OpenAICompatibleService:
         )
         return head, model
 
-    async def _media(self, request: ChatCompletionRequest | TokenizeRequest) -> MediaReader | None:
-        """Return what reads the request's images and videos, those from elsewhere fetched; None: it takes text only."""
+    async def media(self, messages: Sequence[ChatMessage], root: str = "messages") -> MediaReader | None:
+        """Return what reads the images and videos of messages, those from elsewhere fetched; None: it takes text only.
+
+        `root` is the field of the request that has the messages.
+        """
         if not self.front.inputs.takes_images:
             return None
         loop, reader = asyncio.get_running_loop(), self._media_reader
         try:
-            parts = list(reader.remote_parts(request.messages or ()))
+            parts = list(reader.remote_parts(messages, root))
             data = await asyncio.gather(*(loop.run_in_executor(self._fetchers, fetch) for _, fetch in parts))
         except UserError as error:
             raise as_api_error(error, {}) from error

@@ -13,10 +13,12 @@ from octavo.errors import InvalidParameterError, UserError
 from octavo.outputs import RequestOutput
 from octavo.server.http.errors import ApiError, as_api_error, bad_request
 from octavo.server.openai.embeddings import VectorsRequest, answers_to, numbers_of
+from octavo.server.openai.media import MediaReader
 from octavo.server.openai.models import ServedModel
 from octavo.server.openai.params import Warn
 from octavo.server.openai.service import OpenAICompatibleService, prepared
 from octavo.server.openai.token_usage import ResponseUsage, WrittenTokensDetails
+from octavo.server.vectors.decision_media import pictures_of, read_assets, seen_content
 from octavo.server.vectors.decision_protocol import (
     MAX_NAMED_QUESTIONS,
     MAX_QUESTIONS,
@@ -58,7 +60,10 @@ class DecisionsService:
             raise bad_request("'input' must not be empty.", "input")
         if request.prompt_cache_options is not None:
             warn("prompt_cache_options has no effect: prefixes are cached by themselves")
-        work = partial(_prepare_decisions, request, model)
+        media = None
+        if not isinstance(request.input, str):
+            media = await self._service.media([pictures_of(item) for item in request.input], "input")
+        work = partial(_prepare_decisions, request, model, media)
         decisions, prompts = await prepared(work, request, True)
         outputs = await _answers(prompts, model)
         cached = decisions.num_cached(outputs)
@@ -78,9 +83,8 @@ class DecisionsService:
         model, count = self._service.models.find(request.model), len(request.questions)
         if not 1 <= count <= MAX_NAMED_QUESTIONS:
             raise bad_request(f"{count} questions: 1 to {MAX_NAMED_QUESTIONS} per request.", "questions")
-        if request.assets:
-            raise bad_request("Images in decisions are not supported.", "assets", "unsupported_parameter")
-        decisions, prompts = await prepared(partial(_prepare_system_one, request, model), request, True)
+        media = await self._service.media(())
+        decisions, prompts = await prepared(partial(_prepare_system_one, request, model, media), request, True)
         answers = decisions.answers(await _answers(prompts, model))
         return SystemOneReply(
             model=model.card.id,
@@ -89,23 +93,23 @@ class DecisionsService:
         )
 
 
-def _prepare_system_one(request: SystemOneRequest, model: ServedModel) -> Prepared:
+def _prepare_system_one(request: SystemOneRequest, model: ServedModel, media: MediaReader | None) -> Prepared:
     files = read_decision_files(model.engine.front)
     try:
         questions = parse_questions(request.questions, files)
     except InvalidParameterError as error:
         raise bad_request(error.limit, error.field) from error
-    return _prepare(Decisions(model.engine.front, request.state, questions, files), request, model)
+    images = read_assets(request.assets or {}, media)
+    return _prepare(Decisions(model.engine.front, request.state, questions, files, images=images), request, model)
 
 
-def _prepare_decisions(request: DecisionsRequest, model: ServedModel) -> Prepared:
+def _prepare_decisions(request: DecisionsRequest, model: ServedModel, media: MediaReader | None) -> Prepared:
     files = read_decision_files(model.engine.front)
     questions = [_question(index, question, files) for index, question in enumerate(request.questions)]
     if isinstance(request.input, str):
         return _prepare(Decisions(model.engine.front, request.input, questions, files), request, model)
-    messages = _messages(request.input)
-    state = messages if files.template else None
-    return _prepare(Decisions(model.engine.front, state, questions, files, messages), request, model)
+    messages = _messages(request.input, media)
+    return _prepare(Decisions(model.engine.front, None, questions, files, messages), request, model)
 
 
 def _prepare(decisions: Decisions, request: VectorsRequest, model: ServedModel) -> Prepared:
@@ -181,7 +185,7 @@ def _part(part: Mapping[str, Any], place: str) -> str:
     raise bad_request(f"'{place}': a part of type {kind!r} is not supported in decisions.", place)
 
 
-def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _messages(items: Sequence[Mapping[str, Any]], media: MediaReader | None) -> list[dict[str, Any]]:
     """Return the items of a request as messages for the chat template. Raises ApiError: names the item at fault."""
     messages: list[dict[str, Any]] = []
     calls: dict[str, str] = {}  # names of what was called
@@ -194,7 +198,7 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             content = item.get("content")
             if not isinstance(content, str | list):
                 raise bad_request(f"'{place}.content': a text, or a list of parts.", f"{place}.content")
-            messages.append({"role": role, "content": _text(content, f"{place}.content")})
+            messages.append({"role": role, "content": seen_content(content, f"{place}.content", media, _text)})
         elif kind in _CALLS:
             name, call_id, given = str(item.get("name", "")), str(item.get("call_id", "")), item.get(_CALLS[kind], "")
             calls[call_id] = name
