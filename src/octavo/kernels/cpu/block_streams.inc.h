@@ -33,12 +33,12 @@ struct StoredScales {
   [[gnu::always_inline]] f32x16 offset(std::int64_t group, int half, int) const { return scales.offset(group, half); }
 };
 
-// Where codes have several planes, their lines are not read in order, and processors do not take them for a stream:
-// the lines of the next group are fetched in order.
-template <class Of>
+// Where codes have several planes, their lines are not read in order, and processors do not take them for a stream: the lines
+// of the next group are fetched in order. So they are where the products of a group take longer than a processor looks ahead.
+template <class Of, int kRows>
 [[gnu::always_inline]] static inline void fetch_next_group(const std::uint8_t* group) {
   constexpr std::int64_t kBits = Of::traits.bits, kBytes = Of::traits.group_bytes();
-  if constexpr ((kBits & (kBits - 1)) == 0) return;
+  if constexpr (kRows == 1 && (kBits & (kBits - 1)) == 0) return;
 #pragma GCC unroll 8
   for (std::int64_t at = kBytes; at < 2 * kBytes; at += 64) __builtin_prefetch(group + at);
 }
@@ -56,8 +56,9 @@ template <class Of, class Way, int kRows>
     const std::int8_t* q = left + group / 2 * kTileBytes + group % 2 * kUnitK;
 #pragma GCC unroll 1
     for (int s = 0; s < count; ++s) {
+      if constexpr (kRows > 2) asm("" : "+r"(q));  // GCC 12 would broadcast all of q once, and keep them in memory
       const StoredCodes<Of> codes = {streams[s].next};
-      fetch_next_group<Of>(codes.planes + group * Of::traits.group_bytes());
+      fetch_next_group<Of, kRows>(codes.planes + group * Of::traits.group_bytes());
       const auto put = [&](const auto& dots, int half) __attribute__((always_inline)) {
 #pragma GCC unroll 4
         for (int i = 0; i < kRows; ++i) store_f32(sums[s][group][half][i], dots.sum(0, i));
