@@ -11,7 +11,7 @@ from tests.kernels.conftest import native
 from tests.kernels.levels import LEVELS
 
 from octavo.gguf.types import GGML_NUMBERS, GGML_TYPES
-from octavo.kernels.blocks import BlockFormat, BlockWeight, block_linear, integer_groups
+from octavo.kernels.blocks import BlockFormat, BlockWeight, block_linear, dequantize, integer_groups
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.types import SILU, Fused, LinearRole
 
@@ -68,6 +68,13 @@ def check(level: str, weight: BlockWeight, role: LinearRole = "plain") -> None:
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_every_type(name: str, level: str) -> None:
     check(level, weight_of((name, 72), in_size=768))
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_decoded_rows(name: str) -> None:
+    kind = GGML_TYPES[GGML_NUMBERS[name]]
+    rows = rows_of(name, 5, 768)
+    assert torch.equal(kernels_of(LEVELS[0]).decoded_rows(rows, kind), dequantize(rows, kind))
 
 
 def test_definition_rounds_activations_only() -> None:

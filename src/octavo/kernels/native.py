@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.errors import UnsupportedModelError
+from octavo.gguf.types import GGML_NUMBERS, GgmlType
 from octavo.kernels.blocks import BlockFormat
 from octavo.kernels.large_pages import zeros_on_large_pages
 from octavo.kernels.native_states import NativeStates
@@ -377,6 +378,14 @@ class NativeKernels(NativeStates):
     def packed_rows(self, ids: Tensor, packed: PackedLinear, size: int) -> Tensor:
         ids, out = ids.to(torch.int64).contiguous(), torch.empty(len(ids), size, dtype=self.dtype)
         self.native.packed_rows(_handle(packed), size, len(ids), ids.data_ptr(), out.data_ptr())
+        return out
+
+    def decoded_rows(self, rows: Tensor, kind: GgmlType) -> Tensor:
+        if not kind.is_quantized or kind.is_decoded:
+            return super().decoded_rows(rows, kind)
+        rows, num_blocks = rows.contiguous(), rows.numel() // kind.block_bytes
+        out = torch.empty(len(rows), num_blocks // max(1, len(rows)) * kind.block_size)
+        self._cpu.decode_blocks(GGML_NUMBERS[kind.name], rows.data_ptr(), num_blocks, out.data_ptr())
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:

@@ -17,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.gguf.types import GgmlType
 from octavo.kernels import gated_delta, short_conv, state_space
+from octavo.kernels.blocks import dequantize
 from octavo.kernels.gated_delta import GatedDeltaWeights
 from octavo.kernels.quantization import Weight, WeightFormat
 from octavo.kernels.routing import choose_experts
@@ -283,6 +285,10 @@ class Kernels:
     def packed_rows(self, ids: Tensor, packed: PackedLinear, size: int) -> Tensor:
         """Return rows ids [T] of a weight [N, K] packed as "logits": [T, K]; K is `size`."""
         return packed.weight.index_select(0, ids)
+
+    def decoded_rows(self, rows: Tensor, kind: GgmlType) -> Tensor:
+        """Return the values [T, K] float32 of rows [T, R] of blocks."""
+        return dequantize(rows, kind).float()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         """Return x [..., D] / sqrt(mean(x^2) + eps) * (weight [D] + offset), the mean over the last dimension.

@@ -13,7 +13,6 @@ from typing import TypeVar
 import torch
 
 from octavo.distributed.groups import Share
-from octavo.kernels.blocks import dequantize
 from octavo.kernels.reference import Kernels, LoraAdapters
 from octavo.kernels.types import PackedLinear
 from octavo.layers.context import BuildContext
@@ -211,7 +210,7 @@ class Embedding(WeightOwner):
             return kernels.packed_rows(ids, self.packed, self._shape[1])
         if self._blocks is not None:
             rows = table.rows(ids) if isinstance(table, TableInFile) else table.index_select(0, ids)
-            return dequantize(rows, *self._blocks.kinds).to(self._context.dtype)
+            return kernels.decoded_rows(rows, *self._blocks.kinds).to(self._context.dtype)
         if isinstance(table, TableInFile):
             return table.rows(ids).to(self._context.dtype)
         return table.index_select(0, ids)

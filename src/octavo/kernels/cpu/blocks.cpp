@@ -1,6 +1,7 @@
-// Repacks the blocks of GGUF files: the same at every level. Layouts of blocks in files: ggml's ggml-common.h.
+// Repacks and decodes the blocks of GGUF files: the same at every level. Layouts of blocks in files: ggml's ggml-common.h.
 #include "blocks.h"
 
+#include "decode_blocks.h"
 #include "ops.h"
 
 namespace octavo {
@@ -223,7 +224,50 @@ PackStrip pack_strip_of(BlockType type) {
   return nullptr;
 }
 
+float float_at(std::uint32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Of a finite float16: the exponent is moved up, and all numbers, subnormal ones included, are then off by one factor.
+float float_of_half(std::uint16_t half) {
+  const float magnitude = (half & 0x7c00u) == 0x7c00u ? float_at((half & 0x7fffu) << 13 | 0x7f800000u)
+                                                      : float_at((half & 0x7fffu) << 13) * 0x1p112f;
+  return half & 0x8000u ? -magnitude : magnitude;
+}
+
+// Half of a power of two of E8M0; the least two are subnormal numbers.
+float float_of_exponent(std::uint16_t exponent) {
+  return float_at(exponent < 2 ? 0x200000u << exponent : (exponent - 1u) << 23);
+}
+
+// Writes the 32 values of a group.
+void decode_group(BlockType type, const BlockTraits& traits, const Group& group, float* to) {
+  std::uint8_t codes[kBlockGroup];
+  __builtin_memcpy(codes, group.codes, sizeof codes);
+  const float scale = traits.has_exponents ? float_of_exponent(group.scale) : float_of_half(group.scale);
+  const float offset = traits.has_offsets ? float_of_half(group.offset) : 0.0f;
+  for (int i = 0; i < kBlockGroup; ++i) {
+    const std::int64_t sub = i / traits.sub;
+    const int code = traits.is_table ? table_of(type)[codes[i]] : codes[i];
+    const float of_code = traits.is_two_level ? scale * static_cast<float>(static_cast<std::int8_t>(group.scales[sub])) : scale;
+    to[i] = static_cast<float>(code - traits.zero) * of_code;
+    if (traits.has_offsets) to[i] += traits.is_two_level ? -(offset * static_cast<float>(group.offsets[sub])) : offset;
+  }
+}
+
 }  // namespace
+
+void decode_blocks(BlockType type, const std::uint8_t* blocks, std::int64_t count, float* to) {
+  const BlockTraits traits = traits_of(type);
+  for (; count > 0; --count, blocks += traits.block_bytes)
+    for (int i = 0; i < traits.block_inputs / kBlockGroup; ++i, to += kBlockGroup) {
+      Group group = {};
+      read_group(type, blocks, i, group);
+      decode_group(type, traits, group, to);
+    }
+}
 
 std::int64_t packed_blocks_size(const PackBlocksArgs& args) {
   return args.blocks.panel_offset(args.num_panels(), args.in_size);

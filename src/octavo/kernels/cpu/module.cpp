@@ -11,6 +11,7 @@
 #include "arguments.h"
 #include "available_ops.h"
 #include "collective.h"
+#include "decode_blocks.h"
 #include "kernels.h"
 #include "ops.h"
 #include "tape.h"
@@ -56,6 +57,9 @@ NB_MODULE(_cpu, m) {
     return names;
   });
   m.def("packed_size", &packed_size);
+  m.def("decode_blocks", [](std::int32_t type, std::uintptr_t blocks, std::int64_t count, std::uintptr_t to) {
+    decode_blocks(static_cast<BlockType>(type), at<const std::uint8_t>(blocks), count, at<float>(to));
+  });
   nb::enum_<DType>(m, "DType")
       .value("BFLOAT16", DType::bfloat16)
       .value("FLOAT16", DType::float16)
