@@ -11,7 +11,7 @@ from octavo.server.args import ServerArgs
 from octavo.server.engine_pool import EnginePool, ModelSlot, args_of
 from octavo.server.http.errors import ApiError, unavailable
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.openai.model_aliases import ModelAliases
+from octavo.server.openai.models import ModelAliases
 
 
 class FakeLifecycle:

@@ -12,7 +12,7 @@ from octavo.config.args import EngineArgs
 from octavo.metrics.collect import HttpMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.ui.names import ClientName, RequestNames
+from octavo.server.tenants.claim import ClientName, RequestNames
 from octavo.server.ui.watch import EngineWatch, Watcher
 
 LONG = {"messages": [{"role": "user", "content": "Tell a story."}], "max_tokens": 1000, "ignore_eos": True}

@@ -14,6 +14,7 @@ from octavo.server.http.exchange import Exchange
 from octavo.server.kept.recording import Reader, Recording, parse_event_id
 from octavo.server.kept.returning import Returning
 from octavo.server.openai.birth import Birth
+from octavo.server.openai.reply_stream import ReplyFacts
 
 
 def chunk(choice: int, text: str) -> bytes:
@@ -27,13 +28,10 @@ class Script:
     """A reply that gives what a test puts into it."""
 
     is_by_token = False
-    name = "cmpl-1"
-    model_key = "m"
-    seeds: ClassVar = [1]
     token_ids: ClassVar[list[list[int]]] = []
 
     def __init__(self, num_choices: int = 1) -> None:
-        self.num_choices = num_choices
+        self.facts = ReplyFacts(name="cmpl-1", num_choices=num_choices, seeds=[1], model_key="m")
         self.is_over = self.is_closed = False
         self._frames: list[bytes] = []
 
@@ -63,7 +61,7 @@ class Script:
 def recorded(script: Script, sizes: list[int] | None = None) -> Recording:
     recording = Recording(([] if sizes is None else sizes).append)
     recording.name = script.name
-    recording.start(script, script.num_choices)
+    recording.start(script, script.facts.num_choices)
     recording.show()
     return recording
 

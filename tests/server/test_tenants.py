@@ -17,10 +17,9 @@ from octavo.errors import InvalidParameterError
 from octavo.sampling_params import RequestPriority
 from octavo.server.http.errors import ApiError
 from octavo.server.policy import Admission
-from octavo.server.tenants.claim import claim
+from octavo.server.tenants.claim import RequestNames, claim
 from octavo.server.tenants.keys_file import TenantSpec, read_keys_file
 from octavo.server.tenants.tenant import Place, Tenant
-from octavo.server.ui.names import RequestNames
 
 A = "  - {name: a, keys: [key-a]"
 B = "  - {name: b, keys: [key-b, sha256:" + "0" * 64 + "]"

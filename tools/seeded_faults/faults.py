@@ -295,7 +295,7 @@ FAULTS = [
     ),
     Fault(
         name="the request log forgets the seeds that were drawn",
-        right="self._birth = msgspec.structs.replace(birth, seeds=reply.seeds, model_key=reply.model_key)",
+        right="self._birth = birth.of_reply(reply.facts.seeds, reply.facts.model_key)",
         wrong="self._birth = birth",
         tests="cli/test_replay.py",
     ),

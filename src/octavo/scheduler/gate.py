@@ -73,4 +73,5 @@ class GateHooks:
     def __init__(self, gates: Sequence[Gate]) -> None:
         self.on_admit = [gate.on_admit for gate in gates if type(gate).on_admit is not Gate.on_admit]
         self.add_to_step = [gate.add_to_step for gate in gates if type(gate).add_to_step is not Gate.add_to_step]
+        self.forget = [gate.forget for gate in gates if type(gate).forget is not Gate.forget]
         self.after_step = [gate.after_step for gate in gates if type(gate).after_step is not Gate.after_step]

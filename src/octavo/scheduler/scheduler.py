@@ -306,8 +306,8 @@ class Scheduler:
         else:
             request.status = status
             self.waiting.remove(request)
-        for gate in self._gates:
-            gate.forget(request)
+        for forget in self._hooks.forget:
+            forget(request)
         if self._speculation is not None:
             report = self._speculation.forget(request.request_id, report)
         del self._requests[request.request_id]

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -260,9 +261,9 @@ class DrainingServer(uvicorn.Server):
         self._admission.end_lookers()
         self.should_exit = True
 
-    async def main_loop(self) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
-        await super().main_loop()
 
     def shut_down(self) -> None:
         """Drain; when called again, cancel what is still running. Runs in the event loop."""

@@ -18,8 +18,7 @@ from octavo.config.args import EngineArgs
 from octavo.server.args import ServerArgs
 from octavo.server.http.errors import MODEL_FAILED, ApiError
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.openai.model_aliases import ModelAliases
-from octavo.server.openai.models import ModelCard
+from octavo.server.openai.models import ModelAliases, ModelCard
 from octavo.server.openai.service import OpenAICompatibleService
 
 logger = logging.getLogger(__name__)

@@ -26,13 +26,11 @@ from octavo.server.engine_pool import EnginePool, ModelSlot, args_of
 from octavo.server.http.errors import ApiError, error_frames
 from octavo.server.http.exchange import OPEN_PATHS, Exchange, route_path, send_json
 from octavo.server.http.sse import wait_for_disconnect
-from octavo.server.kept.responses import again
-from octavo.server.kept.returning import Returning
+from octavo.server.kept.returning import Returning, again
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.logged.log import RequestLog
 from octavo.server.ollama.answers import now
-from octavo.server.openai.model_aliases import ModelAliases
-from octavo.server.openai.models import ModelCard, ModelList
+from octavo.server.openai.models import ModelAliases, ModelCard, ModelList
 from octavo.server.policy import is_cancellation
 from octavo.server.responses.store import ResponseStore
 from octavo.server.settings import Settings

@@ -31,7 +31,7 @@ from octavo.server.http.exchange import (
     send_error,
     send_json,
 )
-from octavo.server.kept.responses import again
+from octavo.server.kept.returning import again
 from octavo.server.pages import PUBLIC_PATHS
 from octavo.server.tenants.tenant import Tenant
 from octavo.server.tenants.tenants import Tenants, owner_of

@@ -12,9 +12,9 @@ from octavo.errors import InvalidParameterError
 from octavo.metrics.prometheus import Exposition
 from octavo.server.args import ServerArgs
 from octavo.server.http.errors import as_api_error
-from octavo.server.http.exchange import STREAMS, Exchange
-from octavo.server.http.routing import EVENTS, ApiRoute, add_routes, json_response, respond
-from octavo.server.http.sse import FrameSource
+from octavo.server.http.exchange import STREAMS, Exchange, json_response
+from octavo.server.http.routing import EVENTS, ApiRoute, add_routes
+from octavo.server.http.sse import FrameSource, respond
 from octavo.server.kept.responses import Begin, Reply
 from octavo.server.kept.returning import Returning
 from octavo.server.lifecycle import EngineLifecycle, ServerInfo, TokenizerInfo
@@ -35,8 +35,7 @@ from octavo.server.openai.protocol import (
 )
 from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
 from octavo.server.openai.reply_stream import ReplyStream
-from octavo.server.tenants.claim import claim, claim_vectors
-from octavo.server.ui.names import RequestNames
+from octavo.server.tenants.claim import RequestNames, claim, claim_vectors
 
 T = TypeVar("T")
 

@@ -55,11 +55,6 @@ class PooledRow:
         return mean.masked_fill(self.is_unsound, float("nan"))
 
 
-def reads_all(rows: Mapping[int, PooledRow]) -> bool:
-    """Return whether the hidden states of all tokens of a step are needed."""
-    return any(row.task.reads_whole_prompt for row in rows.values())
-
-
 def pooled_vectors(
     rows: Mapping[int, PooledRow],
     step: SchedulerOutput,

@@ -24,7 +24,7 @@ from octavo.device.base import DeviceQueue
 from octavo.sampling.rows import SamplingRows
 from octavo.sampling.sampler import SampledTokens
 from octavo.worker.model_state import ModelStates
-from octavo.worker.pooling import PooledRow, reads_all
+from octavo.worker.pooling import PooledRow
 
 _WORD_BYTES = 8
 
@@ -200,7 +200,8 @@ class RequestRows(RowTables):
     def step_batch(self, step: SchedulerOutput) -> ForwardBatch:
         """Apply blocks and tokens, and return the step's batch."""
         self.apply_tables(step)
-        keeps_all = self.reads_all or bool(self.prompt_logprobs) or reads_all(self.pooled)
+        reads_prompts = any(row.task.reads_whole_prompt for row in self.pooled.values())
+        keeps_all = self.reads_all or bool(self.prompt_logprobs) or reads_prompts
         return self.forward_batch(step, self.states, keeps_all=keeps_all)
 
     def write_unverified(self, step: SchedulerOutput) -> None:

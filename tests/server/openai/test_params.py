@@ -11,8 +11,7 @@ from octavo.errors import InvalidParameterError
 from octavo.sampling_params import SamplingParams
 from octavo.server.args import ServerArgs
 from octavo.server.http.errors import ApiError, as_api_error
-from octavo.server.openai.model_aliases import ModelAliases
-from octavo.server.openai.models import ServedModels
+from octavo.server.openai.models import ModelAliases, ServedModels
 from octavo.server.openai.params import (
     chat_params,
     completion_params,

@@ -64,6 +64,13 @@ class ApiError(Exception):
             code=code,
         )
 
+    def in_words(self, words: Callable[[str], str]) -> "ApiError":
+        """Return the same error, with its message and path in other words."""
+        detail, param = self.detail, self.detail.param and words(self.detail.param)
+        return ApiError(
+            self.status, words(detail.message), kind=detail.type, param=param, code=detail.code, headers=self.headers
+        )
+
     @property
     def body(self) -> bytes:
         return msgspec.json.encode(ErrorReply(error=self.detail))

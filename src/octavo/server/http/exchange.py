@@ -7,9 +7,10 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.errors import InvalidParameterError
@@ -135,6 +136,10 @@ class Exchange:
         if not self.timeout.expired():  # else it is ending already
             self.end_error = error
             self.timeout.reschedule(asyncio.get_running_loop().time())
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 
 def check_timeout(seconds: float) -> None:

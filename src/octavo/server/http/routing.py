@@ -1,27 +1,14 @@
-"""Routes as tables: what FastAPI calls, and what the OpenAPI page says of them. And what all handlers end with."""
+"""Routes as tables: what FastAPI calls, and what the OpenAPI page says of them."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any
 
-import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 
 from octavo.server.http.errors import ErrorReply
-from octavo.server.http.exchange import CLIENT_LEFT, Exchange
-from octavo.server.http.sse import EventStreamResponse, FrameSource, wait_for_disconnect
 
-T = TypeVar("T")
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
-
-
-@runtime_checkable
-class CountsTokens(Protocol):
-    """Any usage on the wire."""
-
-    def count_tokens(self) -> tuple[int, int]:
-        """Return the tokens of the prompt and of the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,37 +40,3 @@ def add_routes(app: FastAPI, routes: Sequence[ApiRoute], tag: str = "OpenAI", er
         if route.method == "GET" and route.stream is None:
             app.add_api_route(route.path, route.handler, methods=["HEAD"], response_model=None, include_in_schema=False)
     app.state.tables = [*getattr(app.state, "tables", ()), RouteTable(tag, error, routes)]
-
-
-def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
-
-
-async def respond(
-    request: Request,
-    work: Awaitable[msgspec.Struct | FrameSource],
-    stream: type[EventStreamResponse] = EventStreamResponse,
-) -> Response:
-    """Return what `work` makes: one object, or a stream that has not started. Cancelled when the client disconnects."""
-    exchange, reply = Exchange.in_scope(request.scope), await unless_client_leaves(request, work)
-    if reply is None:
-        return Response(status_code=CLIENT_LEFT)
-    if not isinstance(reply, msgspec.Struct):
-        exchange.count_tokens = reply.count_tokens
-        return stream(reply)
-    if isinstance(usage := getattr(reply, "usage", None), CountsTokens):
-        exchange.count_tokens = usage.count_tokens
-    return json_response(reply)
-
-
-async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None:
-    """Return the result of `work`; cancel it and return None if the client disconnects first."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(wait_for_disconnect(request.receive))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
-    finally:
-        leaving.cancel()
-        working.cancel()
-        await asyncio.wait((working, leaving))

@@ -7,13 +7,17 @@ wake-up. Only when the client falls behind does a task wait for it; frames are m
 import asyncio
 import types
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.server.http.errors import ApiError, as_api_error, error_frames
-from octavo.server.http.exchange import Exchange, route_path
+from octavo.server.http.exchange import CLIENT_LEFT, Exchange, json_response, route_path
+
+T = TypeVar("T")
 
 PING = b": ping\n\n"  # a comment, which clients ignore
 PING_S = 10.0  # keep-alive interval, for proxies and clients that time out
@@ -150,6 +154,44 @@ class EventStreamResponse(Response):
             if self._is_open and self._is_quiet and self._write is None:
                 self._put(self.ping)
             self._is_quiet = True
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """Any usage on the wire."""
+
+    def count_tokens(self) -> tuple[int, int]:
+        """Return the tokens of the prompt and of the output."""
+
+
+async def respond(
+    request: Request,
+    work: Awaitable[msgspec.Struct | FrameSource],
+    stream: type[EventStreamResponse] = EventStreamResponse,
+) -> Response:
+    """Return what `work` makes: one object, or a stream that has not started. Cancelled when the client disconnects."""
+    exchange, reply = Exchange.in_scope(request.scope), await unless_client_leaves(request, work)
+    if reply is None:
+        return Response(status_code=CLIENT_LEFT)
+    if not isinstance(reply, msgspec.Struct):
+        exchange.count_tokens = reply.count_tokens
+        return stream(reply)
+    if isinstance(usage := getattr(reply, "usage", None), CountsTokens):
+        exchange.count_tokens = usage.count_tokens
+    return json_response(reply)
+
+
+async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None:
+    """Return the result of `work`; cancel it and return None if the client disconnects first."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(wait_for_disconnect(request.receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        leaving.cancel()
+        working.cancel()
+        await asyncio.wait((working, leaving))
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

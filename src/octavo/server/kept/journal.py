@@ -18,8 +18,7 @@ import msgspec
 from octavo.errors import InvalidParameterError, StateError
 from octavo.server.kept.recording import Event
 from octavo.server.openai.birth import Birth
-from octavo.server.state.database import Layout, StateDatabase, WriteQueue
-from octavo.server.state.write_problem import WriteProblem
+from octavo.server.state.database import Layout, StateDatabase, WriteProblem, WriteQueue
 
 logger = logging.getLogger(__name__)
 

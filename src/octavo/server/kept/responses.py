@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from starlette.responses import Response
@@ -13,8 +13,10 @@ from octavo.server.http.sse import EventStreamResponse, FrameSource, wait_for_di
 from octavo.server.kept.answers import Kept
 from octavo.server.kept.recording import Reader
 from octavo.server.openai.birth import Birth
+from octavo.server.openai.reply_stream import ReplyFacts
 
-AGAIN = "again"  # in a scope's state, which no client can set
+if TYPE_CHECKING:
+    from octavo.server.kept.returning import Returning
 
 
 class Reply(FrameSource, Protocol):
@@ -23,47 +25,18 @@ class Reply(FrameSource, Protocol):
     is_by_token: bool
 
     @property
-    def name(self) -> str:
-        """The id that clients see."""
-
-    @property
-    def num_choices(self) -> int:
-        """The number of its choices."""
+    def facts(self) -> ReplyFacts:
+        """What is known of it."""
 
     @property
     def token_ids(self) -> list[list[int]]:
         """The tokens of each choice so far."""
-
-    @property
-    def seeds(self) -> list[int]:
-        """The seed of each prompt."""
-
-    @property
-    def model_key(self) -> str:
-        """What computes it."""
 
     async def whole(self) -> msgspec.Struct:
         """Compute it as one object."""
 
 
 Begin = Callable[[Birth], Awaitable[Reply]]  # prepares the answer to a request
-
-
-class Keeper(Protocol):
-    """Sees to what is kept; see `Returning`."""
-
-    def name(self, kept: Kept, name: str, num_choices: int) -> None:
-        """Give a stream's events their ids, if it can be resumed."""
-
-    def write(self, kept: Kept, reply: Reply, path: str, body: bytes, is_stream: bool) -> "asyncio.Future[None] | None":
-        """Journal a request that was accepted. Returns what is done when a kill of the server no longer loses it."""
-
-    def conclude(self, kept: Kept, *, is_wanted: bool) -> None:
-        """An answer is over, or nobody waits for it."""
-
-    @property
-    def has_journal(self) -> bool:
-        """Whether the next server computes again what this one has not finished."""
 
 
 class ReturnResponse(Response):
@@ -86,7 +59,7 @@ class OwnerResponse(Response):
         self,
         exchange: Exchange,
         kept: Kept,
-        keeper: Keeper,
+        keeper: "Returning",
         begin: Begin,
         *,
         is_stream: bool,
@@ -102,14 +75,15 @@ class OwnerResponse(Response):
         kept.stop, is_wanted = self._exchange.end_now, True
         try:
             reply = await self._begin(kept.birth)
-            kept.birth.check_model(reply.model_key)
+            facts = reply.facts
+            kept.birth.check_model(facts.model_key)
             self._exchange.count_tokens = reply.count_tokens
             if self._is_stream:
                 reply.is_by_token = True
-                self._keeper.name(kept, reply.name, reply.num_choices)
+                self._keeper.name(kept, facts.name, facts.num_choices)
             written = None if self._is_again else self._write(reply)
             if self._is_stream:
-                recording.start(reply, reply.num_choices)
+                recording.start(reply, facts.num_choices)
             else:
                 work = asyncio.ensure_future(self._record_whole(reply))
             if written is not None:  # meanwhile it is computed, but nobody sees it who could ask for the rest
@@ -135,7 +109,7 @@ class OwnerResponse(Response):
 
     async def _outlive(self) -> bool:
         """Wait for the end; return False if nobody does."""
-        return await outlive(self._kept)
+        return await outlive(self._kept, self._kept.keep_s)
 
     def _write(self, reply: Reply) -> "asyncio.Future[None] | None":
         path, body = route_path(self._exchange.scope), self._exchange.body
@@ -172,32 +146,17 @@ async def send_kept(
         await asyncio.wait((leaving,))
 
 
-async def outlive(kept: Kept) -> bool:
-    """Wait until the answer is over; return False if nobody has read it for its time, or nobody could."""
+async def outlive(kept: Kept, patience_s: float | None) -> bool:
+    """Wait until the answer is over; return False if nobody has read it for `patience_s`, or nobody could."""
     recording, change = kept.recording, asyncio.Event()
     recording.on_change = change.set
     while not recording.is_over:
         change.clear()
-        is_read = recording.has_readers
+        is_awaited = recording.has_readers or patience_s is None
         try:
-            async with asyncio.timeout(None if is_read else 0.0 if recording.is_evicted else kept.keep_s):
+            async with asyncio.timeout(None if is_awaited else 0.0 if recording.is_evicted else patience_s):
                 await change.wait()
         except TimeoutError:
             if not recording.has_readers:
                 return False
     return True
-
-
-async def until_over(kept: Kept) -> None:
-    """Wait until the answer is over, whoever reads it."""
-    recording, change = kept.recording, asyncio.Event()
-    recording.on_change = change.set
-    while not recording.is_over:
-        change.clear()
-        await change.wait()
-
-
-def again(scope: Scope) -> Kept | None:
-    """Return the answer of the server before that a request computes again; None: it comes from a client."""
-    kept: Kept | None = scope["state"].get(AGAIN)
-    return kept

@@ -10,7 +10,6 @@ import re
 import time
 from pathlib import Path
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Scope
 
@@ -22,11 +21,12 @@ from octavo.server.http.exchange import Exchange, route_path
 from octavo.server.kept.answers import Kept, KeptAnswers, digest
 from octavo.server.kept.journal import Answer, Entry, Journal, Unfinished
 from octavo.server.kept.recording import parse_event_id
-from octavo.server.kept.responses import AGAIN, Begin, OwnerResponse, Reply, ReturnResponse, again
+from octavo.server.kept.responses import Begin, OwnerResponse, Reply, ReturnResponse
 
 logger = logging.getLogger(__name__)
 
 _MIB = 2**20
+_AGAIN = "again"  # in a scope's state, which no client can set
 MAX_CHOICES = 64  # of a stream whose events have ids: an id counts the events of each
 _KEY = re.compile(rb"[\x20-\x7e]{1,255}")
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,160}")  # a client's request id may be any text; an event's id is one line
@@ -155,7 +155,7 @@ class Returning:
 
     def write(self, kept: Kept, reply: Reply, path: str, body: bytes, is_stream: bool) -> "asyncio.Future[None] | None":
         """Journal a request that was accepted. Returns what is done when a kill of the server no longer loses it."""
-        kept.birth = msgspec.structs.replace(kept.birth, seeds=reply.seeds, model_key=reply.model_key)
+        kept.birth = kept.birth.of_reply(reply.facts.seeds, reply.facts.model_key)
         if self.journal is None:
             return None
         entry = Entry(
@@ -204,7 +204,8 @@ class Returning:
         scope: Scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
             "path": entry.path, "raw_path": entry.path.encode(), "query_string": b"", "root_path": "",
-            "headers": [(b"content-type", b"application/json")], "client": None, "server": None, "state": {AGAIN: kept},
+            "headers": [(b"content-type", b"application/json")], "client": None, "server": None,
+            "state": {_AGAIN: kept},
         }  # fmt: skip
         try:
             await app(scope, receive, send)
@@ -244,3 +245,9 @@ def is_end_of_server(error: Exception) -> bool:
     return isinstance(error, EngineDeadError) or (
         isinstance(error, ApiError) and error.detail.code in ("draining", "engine_dead", "aborted")
     )
+
+
+def again(scope: Scope) -> Kept | None:
+    """Return the answer of the server before that a request computes again; None: it comes from a client."""
+    kept: Kept | None = scope["state"].get(_AGAIN)
+    return kept

@@ -24,9 +24,9 @@ from octavo.server.kept.responses import Begin, Reply
 from octavo.server.logged.requests import FILE_NAME, LOG, Contents, Facts, Identity
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.embeddings import Embeddings
-from octavo.server.state.database import StateDatabase, WriteQueue
+from octavo.server.openai.reply_stream import ReplyFacts
+from octavo.server.state.database import StateDatabase, WriteProblem, WriteQueue
 from octavo.server.state.folder import private_folder
-from octavo.server.state.write_problem import WriteProblem
 
 logger = logging.getLogger(__name__)
 
@@ -175,31 +175,19 @@ class LoggedReply:
         self, reply: Reply, birth: Birth, exchange: Exchange, log: RequestLog, *, is_stream: bool, started_s: float
     ) -> None:
         self._reply, self._exchange, self._log = reply, exchange, log
-        self._birth = msgspec.structs.replace(birth, seeds=reply.seeds, model_key=reply.model_key)
+        self._birth = birth.of_reply(reply.facts.seeds, reply.facts.model_key)
         self._is_stream, self._started_s = is_stream, started_s
         self._parts: list[bytes] = []
         self._error: Exception | None = None
         self.is_by_token = reply.is_by_token = is_stream
 
     @property
-    def name(self) -> str:
-        return self._reply.name
-
-    @property
-    def num_choices(self) -> int:
-        return self._reply.num_choices
+    def facts(self) -> ReplyFacts:
+        return self._reply.facts
 
     @property
     def token_ids(self) -> list[list[int]]:
         return self._reply.token_ids
-
-    @property
-    def seeds(self) -> list[int]:
-        return self._reply.seeds
-
-    @property
-    def model_key(self) -> str:
-        return self._reply.model_key
 
     @property
     def is_over(self) -> bool:
@@ -249,7 +237,7 @@ class LoggedReply:
         num_prompt, num_output = self._reply.count_tokens()
         facts = _facts(
             self._exchange, self._birth, self._is_stream, self._started_s, status=status, error=text,
-            reply_id=self._reply.name, num_prompt_tokens=num_prompt, num_output_tokens=num_output,
+            reply_id=self.facts.name, num_prompt_tokens=num_prompt, num_output_tokens=num_output,
         )  # fmt: skip
         answer = b"".join(self._parts)
         self._log.put(facts, Contents(body=self._exchange.body, answer=answer, token_ids=self._reply.token_ids))

@@ -10,8 +10,9 @@ from fastapi import FastAPI, Request, Response
 
 from octavo._version import __version__
 from octavo.server.http.errors import ApiError
-from octavo.server.http.exchange import CLIENT_LEFT, Exchange
-from octavo.server.http.routing import LINES, ApiRoute, add_routes, json_response, respond, unless_client_leaves
+from octavo.server.http.exchange import CLIENT_LEFT, Exchange, json_response
+from octavo.server.http.routing import LINES, ApiRoute, add_routes
+from octavo.server.http.sse import respond, unless_client_leaves
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.ollama.answers import LinesResponse, LineStream, OllamaChat, OllamaPrompted, OllamaRaw, now
 from octavo.server.ollama.models import OllamaModelPages, find
@@ -38,8 +39,7 @@ from octavo.server.openai.birth import Birth
 from octavo.server.openai.embeddings import MAX_INPUTS
 from octavo.server.openai.params import decoded, is_large
 from octavo.server.openai.service import OpenAICompatibleService
-from octavo.server.tenants.claim import claim
-from octavo.server.ui.names import RequestNames
+from octavo.server.tenants.claim import RequestNames, claim
 
 T = TypeVar("T")
 Answer = LineStream[Any]
@@ -214,11 +214,10 @@ async def _renaming(work: Awaitable[T]) -> T:
     try:
         return await work
     except ApiError as error:
-        ours, detail = error.detail.param or "", error.detail
+        ours = error.detail.param or ""
         if ours not in _NAMES:
             raise
-        text = detail.message.replace(ours, _NAMES[ours])
-        raise ApiError(error.status, text, param=_NAMES[ours], code=detail.code, headers=error.headers) from error
+        raise error.in_words(lambda text: text.replace(ours, _NAMES[ours])) from error
 
 
 def _about_loading(name: str) -> dict[str, Any]:

@@ -26,6 +26,10 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
         numbers = count()
         return lambda: blake2b(b"%d %d" % (choice, next(numbers)), key=self.call_key).digest()
 
+    def of_reply(self, seeds: list[int], model_key: str) -> "Birth":
+        """Return it with what the reply was given while it was prepared."""
+        return msgspec.structs.replace(self, seeds=seeds, model_key=model_key)
+
     def check_model(self, model_key: str) -> None:
         """Raise ApiError, 409, if what would compute the request is not what has begun it."""
         if self.model_key not in (None, model_key):

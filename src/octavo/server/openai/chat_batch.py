@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -39,7 +40,7 @@ class ChatBatchService:
                 streams.append(await self._chats.begin_chat(chat, warn, is_large, Birth()))
                 self._claim(streams[-1])
             except ApiError as error:
-                raise _placed(error, number) from error
+                raise error.in_words(partial(_placed, number)) from error
         tasks = [asyncio.ensure_future(stream.whole()) for stream in streams]
         try:
             return _joined(await asyncio.gather(*tasks))
@@ -66,13 +67,6 @@ def _joined(replies: Sequence[ChatCompletion]) -> ChatCompletion:
     return msgspec.structs.replace(replies[0], choices=choices, usage=usage)
 
 
-def _placed(error: ApiError, number: int) -> ApiError:
-    """Return an error of a conversation with its number in the path."""
-    detail = error.detail
-
-    def placed(text: str) -> str:
-        return text.replace("messages[", f"messages[{number}][")
-
-    param = None if detail.param is None else placed(detail.param)
-    return ApiError(error.status, placed(detail.message), kind=detail.type, param=param, code=detail.code,
-                    headers=error.headers)  # fmt: skip
+def _placed(number: int, text: str) -> str:
+    """Return a text about a conversation with its number in the path."""
+    return text.replace("messages[", f"messages[{number}][")

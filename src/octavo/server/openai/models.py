@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from octavo.lora.files import CONFIG_FILE, WEIGHTS_FILES
 from octavo.lora_request import LoRARequest
 from octavo.sampling_params import PoolingParams, SamplingParams
 from octavo.server.http.errors import ApiError, bad_request
-from octavo.server.openai.model_aliases import ModelAliases
 
 _MAX_SHOWN = 20  # names in an error
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
@@ -124,6 +124,28 @@ class ServedModel:
     def process(self, prompt: object, params: SamplingParams | PoolingParams, **options: Any) -> ProcessedRequest:
         """Validate one prompt; options and errors as `EngineFront.process`."""
         return self.engine.front.process(prompt, params, lora_request=self.adapter, **options)
+
+
+class ModelAliases:
+    """The values of `model_alias`: `NAME=MODEL`, where a `*` in NAME stands for any text. The first that fits wins."""
+
+    def __init__(self, values: Sequence[str]) -> None:
+        self._targets: list[tuple[str, str]] = []
+        for value in values:
+            name, _, target = value.partition("=")
+            self._targets.append((name.casefold(), target))
+
+    def target(self, name: str) -> str | None:
+        """Return the model that a name stands for, in any case; None: it is no alias."""
+        key = name.casefold()
+        return next((target for alias, target in self._targets if fnmatchcase(key, alias)), None)
+
+    def check(self, known: Sequence[str]) -> None:
+        """Raise InvalidParameterError: an alias leads to none of these names."""
+        for alias, target in self._targets:
+            if target.casefold() not in known:
+                limit = f"no model or adapter of this server is called {target!r}"
+                raise InvalidParameterError("model_alias", f"{alias}={target}", limit)
 
 
 class ServedModels:

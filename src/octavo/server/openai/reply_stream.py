@@ -36,6 +36,15 @@ class ReplyHead(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None
 
 
+class ReplyFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a reply before it starts."""
+
+    name: str  # the id that clients see
+    num_choices: int
+    seeds: list[int]  # of each prompt, given or drawn
+    model_key: str  # of what computes it: the same key, the same bytes
+
+
 class Chunks:
     """Encodes the frames of one stream; with `include_usage` each has a field `usage`, null until there is one."""
 
@@ -121,14 +130,15 @@ class ReplyStream(ABC, Generic[WholeReply]):
         self.is_by_token = False  # whether frames depend on nothing but the request: not on how steps are merged
 
     @property
-    def name(self) -> str:
-        """The id of the reply."""
-        return self._head.id
-
-    @property
-    def seeds(self) -> list[int]:
-        """The seed of each prompt, given or drawn."""
-        return [seed for prompt in self._prompts if (seed := prompt.params.seed) is not None]
+    def facts(self) -> ReplyFacts:
+        adapter = self._prompts[0].samples[0].adapter
+        name = "" if adapter is None else f" {adapter.content_hash}"
+        return ReplyFacts(
+            name=self._head.id,
+            num_choices=self._num_choices,
+            seeds=[seed for prompt in self._prompts if (seed := prompt.params.seed) is not None],
+            model_key=f"{self._head.model} {self._head.system_fingerprint}{name}",
+        )
 
     @property
     def core_ids(self) -> list[str]:
@@ -155,20 +165,9 @@ class ReplyStream(ABC, Generic[WholeReply]):
         return self._prompts[0].samples[0].cache_salt
 
     @property
-    def num_choices(self) -> int:
-        return self._num_choices
-
-    @property
     def token_ids(self) -> list[list[int]]:
         """The tokens of each choice so far."""
         return [list(sample.token_ids) for live in self._lives for sample in live.state.samples]
-
-    @property
-    def model_key(self) -> str:
-        """What computes this reply: the same key, the same bytes."""
-        adapter = self._prompts[0].samples[0].adapter
-        name = "" if adapter is None else f" {adapter.content_hash}"
-        return f"{self._head.model} {self._head.system_fingerprint}{name}"
 
     def start(self, notify: Callable[[], None]) -> None:
         """Run the requests; `notify` is called in the event loop whenever there may be something to take."""

@@ -32,8 +32,7 @@ from octavo.server.openai.embeddings import (
     prepare_embeddings,
 )
 from octavo.server.openai.media import MediaReader
-from octavo.server.openai.model_aliases import ModelAliases
-from octavo.server.openai.models import ServedModel, ServedModels
+from octavo.server.openai.models import ModelAliases, ServedModel, ServedModels
 from octavo.server.openai.params import Warn, is_constrained, truncated, wire_names
 from octavo.server.openai.protocol import (
     ChatCompletionRequest,

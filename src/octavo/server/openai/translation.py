@@ -96,15 +96,7 @@ class Translation(Generic[ChatT]):
 
     def named(self, error: ApiError) -> ApiError:
         """Return an error of the chat in the words of the request."""
-        detail = error.detail
-        return ApiError(
-            error.status,
-            self._words(detail.message),
-            kind=detail.type,
-            param=None if detail.param is None else self._words(detail.param),
-            code=detail.code,
-            headers=error.headers,
-        )
+        return error.in_words(self._words)
 
     async def count_tokens(self, chats: OpenAICompatibleService, warn: Warn, is_large: bool) -> int:
         """Count the tokens of the prompt that the chat becomes; it need not fit the context."""

@@ -10,10 +10,10 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from octavo.server.http.errors import ApiError, as_api_error
-from octavo.server.http.exchange import Exchange
-from octavo.server.http.routing import json_response
+from octavo.server.http.exchange import Exchange, json_response
 from octavo.server.kept.answers import Kept, digest
-from octavo.server.kept.responses import Begin, Keeper, OwnerResponse, send_kept, until_over
+from octavo.server.kept.responses import Begin, OwnerResponse, outlive, send_kept
+from octavo.server.kept.returning import Returning
 from octavo.server.openai.birth import Birth
 from octavo.server.responses.protocol import Response
 from octavo.server.responses.stream import ResponseStream
@@ -37,7 +37,7 @@ class BackgroundResponse(OwnerResponse):
         self,
         exchange: Exchange,
         kept: Kept,
-        keeper: Keeper,
+        keeper: Returning,
         begin: Begin,
         keep: Callable[[Response], Awaitable[None]],
         *,
@@ -73,8 +73,7 @@ class BackgroundResponse(OwnerResponse):
             await json_response(begun)(scope, receive, send)
 
     async def _outlive(self) -> bool:
-        await until_over(self._kept)
-        return True
+        return await outlive(self._kept, None)  # whoever reads it
 
     async def _conclude(self) -> None:
         """Keep what has become of a response that has failed; the next server goes on with one that is left to it."""

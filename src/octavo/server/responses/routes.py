@@ -9,11 +9,11 @@ from fastapi import Response as HttpResponse
 
 from octavo.server.args import ServerArgs
 from octavo.server.http.errors import RESPONSES, bad_request
-from octavo.server.http.exchange import Exchange
-from octavo.server.http.routing import EVENTS, ApiRoute, add_routes, json_response
+from octavo.server.http.exchange import Exchange, json_response
+from octavo.server.http.routing import EVENTS, ApiRoute, add_routes
 from octavo.server.kept.answers import Kept, digest
-from octavo.server.kept.responses import ReturnResponse, again
-from octavo.server.kept.returning import Returning
+from octavo.server.kept.responses import ReturnResponse
+from octavo.server.kept.returning import Returning, again
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.openai.birth import Birth
 from octavo.server.openai.params import is_large

@@ -17,8 +17,7 @@ from octavo.errors import StateError
 from octavo.server.args import ServerArgs
 from octavo.server.http.errors import ApiError, bad_request
 from octavo.server.responses.protocol import ItemList, Response
-from octavo.server.state.database import Layout, StateDatabase
-from octavo.server.state.write_problem import WriteProblem
+from octavo.server.state.database import Layout, StateDatabase, WriteProblem
 
 logger = logging.getLogger(__name__)
 

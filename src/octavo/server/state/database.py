@@ -5,6 +5,7 @@ of a transaction.
 """
 
 import asyncio
+import logging
 import os
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -23,6 +24,7 @@ T = TypeVar("T")
 
 _MEMORY = ":memory:"  # SQLite's name of it
 _PAGES_AT_ONCE = 4096  # 16 MiB
+_MAX_SAID = 100  # different texts of a problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +156,24 @@ class WriteQueue(Generic[T]):
                     stored.set_result(None)
                 else:
                     stored.set_exception(anew(failure))
+
+
+class WriteProblem:
+    """Why a file is not written that no request needs; `/health` shows it while it lasts. Each text is logged once."""
+
+    def __init__(self, logger: logging.Logger, consequence: str) -> None:
+        self._logger, self._consequence = logger, consequence
+        self._said: set[str] = set()
+        self.text: str | None = None  # None: all is well
+
+    def set(self, text: str) -> None:
+        self.text = text
+        if text not in self._said and len(self._said) < _MAX_SAID:
+            self._said.add(text)
+            self._logger.error("%s: %s (logged once)", self._consequence, text)
+
+    def clear(self) -> None:
+        self.text = None
 
 
 def _opened(path: Path | None, layout: Layout) -> sqlite3.Connection:

@@ -16,8 +16,8 @@ from octavo.engine.front import EngineFront
 from octavo.errors import OctavoError
 from octavo.metrics.collect import EngineMetrics, Histogram, HttpMetrics
 from octavo.server.lifecycle import EngineLifecycle
+from octavo.server.tenants.claim import RequestNames
 from octavo.server.ui.memory import process_memory
-from octavo.server.ui.names import RequestNames
 
 logger = logging.getLogger(__name__)
 
