@@ -60,7 +60,7 @@ class Script:
 
 def recorded(script: Script, sizes: list[int] | None = None) -> Recording:
     recording = Recording(([] if sizes is None else sizes).append)
-    recording.name = script.name
+    recording.name = script.facts.name
     recording.start(script, script.facts.num_choices)
     recording.show()
     return recording
