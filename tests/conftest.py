@@ -37,8 +37,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test measures time: a busy machine must not fail one. The same examples each run: a failure can be repeated.
-settings.register_profile("octavo", deadline=None, derandomize=True, max_examples=pick(60, 400))
+settings.register_profile("octavo", deadline=None, derandomize=True, max_examples=pick(30, 400))
 settings.load_profile("octavo")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let processes tell only of calls and of what went wrong: half of what a short test takes is messages."""
+    if not hasattr(config, "workerinput") or config.getoption("durations") or config.getoption("xmlpath"):
+        return
+    [interactor] = [each for each in config.pluginmanager.get_plugins() if hasattr(each, "sendevent")]
+    send = interactor.sendevent
+
+    def send_some(name: str, **message: Any) -> None:
+        report = message.get("data", {}) if name == "testreport" else {}
+        is_news = report.get("when") in {None, "call"} or report["outcome"] != "passed" or report["sections"]
+        if name != "logstart" and is_news:
+            send(name, **message)
+
+    interactor.sendevent = send_some
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.attention.steps import NATIVE, NATIVE_DTYPES, Pool, Sequence, Shape, make_backend, run_step
-from tests.breadth import each, pick
+from tests.breadth import RUNS_ALL, each, pick
 from tests.worker.fixed_attention import FixedAttention
 
 from octavo.attention.base import AttentionLayer, HeadNorms
@@ -107,7 +107,7 @@ FEATURES = [
 SHORT_SPANS = replace(FEATURES[-2], spans=SPANS[:2])
 SHAPE = Shape(num_heads=6, num_kv_heads=2, head_dim=40, block_size=32)
 SHAPES = [SHAPE, replace(SHAPE, block_size=48), replace(SHAPE, head_dim=128), replace(SHAPE, num_heads=40)]
-BACKENDS = [("tiled", torch.float32), ("sdpa", torch.float32), ("sdpa", torch.bfloat16)]
+BACKENDS = [("tiled", torch.float32), ("sdpa", torch.float32), *pick([], [("sdpa", torch.bfloat16)])]
 BACKENDS += NATIVE_DTYPES
 BACKENDS += [(f"{name}+int8", torch.bfloat16) for name in NATIVE]
 
@@ -185,8 +185,13 @@ def in_chunks(pool: Pool, sequence: Sequence, stops: list[int], features: Featur
 def test_as_defined_and_the_same_bits_in_chunks(
     backend: tuple[str, torch.dtype], features: Features, shape: Shape
 ) -> None:
-    """By default torch's tiles, which are slow, take a third of the length: more than two tiles of theirs."""
+    """By default torch's tiles, which are slow, take a third of the length: more than two tiles of theirs.
+
+    They know no vectors, which the other shapes are about.
+    """
     name, dtype = backend
+    if name == "tiled" and shape is not SHAPE and not RUNS_ALL:
+        return
     length = pick(160, LENGTH) if name == "tiled" else LENGTH
     spans = tuple((start, min(end, length - 42)) for start, end in features.spans)
     check(Pool(name, replace(shape, dtype=dtype), rubbish=float("nan")), length, replace(features, spans=spans))

@@ -45,7 +45,7 @@ def name_of(shape: Shape) -> str:
     return f"{shape.num_heads}/{shape.num_kv_heads}x{shape.head_dim}"
 
 
-@pytest.fixture(params=SHAPES, ids=name_of)
+@pytest.fixture(params=pick([SHAPES[0], SHAPES[1], SHAPES[3]], SHAPES), ids=name_of)
 def shape(request: pytest.FixtureRequest, backend: tuple[str, torch.dtype]) -> Shape:
     shape: Shape = request.param
     return replace(shape, dtype=backend[1])
@@ -138,6 +138,7 @@ def test_many_alike_in_one_step(name: str, shape: Shape) -> None:
         assert torch.equal(result, expected[start:stop])
 
 
+@pytest.mark.parametrize("backend", BACKENDS[1:], ids=str)
 @each("num_heads", [8, 24])
 def test_heads_taken_together_do_not_show(backend: tuple[str, torch.dtype], num_heads: int) -> None:
     """One thread with many decodes takes several kv heads of a block at a time, as many as fit into a tile of rows."""
@@ -222,7 +223,7 @@ def test_random_steps(backend: tuple[str, torch.dtype]) -> None:
     """Long requests, cut at random, in random company: each row as if computed alone in one step."""
     name, dtype = backend
     shape = Shape(num_heads=8, num_kv_heads=4, head_dim=40, block_size=32, num_blocks=400, dtype=dtype)
-    length, random = 700, Random(5)
+    length, random = pick(400, 700), Random(5)
     expected = {seed: alone(name, shape, None, seed, length) for seed in range(4)}
     pool = Pool(name, shape)
     sequences, done = [pool.sequence(length, seed) for seed in range(4)], [0] * 4

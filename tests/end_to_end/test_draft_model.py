@@ -93,7 +93,9 @@ def alone(model: tuple[str, dict[str, Any]], checkpoint: GetCheckpoint) -> list[
         pytest.param({"max_num_batched_tokens": 18}, id="chunked", marks=pytest.mark.full),
         pytest.param({"num_kv_blocks": MAX_LEN // BLOCK_SIZE}, id="preempted", marks=pytest.mark.full),
         pytest.param(
-            {"max_num_batched_tokens": 18, "num_kv_blocks": MAX_LEN // BLOCK_SIZE}, id="chunked and preempted"
+            {"max_num_batched_tokens": 18, "num_kv_blocks": MAX_LEN // BLOCK_SIZE},
+            id="chunked and preempted",
+            marks=pytest.mark.full,  # by default test_eagle3.py is, and stages below
         ),
         pytest.param({"enforce_eager": True}, id="op by op", marks=pytest.mark.full),
     ],
@@ -202,7 +204,7 @@ def test_stages_and_shards(make_llm: MakeLLM, checkpoint: GetCheckpoint, draft_o
         with open_llm(checkpoint, name, **alike) as llm:
             expected = one_by_one(llm)
         llm = make_llm(name, **{degree: 2}, **speculative)
-        for _ in range(2):
+        for _ in range(pick(1, 2)):
             outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
             assert answers(outputs) == expected
             num_drafts, num_accepted = drafts_of(outputs)

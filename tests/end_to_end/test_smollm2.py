@@ -8,8 +8,6 @@ import pytest
 import torch
 from gguf.quants import dequantize
 from tests.gguf.files import read
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.initialization import no_init_weights
 
 from octavo import LLM, SamplingParams
 from octavo.config.hub import resolve_model
@@ -50,6 +48,9 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM  # seconds, where all of it may be skipped
+    from transformers.initialization import no_init_weights
+
     config = LlamaConfig(
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
         num_key_value_heads=3, rms_norm_eps=1e-5, tie_word_embeddings=True,

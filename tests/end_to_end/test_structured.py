@@ -125,7 +125,7 @@ def test_tool_calls(llm: LLM) -> None:
 
 
 def test_alone_and_in_a_batch(checkpoint: GetCheckpoint) -> None:
-    params = mixed_params()[:: pick(3, 1)]  # all constraints and ways, not each by each
+    params = mixed_params()[:: pick(5, 1)]  # all constraints and ways, not each by each
     with open_model(checkpoint, "random", enable_prefix_caching=False) as llm:
         alone = [answers(llm.generate(PROMPT, one, use_tqdm=False))[0] for one in params]
         together = answers(llm.generate([PROMPT] * len(params), params, use_tqdm=False))
@@ -196,7 +196,8 @@ def test_stop_strings_cut_too(trained: LLM) -> None:
 def test_min_tokens_hold_off_an_end_that_may_come(trained: LLM) -> None:
     constraint = StructuredOutput(regex="a+")
     assert all(
-        len(ask(trained, constraint, min_tokens=20, max_tokens=40, seed=seed).token_ids) >= 20 for seed in range(5)
+        len(ask(trained, constraint, min_tokens=20, max_tokens=40, seed=seed).token_ids) >= 20
+        for seed in range(pick(2, 5))
     )
 
 

@@ -95,14 +95,20 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_padded_steps_on_static_tensors_give_the_same_tokens(
     make_pair: Callable[..., tuple[LLM, LLM]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What CUDA graphs capture, without the capture: 3 rows in a bucket of 4, lengths on the host as bounds."""
+    """What CUDA graphs capture, without the capture: 3 rows in a bucket of 4, lengths on the host as bounds.
+
+    Beside chunks of a prompt, and then behind a prefix from the cache.
+    """
     queue, prompts = CalledQueue(), [*PROMPTS, random_prompt(2, seed=2)]
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
     monkeypatch.setattr(CpuKind, "queue", lambda kind: queue if "OCTAVO_GPU_KERNELS" in os.environ else None)
     monkeypatch.setattr(draw, "_DRAWN_PART", 1024)  # the vocabulary is small, and the interpreter slow
     monkeypatch.setattr(draw, "_FEWEST_IDS", 256)
-    plain, triton = make_pair(TWO_LAYERS.name, max_num_seqs=4)
-    assert tokens_of(triton, prompts, MIXED) == tokens_of(plain, prompts, MIXED)
+    plain, triton = make_pair(TWO_LAYERS.name, max_num_seqs=4, max_num_batched_tokens=18)
+    expected, kernels = tokens_of(plain, prompts, MIXED), watch(monkeypatch)
+    assert tokens_of(triton, prompts, MIXED) == expected
+    assert tokens_of(triton, prompts[1:2], MIXED[1:2]) == expected[1:2]
+    assert set(kernels) == {"write_kv", "attend"}
     assert queue.captures
     assert queue.replays
 
@@ -132,6 +138,7 @@ def tokens_per_layer(llm: LLM) -> dict[int, int]:
     return {layer: sum(counts) for layer, counts in load.of_layers().items()}
 
 
+@pytest.mark.full  # by default the steps above are in chunks, too
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_tokens_are_those_of_the_cpu(
     name: str, make_pair: Callable[..., tuple[LLM, LLM]], monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,8 @@ def repair() -> None:
     tl.core.tensor.__init__ = _make_tensor
     interpreter.TritonSemantic.broadcast_impl_value = _broadcast
     interpreter._get_np_dtype = _numpy_dtype
+    interpreter.TritonSemantic.binary_op_type_checking_impl = _alike
+    tl.core._unwrap_if_constexpr = _unwrapped
     options = interpreter.interpreter_builder.options
     if not options.debug:  # where the check for overflow would not be asserted
         interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
@@ -113,6 +115,9 @@ class _Shape(NamedTuple):
     constant_numel: Any
 
 
+_unwrap_unrepaired = tl.core._unwrap_if_constexpr
+_PLAIN = frozenset({tl.tensor, tl.block_type, int, bool, float, str, type(None)})
+_make_alike = interpreter.TritonSemantic.binary_op_type_checking_impl
 _broadcast_unequal = interpreter.TritonSemantic.broadcast_impl_value
 _numpy_dtype_unrepaired = functools.cache(interpreter._get_np_dtype)
 
@@ -146,6 +151,24 @@ def _make_tensor(self: Any, handle: Any, type: Any) -> None:
     """A tensor's `__init__`."""
     self.handle, self.type, self.dtype = handle, type, type.scalar
     self.shape, self.numel = type.made_of[-2:] if type.is_block() else _NO_SIZES
+
+
+def _unwrapped(value: Any) -> Any:
+    """Return what a `tl.constexpr` holds, also in tuples and lists; nearly all others are as they are."""
+    return value if type(value) in _PLAIN else _unwrap_unrepaired(value)
+
+
+def _alike(self: Any, lhs: Any, rhs: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return operands with the dtype and shape of the result; two tensors of one dtype need only the shape."""
+    if (
+        type(lhs) is type(rhs) is tl.tensor
+        and lhs.dtype is rhs.dtype
+        and type(lhs.dtype) is tl.dtype
+        and not kwargs.get("div_or_mod")
+        and len(args) < 4
+    ):
+        return _broadcast(self, lhs, rhs)
+    return _make_alike(self, lhs, rhs, *args, **kwargs)
 
 
 def _broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
