@@ -21,8 +21,7 @@ from octavo.server.openai.parsers.json_calls import HermesParser, Llama3JsonPars
 from octavo.server.openai.parsers.json_lists import CohereParser, GraniteParser, HunyuanParser, Phi4Parser
 from octavo.server.openai.parsers.kimi import KimiParser
 from octavo.server.openai.parsers.minimax import MiniMaxParser
-from octavo.server.openai.parsers.olmo import OlmoParser
-from octavo.server.openai.parsers.pythonic import PythonicParser
+from octavo.server.openai.parsers.pythonic import OlmoParser, PythonicParser
 from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
 from octavo.server.openai.parsers.tool_calls import ToolCallParser
 from octavo.server.openai.parsers.wrappers import (

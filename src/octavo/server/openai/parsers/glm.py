@@ -3,20 +3,18 @@
 Strings have no quotes, other values are JSON. Older models write a line break after the name and each tag.
 """
 
-import json
 import re
-from collections.abc import Mapping
+from functools import partial
 
 from octavo.server.openai.parsers.base import MalformedError, Steps
-from octavo.server.openai.parsers.tool_calls import Parameter, Schemas, lark_tag, parameters_of, quoted
-from octavo.server.openai.parsers.typed_arguments import TypedArgumentsParser, is_tellable, value_rule
+from octavo.server.openai.parsers.tool_calls import Parameter, Schemas, lark_tag, quoted
+from octavo.server.openai.parsers.typed_arguments import TypedArgumentsParser, value_rule
 from octavo.structured_output import StructuralTag
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"
 _VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
 _NAME = re.compile(r"[\w.\-]*")
-_KEY_TEXT = re.compile(r"[^<>\n]*")
 _BREAK = '"\\n"?'
 
 
@@ -24,19 +22,8 @@ class GlmParser(TypedArgumentsParser):
     """Parses text with such calls."""
 
     markers = (BEGIN, END, _KEY, _KEY_END, _VALUE, _VALUE_END)
-    separator = "\n"
-
-    @classmethod
-    def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
-        """Strings have no quotes, so patterns and lengths cannot be enforced."""
-        parameters = parameters_of(schema)
-        if parameters is None or not all(_KEY_TEXT.fullmatch(each.name) and is_tellable(each) for each in parameters):
-            return None
-        rules = [f"p{index}: {_rule(parameter)}" for index, parameter in enumerate(parameters)]
-        uses = [f"p{index}{'' if parameter.is_required else '?'}" for index, parameter in enumerate(parameters)]
-        text = "text[lazy]: /(.|\\n)*/ " + quoted(_VALUE_END)
-        start = f"start: {_BREAK} {' '.join(uses)} {quoted(END)}"
-        return cls._tag(name, "\n".join([start, *rules, text]))
+    call_lead, call_end, text_end = f"{_BREAK} ", END, _VALUE_END
+    name_text = re.compile(r"[^<>\n]*")
 
     @classmethod
     def loose_tags(cls, schemas: Schemas) -> list[StructuralTag]:
@@ -51,6 +38,11 @@ class GlmParser(TypedArgumentsParser):
     def _tag(cls, name: str, rules: str) -> StructuralTag:
         return lark_tag(f"{BEGIN}{name}", rules, trigger=BEGIN, tokens=cls.markers)
 
+    @classmethod
+    def _rule(cls, parameter: Parameter) -> str:
+        key = f"{quoted(_KEY)} {quoted(parameter.name)} {quoted(_KEY_END)}"
+        return f"{key} {_BREAK} {quoted(_VALUE)} {value_rule(parameter, 'text', _VALUE_END)} {_BREAK}"
+
     def _read(self) -> Steps[None]:
         yield from self._read_marked_calls(self._read_call, BEGIN)
 
@@ -62,14 +54,8 @@ class GlmParser(TypedArgumentsParser):
         if name not in self._schemas or not (yield from self._ends_name()):
             raise MalformedError("name")
         self._start(name)
-        self._arguments("{")
-        separator = ""
-        while (yield from self._attempt(self._read_argument(name, separator))):
-            separator = ", "
-            if not self._has_ended:
-                if self._is_cut:
-                    self._drop_cut_markup()
-                return
+        if not (yield from self._read_arguments(partial(self._read_argument, name))):
+            return
         if not self._is_cut or (yield from self._peek()):
             self._arguments("}")
         yield from self._attempt(self._expect_next(END))
@@ -86,16 +72,9 @@ class GlmParser(TypedArgumentsParser):
 
     def _read_argument(self, function: str, separator: str) -> Steps[None]:
         yield from self._expect_next(_KEY)
-        key = (yield from self._read_while(_KEY_TEXT)).strip()
+        key = (yield from self._read_while(self.name_text)).strip()
         yield from self._expect(_KEY_END)
         yield from self._expect_next(_VALUE)
-        self._marked = None
-        self._arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+        self._begin_argument(separator, key)
         yield from self._read_value(function, key, (_VALUE_END,))
         yield from self._takes(_VALUE_END)
-
-
-def _rule(parameter: Parameter) -> str:
-    """Return the expression of one argument with its tags."""
-    key = f"{quoted(_KEY)} {quoted(parameter.name)} {quoted(_KEY_END)}"
-    return f"{key} {_BREAK} {quoted(_VALUE)} {value_rule(parameter, 'text', _VALUE_END)} {_BREAK}"

@@ -7,38 +7,25 @@
 </minimax:tool_call>
 """
 
-import json
 import re
-from collections.abc import Mapping
+from functools import partial
 
 from octavo.server.openai.parsers.base import MalformedError, Steps
-from octavo.server.openai.parsers.tool_calls import Parameter, Schemas, lark_tag, parameters_of, quoted
-from octavo.server.openai.parsers.typed_arguments import TypedArgumentsParser, is_tellable, value_rule
+from octavo.server.openai.parsers.tool_calls import Parameter, Schemas, lark_tag, quoted
+from octavo.server.openai.parsers.typed_arguments import TypedArgumentsParser, value_rule
 from octavo.structured_output import StructuralTag
 
 BEGIN, END = "<minimax:tool_call>", "</minimax:tool_call>"
 _INVOKE, _INVOKE_END = '<invoke name="', "</invoke>"
 _PARAMETER, _PARAMETER_END = '<parameter name="', "</parameter>"
-_NAME = re.compile(r'[^<>"\n]*')
 
 
 class MiniMaxParser(TypedArgumentsParser):
     """Parses text with such sections."""
 
     markers = (BEGIN, END)
-    separator = "\n"
-
-    @classmethod
-    def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
-        """Strings have no quotes, so patterns and lengths cannot be enforced."""
-        parameters = parameters_of(schema)
-        if parameters is None or not all(_NAME.fullmatch(each.name) and is_tellable(each) for each in parameters):
-            return None
-        rules = [f"p{index}: {_rule(parameter)}" for index, parameter in enumerate(parameters)]
-        uses = [f"p{index}{'' if parameter.is_required else '?'}" for index, parameter in enumerate(parameters)]
-        text = "text[lazy]: /(.|\\n)*/ " + quoted(f"{_PARAMETER_END}\n")
-        start = f"start: {' '.join(uses)} {quoted(_INVOKE_END)}"
-        return cls._tag(name, "\n".join([start, *rules, text]))
+    call_end, text_end = _INVOKE_END, f"{_PARAMETER_END}\n"
+    name_text = re.compile(r'[^<>"\n]*')
 
     @classmethod
     def loose_tags(cls, schemas: Schemas) -> list[StructuralTag]:
@@ -55,6 +42,11 @@ class MiniMaxParser(TypedArgumentsParser):
     def _tag(cls, name: str, rules: str) -> StructuralTag:
         return lark_tag(f'{BEGIN}\n{_INVOKE}{name}">\n', rules, f"\n{END}", trigger=BEGIN)
 
+    @classmethod
+    def _rule(cls, parameter: Parameter) -> str:
+        begin = quoted(f'{_PARAMETER}{parameter.name}">')
+        return f"{begin} {value_rule(parameter, 'text', cls.text_end)}"
+
     def _read(self) -> Steps[None]:
         yield from self._read_marked_calls(self._read_section, BEGIN)
 
@@ -63,39 +55,18 @@ class MiniMaxParser(TypedArgumentsParser):
         yield from self._read_calls_until(END, self._read_call)
 
     def _read_call(self) -> Steps[None]:
-        name = yield from self._read_tag(_INVOKE)
+        name = yield from self._read_named_tag(_INVOKE, '">')
         if name not in self._schemas:
             raise MalformedError("name")
         self._start(name)
-        self._arguments("{")
-        separator = ""
-        while (yield from self._attempt(self._read_parameter(name, separator))):
-            separator = ", "
-            if not self._has_ended:
-                if self._is_cut:
-                    self._drop_cut_markup()
-                return
+        if not (yield from self._read_arguments(partial(self._read_parameter, name))):
+            return
         if (yield from self._peek()) or not self._is_cut:
             self._arguments("}")
         yield from self._attempt(self._expect_next(_INVOKE_END))
 
     def _read_parameter(self, function: str, separator: str) -> Steps[None]:
-        key = yield from self._read_tag(_PARAMETER)
-        self._marked = None
-        self._arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+        key = yield from self._read_named_tag(_PARAMETER, '">')
+        self._begin_argument(separator, key)
         yield from self._read_value(function, key, (_PARAMETER_END, _INVOKE_END))
         yield from self._takes(_PARAMETER_END)
-
-    def _read_tag(self, opening: str) -> Steps[str]:
-        yield from self._expect_next(opening)
-        name = (yield from self._read_while(_NAME)).strip()
-        yield from self._expect('">')
-        if not name or not name.isprintable():
-            raise MalformedError(opening)
-        return name
-
-
-def _rule(parameter: Parameter) -> str:
-    """Return the expression of one parameter with its tags."""
-    begin, end = quoted(f'{_PARAMETER}{parameter.name}">'), f"{_PARAMETER_END}\n"
-    return f"{begin} {value_rule(parameter, 'text', end)}"

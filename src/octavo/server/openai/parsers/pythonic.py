@@ -19,6 +19,7 @@ from octavo.server.openai.parsers.tool_calls import ToolCallParser, json_rule, l
 from octavo.structured_output import StructuralTag
 
 TAGS = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool_call_end|>"}
+_SECTION, _SECTION_END = "<function_calls>", "</function_calls>"
 _NAME = re.compile(r"[\w.\-]*")
 _PLAIN = re.compile(r"[^()\[\]{}\"']*")
 _PLAIN_IN_STRING = re.compile(r"[^\\\"']*")
@@ -143,6 +144,25 @@ class PythonicParser(ToolCallParser):
             if (yield from self._takes(tag)):
                 return True
         return False
+
+
+class OlmoParser(PythonicParser):
+    """Calls of OLMo 3: `<function_calls>` and `</function_calls>` around lines such as `f(a=1, b="x")`."""
+
+    markers = (_SECTION, _SECTION_END)
+    marks_names = True
+
+    @classmethod
+    def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
+        rules = call_rules(schema)
+        return None if rules is None else lark_tag(f"{_SECTION}{name}(", rules, f"){_SECTION_END}", trigger=_SECTION)
+
+    def _read(self) -> Steps[None]:
+        yield from self._read_marked_calls(self._read_section, _SECTION)
+
+    def _read_section(self) -> Steps[None]:
+        yield from self._expect_next(_SECTION)
+        yield from self._read_calls_until(_SECTION_END, self._read_call)
 
 
 def call_rules(schema: Mapping[str, object]) -> str | None:

@@ -7,39 +7,26 @@ the request is a call all the same, and a value without its end tag ends before 
 the call.
 """
 
-import json
 import re
-from collections.abc import Mapping
+from functools import partial
 
 from octavo.server.openai.parsers.base import MalformedError, Steps
-from octavo.server.openai.parsers.tool_calls import Parameter, Schemas, lark_tag, parameters_of, quoted
-from octavo.server.openai.parsers.typed_arguments import TypedArgumentsParser, is_tellable, names_of, value_rule
+from octavo.server.openai.parsers.tool_calls import Parameter, Schemas, lark_tag, quoted
+from octavo.server.openai.parsers.typed_arguments import TypedArgumentsParser, names_of, value_rule
 from octavo.structured_output import StructuralTag
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _CALL_ENDS = (f"{_FUNCTION_END}\n{END}", _FUNCTION_END + END)
-_NAME = re.compile(r"[^<>\n]*")
 
 
 class Qwen3CoderParser(TypedArgumentsParser):
     """Parses text with calls in tags."""
 
     markers = (BEGIN, END, _FUNCTION)
-    separator = "\n"
-
-    @classmethod
-    def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
-        """Strings have no quotes, so patterns and lengths cannot be enforced."""
-        parameters = parameters_of(schema)
-        if parameters is None or not all(_has_plain_name(each) and is_tellable(each) for each in parameters):
-            return None
-        rules = [f"p{index}: {_rule(parameter)}" for index, parameter in enumerate(parameters)]
-        uses = [f"p{index}{'' if parameter.is_required else '?'}" for index, parameter in enumerate(parameters)]
-        text = "text[lazy]: /(.|\\n)*/ " + quoted(f"\n{_PARAMETER_END}\n")
-        rules = [f"start: {' '.join(uses)} {quoted(_FUNCTION_END)}", *rules, text]
-        return cls._tag(name, "\n".join(rules))
+    call_end, text_end = _FUNCTION_END, f"\n{_PARAMETER_END}\n"
+    name_text = re.compile(r"[^<>\n]*")
 
     @classmethod
     def loose_tags(cls, schemas: Schemas) -> list[StructuralTag]:
@@ -51,8 +38,17 @@ class Qwen3CoderParser(TypedArgumentsParser):
     def openings(cls, schemas: Schemas) -> tuple[str, ...]:
         return tuple(f"{BEGIN}\n{_FUNCTION}{name}>" for name in schemas)
 
-    @staticmethod
-    def _tag(name: str, rules: str) -> StructuralTag:
+    @classmethod
+    def _has_plain_name(cls, parameter: Parameter) -> bool:
+        return super()._has_plain_name(parameter) and parameter.name.isprintable()
+
+    @classmethod
+    def _rule(cls, parameter: Parameter) -> str:
+        begin = quoted(f"{_PARAMETER}{parameter.name}>\n")
+        return f"{begin} {value_rule(parameter, 'text', cls.text_end)}"
+
+    @classmethod
+    def _tag(cls, name: str, rules: str) -> StructuralTag:
         return lark_tag(f"{BEGIN}\n{_FUNCTION}{name}>\n", rules, f"\n{END}", trigger=BEGIN)
 
     def _read(self) -> Steps[None]:
@@ -61,31 +57,19 @@ class Qwen3CoderParser(TypedArgumentsParser):
     def _read_call(self) -> Steps[None]:
         yield from self._skip_space()
         yield from self._takes(BEGIN)
-        name = yield from self._read_tag(_FUNCTION)
+        name = yield from self._read_named_tag(_FUNCTION, ">")
         if name not in self._schemas:
             raise MalformedError("name")
         self._start(name)
-        self._arguments("{")
-        if (yield from self._read_parameters(name)):
+        read = partial(self._read_parameter, name, names_of(self._schemas[name]))
+        if (yield from self._read_arguments(read)) and (yield from self._peek()):
             self._arguments("}")
         for tag in (_FUNCTION_END, END):
             yield from self._attempt(self._expect_next(tag))
 
-    def _read_parameters(self, name: str) -> Steps[bool]:
-        """Read all parameters; False if the text ends within one."""
-        separator, unread = "", names_of(self._schemas[name])
-        while (yield from self._attempt(self._read_parameter(name, separator, unread))):
-            separator = ", "
-            if not self._has_ended:
-                if self._is_cut:
-                    self._drop_cut_markup()
-                return False
-        return (yield from self._peek()) != ""
-
-    def _read_parameter(self, function: str, separator: str, unread: set[str]) -> Steps[None]:
-        key = yield from self._read_tag(_PARAMETER)
-        self._marked = None
-        self._arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+    def _read_parameter(self, function: str, unread: set[str], separator: str) -> Steps[None]:
+        key = yield from self._read_named_tag(_PARAMETER, ">")
+        self._begin_argument(separator, key)
         yield from self._takes("\n")
         unread.discard(key)
         others = tuple(f"{_PARAMETER}{each}>" for each in sorted(unread))
@@ -94,21 +78,3 @@ class Qwen3CoderParser(TypedArgumentsParser):
 
     def _without_markup(self, space: str) -> str:
         return space.removesuffix("\n")
-
-    def _read_tag(self, opening: str) -> Steps[str]:
-        yield from self._expect_next(opening)
-        name = (yield from self._read_while(_NAME)).strip()
-        yield from self._expect(">")
-        if not name or not name.isprintable():
-            raise MalformedError(opening)
-        return name
-
-
-def _has_plain_name(parameter: Parameter) -> bool:
-    return _NAME.fullmatch(parameter.name) is not None and parameter.name.isprintable()
-
-
-def _rule(parameter: Parameter) -> str:
-    """Return the expression of one parameter with its tags."""
-    begin, end = quoted(f"{_PARAMETER}{parameter.name}>\n"), f"\n{_PARAMETER_END}\n"
-    return f"{begin} {value_rule(parameter, 'text', end)}"

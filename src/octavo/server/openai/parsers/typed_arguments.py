@@ -7,13 +7,23 @@ text. Arguments declared as strings are taken verbatim, and streamed.
 
 import contextlib
 import json
+import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from octavo.server.openai.parsers.base import Emit, MalformedError, Steps
 from octavo.server.openai.parsers.pythonic import literal_value
-from octavo.server.openai.parsers.tool_calls import Parameter, Schemas, ToolCallParser, json_rule, quoted
+from octavo.server.openai.parsers.tool_calls import (
+    Parameter,
+    Schemas,
+    ToolCallParser,
+    json_rule,
+    parameters_of,
+    quoted,
+)
 from octavo.structured.disjoint import ALL_TYPES, TYPE_NAMES, resolved, types_of, values_of
+from octavo.structured_output import StructuralTag
 
 _UNIONS = ("anyOf", "oneOf")
 _MAX_DEPTH = 32  # of references and unions within one another
@@ -23,13 +33,73 @@ Schema = Mapping[str, object]
 
 
 class TypedArgumentsParser(ToolCallParser):
-    """The base of these formats."""
+    """The base of these formats.
 
+    Of a grammar, a call begins with `call_lead`, an expression, and ends with `call_end`; a string that may be any text
+    ends with `text_end`.
+    """
+
+    separator = "\n"
     writes_json = False
+    call_lead: ClassVar[str] = ""
+    call_end: ClassVar[str]
+    text_end: ClassVar[str]
+    name_text: ClassVar[re.Pattern[str]]  # of tools and arguments
 
     def __init__(self, schemas: Schemas, draw: Callable[[], bytes] | None = None, max_calls: int | None = None) -> None:
         super().__init__(schemas, draw, max_calls)
         self._has_ended = True  # the last value, by one of its ends
+
+    @classmethod
+    def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
+        """Strings have no quotes, so patterns and lengths cannot be enforced."""
+        parameters = parameters_of(schema)
+        if parameters is None or not all(cls._has_plain_name(each) and is_tellable(each) for each in parameters):
+            return None
+        rules = [f"p{index}: {cls._rule(parameter)}" for index, parameter in enumerate(parameters)]
+        uses = [f"p{index}{'' if parameter.is_required else '?'}" for index, parameter in enumerate(parameters)]
+        start = f"start: {cls.call_lead}{' '.join(uses)} {quoted(cls.call_end)}"
+        return cls._tag(name, "\n".join([start, *rules, f"text[lazy]: /(.|\\n)*/ {quoted(cls.text_end)}"]))
+
+    @classmethod
+    def _has_plain_name(cls, parameter: Parameter) -> bool:
+        return cls.name_text.fullmatch(parameter.name) is not None
+
+    @classmethod
+    @abstractmethod
+    def _tag(cls, name: str, rules: str) -> StructuralTag:
+        """Constrain a call of `name`, whose arguments follow `rules`."""
+
+    @classmethod
+    @abstractmethod
+    def _rule(cls, parameter: Parameter) -> str:
+        """Return the expression of one argument with its tags."""
+
+    def _read_arguments(self, read: Callable[[str], Steps[None]]) -> Steps[bool]:
+        """Emit all arguments but for the last brace; False: the text ends within one. `read` gets what is before it."""
+        self._arguments("{")
+        separator = ""
+        while (yield from self._attempt(read(separator))):
+            separator = ", "
+            if not self._has_ended:
+                if self._is_cut:
+                    self._drop_cut_markup()
+                return False
+        return True
+
+    def _begin_argument(self, separator: str, key: str) -> None:
+        """Emit the name of an argument; from here on there is no backtracking."""
+        self._marked = None
+        self._arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+
+    def _read_named_tag(self, opening: str, end: str) -> Steps[str]:
+        """Read a tag with a name, which is returned."""
+        yield from self._expect_next(opening)
+        name = (yield from self._read_while(self.name_text)).strip()
+        yield from self._expect(end)
+        if not name or not name.isprintable():
+            raise MalformedError(opening)
+        return name
 
     def _read_value(self, function: str, key: str, ends: tuple[str, ...]) -> Steps[None]:
         """Emit the value of argument `key` as JSON: the text up to one of `ends`, which comes next unless text ends."""
