@@ -15,12 +15,12 @@ from octavo.server.args import ServerArgs
 from octavo.server.batches.files import FileStore
 from octavo.server.batches.lines import InterruptedLineError, LineAnswerer, ReadLine
 from octavo.server.batches.output import finalize
+from octavo.server.batches.protocol import Batch, BatchLine, BatchRequest, LineResponse, LineResult
 from octavo.server.batches.runner import BatchRunner
 from octavo.server.batches.slots import BatchSlots
 from octavo.server.batches.store import BatchStore, Record
 from octavo.server.http.errors import ApiError
 from octavo.server.http.upload import Upload
-from octavo.server.openai.stored import Batch, BatchLine, BatchRequest, LineResponse, LineResult
 from octavo.server.state.database import StateDatabase
 
 COMPLETION = "/v1/completions"

@@ -16,7 +16,7 @@ from octavo.errors import InvalidParameterError, RequestError
 if TYPE_CHECKING:
     from octavo.server.args import ServerArgs
     from octavo.server.batches.input import InputLine
-    from octavo.server.openai.stored import LineError, LineResult
+    from octavo.server.batches.protocol import LineError, LineResult
 
 _MAX_SHOWN = 20  # mistakes in a file
 

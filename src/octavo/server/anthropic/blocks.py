@@ -18,6 +18,7 @@ from octavo.server.openai.translation import (
     Translated,
     missing,
     required,
+    said_by_assistant,
     said_by_user,
     unsupported,
 )
@@ -71,7 +72,6 @@ def chat_messages(turn: Turn, warn: Warn, *, takes_images: bool) -> Iterator[Tra
 
 
 def _answer(turn: Turn) -> Translated:
-    """Return an earlier answer. Thoughts go to the template as the field that it reads."""
     texts, thoughts = list[str](), list[str]()
     calls: list[ToolCall] = []
     for path, block in turn.blocks:
@@ -88,15 +88,7 @@ def _answer(turn: Turn) -> Translated:
                 calls.append(ToolCall(id=required(block.id, f"{path}.id"), type="function", function=function))
             case _:
                 texts.append(_text(block, path))
-    content = "".join(texts)
-    thought = "".join(thoughts) or None
-    chat = ChatMessage(
-        role="assistant",
-        content=None if calls and not content else content,
-        reasoning_content=thought,
-        tool_calls=calls or None,
-    )
-    return Translated(chat)
+    return Translated(said_by_assistant(texts, "".join(thoughts), calls))
 
 
 def _user(turn: Turn, warn: Warn, *, takes_images: bool) -> Iterator[Translated]:

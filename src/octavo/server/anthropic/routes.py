@@ -1,14 +1,17 @@
 """Anthropic's routes."""
 
+from typing import TYPE_CHECKING
+
 from fastapi import FastAPI, Request, Response
 
-from octavo.server.anthropic.errors import MessagesError
 from octavo.server.anthropic.protocol import CountTokensRequest, Message, MessagesRequest, TokenCount
 from octavo.server.anthropic.service import MessagesService
-from octavo.server.http.errors import MESSAGES
+from octavo.server.http.errors import MESSAGES, MessagesError
 from octavo.server.http.routing import EVENTS, ApiRoute, add_routes
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.routes import Routes
+
+if TYPE_CHECKING:
+    from octavo.server.routes import Routes
 
 _QUESTION = {"messages": [{"role": "user", "content": "What is a block?"}]}
 _ASKED = {**_QUESTION, "max_tokens": 64}
@@ -18,7 +21,7 @@ _EXAMPLES = {"message": _ASKED, "stream": {**_ASKED, "stream": True}}
 class MessagesRoutes:
     """Handlers of raw requests, which `Routes` decodes."""
 
-    def __init__(self, lifecycle: EngineLifecycle, routes: Routes) -> None:
+    def __init__(self, lifecycle: EngineLifecycle, routes: "Routes") -> None:
         self._lifecycle, self._routes = lifecycle, routes
 
     def add_to(self, app: FastAPI) -> None:

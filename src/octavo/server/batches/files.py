@@ -10,16 +10,25 @@ import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from octavo.server.args import ServerArgs
+from octavo.server.batches.protocol import UNFINISHED, Page, StoredFile
 from octavo.server.http.errors import ApiError, bad_request
 from octavo.server.http.upload import Upload
-from octavo.server.openai.stored import UNFINISHED, Page, StoredFile
-from octavo.server.state.database import StateDatabase, listed, quoted
+from octavo.server.state.database import StateDatabase
+
+T = TypeVar("T")
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Return names, from the code only, as SQL's literals."""
+    return ", ".join(f"'{name}'" for name in sorted(names))
+
 
 DAY_S = 86400
 _MIN_EXPIRY_S, _MAX_EXPIRY_S = 3600, 30 * DAY_S  # as OpenAI's
@@ -145,6 +154,41 @@ class FileStore:
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 (self._folder / name).unlink()
+
+
+def listed(
+    db: sqlite3.Connection,
+    table: str,
+    kind: type[T],
+    owner: str,
+    *,
+    after: str | None,
+    limit: int,
+    ascending: bool,
+    where: Mapping[str, object],
+) -> Page[T]:
+    """Return an owner's objects after the one named `after`, in the order of their creation or the reverse.
+
+    `where` has values by condition, as in `{"status =": "failed"}`. Raises ApiError, 400: there is no such `after`.
+    """
+    conditions, values = ["owner = ?", *(f"{condition} ?" for condition in where)], [owner, *where.values()]
+    if after is not None:
+        row = db.execute(f"SELECT seq FROM {table} WHERE id = ? AND owner = ?", (after, owner)).fetchone()
+        if row is None:
+            raise bad_request(f"after={after[:100]!r}: there is no such object to begin after.", "after", "not_found")
+        conditions.append("seq > ?" if ascending else "seq < ?")
+        values.append(row[0])
+    order = f"ORDER BY seq {'ASC' if ascending else 'DESC'} LIMIT ?"
+    rows = db.execute(
+        f"SELECT id, body FROM {table} WHERE {' AND '.join(conditions)} {order}", (*values, limit + 1)
+    ).fetchall()
+    shown = rows[:limit]
+    return Page(
+        data=[msgspec.json.decode(body, type=kind) for _, body in shown],
+        first_id=shown[0][0] if shown else None,
+        last_id=shown[-1][0] if shown else None,
+        has_more=len(rows) > limit,
+    )
 
 
 def find_file(db: sqlite3.Connection, owner: str, file_id: str, param: str = "file_id") -> StoredFile:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from octavo.server.openai.stored import BatchLine, LineError
+from octavo.server.batches.protocol import BatchLine, LineError
 
 MAX_ERRORS = 100  # that are listed; the rest is counted
 _MAX_ID_CHARACTERS = 512

@@ -14,6 +14,7 @@ import msgspec
 from octavo.errors import InvalidParameterError
 from octavo.sampling_params import RequestPriority
 from octavo.server.args import ServerArgs
+from octavo.server.batches.protocol import BatchLine, LineFailure, LineResponse, LineResult
 from octavo.server.http.errors import MODEL_FAILED, ApiError, ErrorReply, as_api_error
 from octavo.server.http.exchange import check_timeout
 from octavo.server.kept.responses import Reply
@@ -26,7 +27,6 @@ from octavo.server.openai.protocol import (
 )
 from octavo.server.openai.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from octavo.server.openai.service import ENDPOINTS, OpenAICompatibleService
-from octavo.server.openai.stored import BatchLine, LineFailure, LineResponse, LineResult
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from octavo.errors import EngineDeadError, InvalidParameterError
 from octavo.server.args import ServerArgs
 from octavo.server.batches.input import InputLine, LineReader, read_line
 from octavo.server.batches.lines import InterruptedLineError, LineAnswerer, ReadLine
+from octavo.server.batches.protocol import LineResult
 from octavo.server.batches.slots import BatchSlots
 from octavo.server.openai.service import OpenAICompatibleService
-from octavo.server.openai.stored import LineResult
 
 
 async def answer_lines(

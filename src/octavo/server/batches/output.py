@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from octavo.errors import StateError
 from octavo.server.batches.files import FileStore
 from octavo.server.batches.lines import unanswered
+from octavo.server.batches.protocol import Batch, BatchStatus, RequestCounts, StoredFile
 from octavo.server.batches.store import BatchStore, StoredLine, ended
 from octavo.server.http.upload import create_private, write_all
-from octavo.server.openai.stored import Batch, BatchStatus, RequestCounts, StoredFile
 from octavo.server.state.database import StateDatabase
 
 _PAGE_LINES = 256

@@ -6,13 +6,13 @@ from fastapi import FastAPI, Request, Response
 from starlette.responses import FileResponse
 
 from octavo.server.args import ServerArgs
+from octavo.server.batches.protocol import UPLOAD_FORM, Batch, BatchRequest, Deleted, Page, StoredFile
 from octavo.server.batches.service import BatchService
 from octavo.server.http.errors import ApiError, bad_request
 from octavo.server.http.exchange import CLIENT_LEFT, Exchange, json_response
 from octavo.server.http.routing import ApiRoute, add_routes
 from octavo.server.http.upload import receive_upload
 from octavo.server.openai.protocol import read_request
-from octavo.server.openai.stored import UPLOAD_FORM, Batch, BatchRequest, Deleted, Page, StoredFile
 
 _MAX_LISTED_FILES = 10_000
 _MAX_LISTED_BATCHES = 100

@@ -15,9 +15,9 @@ from octavo.server.args import ServerArgs
 from octavo.server.batches.files import FileStore
 from octavo.server.batches.input import InputLine, LineReader, check_input, read_line
 from octavo.server.batches.lines import InterruptedLineError, LineAnswerer, ReadLine, is_failed, unanswered, usage_of
+from octavo.server.batches.protocol import Batch, LineError, LineResult
 from octavo.server.batches.slots import BatchSlots
 from octavo.server.batches.store import BatchStore, Record
-from octavo.server.openai.stored import Batch, LineError, LineResult
 from octavo.server.state.database import WriteQueue
 
 logger = logging.getLogger(__name__)

@@ -13,12 +13,12 @@ from octavo.server.args import ServerArgs
 from octavo.server.batches.files import FileStore
 from octavo.server.batches.lines import LineAnswerer
 from octavo.server.batches.output import finalize
+from octavo.server.batches.protocol import Batch, BatchRequest
 from octavo.server.batches.runner import BatchRunner
 from octavo.server.batches.slots import BatchSlots
 from octavo.server.batches.store import BatchStore
 from octavo.server.http.errors import ApiError
 from octavo.server.openai.service import OpenAICompatibleService
-from octavo.server.openai.stored import Batch, BatchRequest
 from octavo.server.state.database import StateDatabase
 
 logger = logging.getLogger(__name__)

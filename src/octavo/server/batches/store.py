@@ -15,12 +15,9 @@ import msgspec
 from msgspec.structs import replace
 
 from octavo.server.args import ServerArgs
-from octavo.server.batches.files import DAY_S, check_expiry, find_file
+from octavo.server.batches.files import DAY_S, check_expiry, find_file, listed, quoted
 from octavo.server.batches.input import InputLine
-from octavo.server.http.errors import ApiError, bad_request
-from octavo.server.openai.replies import Usage
-from octavo.server.openai.service import ENDPOINTS
-from octavo.server.openai.stored import (
+from octavo.server.batches.protocol import (
     UNFINISHED,
     Batch,
     BatchRequest,
@@ -30,7 +27,10 @@ from octavo.server.openai.stored import (
     Page,
     RequestCounts,
 )
-from octavo.server.state.database import StateDatabase, listed, quoted
+from octavo.server.http.errors import ApiError, bad_request
+from octavo.server.openai.replies import Usage
+from octavo.server.openai.service import ENDPOINTS
+from octavo.server.state.database import StateDatabase
 
 _WINDOW = re.compile(r"([1-9]\d{0,6})([smhd])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": DAY_S}

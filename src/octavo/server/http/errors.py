@@ -7,12 +7,12 @@ official clients retry a 5xx twice, so a 500 for a bad request would be executed
 """
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 
 import msgspec
 
 from octavo.errors import EngineDeadError, EngineError, InvalidParameterError, PromptTooLongError, UserError
-from octavo.server.anthropic.errors import messages_error
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,10 @@ DONE = b"data: [DONE]\n\n"  # the last frame of OpenAI's streams
 
 # The `type` that OpenAI gives errors of a status.
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+# Those of Anthropic.
+_ANTHROPIC_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
+          413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
+_TOO_LONG = re.compile(r"maximum context length is (\d+) tokens.* you asked for (?:at least )?(\d+) tokens", re.DOTALL)
 _MAX_SHOWN = 200  # characters of a client's value that an error quotes
 
 
@@ -74,6 +78,32 @@ class ApiError(Exception):
     @property
     def body(self) -> bytes:
         return msgspec.json.encode(ErrorReply(error=self.detail))
+
+
+class MessagesErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class MessagesError(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of every response other than 2xx, and the data of the event `error`."""
+
+    error: MessagesErrorDetail
+    type: str = "error"
+
+
+def messages_error(status: int, message: str) -> MessagesError:
+    """Return the error of a response with this status.
+
+    Claude Code shortens a conversation when it reads "prompt is too long: N tokens > M maximum", so a prompt beyond the
+    context is refused in these words.
+    """
+    kind = _ANTHROPIC_TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
+    if (found := _TOO_LONG.search(message)) is not None:
+        message = f"prompt is too long: {found[2]} tokens > {found[1]} maximum. {message}"
+    return MessagesError(error=MessagesErrorDetail(type=kind, message=message))
 
 
 # How other APIs write an error, by the beginning of their routes.

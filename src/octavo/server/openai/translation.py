@@ -8,7 +8,7 @@ from typing import Generic, Self, TypeVar
 from octavo.server.http.errors import ApiError, bad_request
 from octavo.server.openai.chat_prompt import is_media, parts_of
 from octavo.server.openai.params import Warn
-from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage, ContentPart, TokenizeRequest
+from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage, ContentPart, TokenizeRequest, ToolCall
 from octavo.server.openai.service import OpenAICompatibleService
 from octavo.tokenizer.chat_template import ChatTemplate
 
@@ -142,6 +142,17 @@ def said_by_user(parts: Sequence[Placed]) -> Translated:
         content: str | list[ContentPart] = [part for _, part in parts]
         return Translated(ChatMessage(role="user", content=content), [path for path, _ in parts])
     return Translated(ChatMessage(role="user", content=BETWEEN.join(part.text or "" for _, part in parts)))
+
+
+def said_by_assistant(texts: Sequence[str], thought: str, calls: list[ToolCall]) -> ChatMessage:
+    """Return an earlier answer. Its thought goes to the template as the field that it reads."""
+    content = "".join(texts)
+    return ChatMessage(
+        role="assistant",
+        content=None if calls and not content else content,
+        reasoning_content=thought or None,
+        tool_calls=calls or None,
+    )
 
 
 def required(value: str | None, path: str) -> str:

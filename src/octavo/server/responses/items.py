@@ -22,6 +22,7 @@ from octavo.server.openai.translation import (
     Translated,
     missing,
     required,
+    said_by_assistant,
     said_by_user,
     unsupported,
 )
@@ -49,13 +50,7 @@ class _Turn:
     calls: list[ToolCall] = field(default_factory=list)
 
     def message(self) -> ChatMessage:
-        content = "".join(self.texts)
-        return ChatMessage(
-            role="assistant",
-            content=None if self.calls and not content else content,
-            reasoning_content=BETWEEN.join(self.thoughts) or None,
-            tool_calls=self.calls or None,
-        )
+        return said_by_assistant(self.texts, BETWEEN.join(self.thoughts), self.calls)
 
 
 class ItemReader:

@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -29,7 +30,9 @@ from octavo.server.responses.protocol import (
 )
 from octavo.server.responses.service import ResponsesService
 from octavo.server.responses.store import ResponseStore
-from octavo.server.routes import Routes
+
+if TYPE_CHECKING:
+    from octavo.server.routes import Routes
 
 _RUNNING = ("queued", "in_progress")
 _ASKED = {"input": "What is a block?"}
@@ -41,7 +44,7 @@ class ResponsesRoutes:
     """Handlers of raw requests, which `Routes.answer` decodes."""
 
     def __init__(
-        self, lifecycle: EngineLifecycle, args: ServerArgs, routes: Routes, store: ResponseStore, returning: Returning
+        self, lifecycle: EngineLifecycle, args: ServerArgs, routes: "Routes", store: ResponseStore, returning: Returning
     ) -> None:
         self._lifecycle, self._args, self._routes = lifecycle, args, routes
         self._store, self._returning = store, returning

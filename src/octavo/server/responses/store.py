@@ -146,17 +146,9 @@ class ResponseStore:
     async def item(self, owner: str, item_id: str) -> Item | None:
         """Return an item of the input or output of a response; None: it is not kept."""
         name, _, number = item_id.partition("_")[2].rpartition("_")
-
-        def read(db: sqlite3.Connection) -> tuple[bytes, bytes] | None:
-            row: tuple[bytes, bytes] | None = db.execute(
-                "SELECT input, body FROM responses WHERE id = ? AND owner = ?", (f"resp_{name}", owner)
-            ).fetchone()
-            return row
-
-        row = await self._database.run(read)
-        if row is None:
+        if (row := await self._find(owner, f"resp_{name}")) is None:
             return None
-        given, body = row
+        body, given = row
         items = msgspec.json.decode(given) if number.startswith(_INPUT) else msgspec.json.decode(body)["output"]
         return next((item for item in items if item.get("id") == item_id), None)
 
@@ -164,16 +156,19 @@ class ResponseStore:
         self._database.close()
 
     async def _row(self, owner: str, response_id: str) -> tuple[bytes, bytes]:
-        def read(db: sqlite3.Connection) -> tuple[bytes, bytes] | None:
-            row: tuple[bytes, bytes] | None = db.execute(
-                "SELECT body, input FROM responses WHERE id = ? AND owner = ?", (response_id, owner)
-            ).fetchone()
-            return row
-
-        row = await self._database.run(read)
-        if row is None:
+        """Return a response and its input. Raises ApiError, 404."""
+        if (row := await self._find(owner, response_id)) is None:
             raise not_found(response_id)
         return row
+
+    async def _find(self, owner: str, response_id: str) -> tuple[bytes, bytes] | None:
+        query = "SELECT body, input FROM responses WHERE id = ? AND owner = ?"
+
+        def read(db: sqlite3.Connection) -> tuple[bytes, bytes] | None:
+            row: tuple[bytes, bytes] | None = db.execute(query, (response_id, owner)).fetchone()
+            return row
+
+        return await self._database.run(read)
 
 
 def with_ids(items: Sequence[Item], name: str) -> list[Item]:

@@ -8,17 +8,13 @@ import asyncio
 import logging
 import os
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import msgspec
-
 from octavo.errors import InvalidParameterError, StateError, anew
-from octavo.server.http.errors import bad_request
-from octavo.server.openai.stored import Page
 
 T = TypeVar("T")
 
@@ -206,43 +202,3 @@ def _prepare(connection: sqlite3.Connection, path: Path, layout: Layout) -> None
     elif version != layout.version:
         limit = f"{path.name} is of version {version}, this is Octavo's version {layout.version}; use another folder"
         raise InvalidParameterError(layout.option, str(path.parent), limit)
-
-
-def listed(
-    db: sqlite3.Connection,
-    table: str,
-    kind: type[T],
-    owner: str,
-    *,
-    after: str | None,
-    limit: int,
-    ascending: bool,
-    where: Mapping[str, object],
-) -> Page[T]:
-    """Return an owner's objects after the one named `after`, in the order of their creation or the reverse.
-
-    `where` has values by condition, as in `{"status =": "failed"}`. Raises ApiError, 400: there is no such `after`.
-    """
-    conditions, values = ["owner = ?", *(f"{condition} ?" for condition in where)], [owner, *where.values()]
-    if after is not None:
-        row = db.execute(f"SELECT seq FROM {table} WHERE id = ? AND owner = ?", (after, owner)).fetchone()
-        if row is None:
-            raise bad_request(f"after={after[:100]!r}: there is no such object to begin after.", "after", "not_found")
-        conditions.append("seq > ?" if ascending else "seq < ?")
-        values.append(row[0])
-    order = f"ORDER BY seq {'ASC' if ascending else 'DESC'} LIMIT ?"
-    rows = db.execute(
-        f"SELECT id, body FROM {table} WHERE {' AND '.join(conditions)} {order}", (*values, limit + 1)
-    ).fetchall()
-    shown = rows[:limit]
-    return Page(
-        data=[msgspec.json.decode(body, type=kind) for _, body in shown],
-        first_id=shown[0][0] if shown else None,
-        last_id=shown[-1][0] if shown else None,
-        has_more=len(rows) > limit,
-    )
-
-
-def quoted(names: Iterable[str]) -> str:
-    """Return names, from the code only, as SQL's literals."""
-    return ", ".join(f"'{name}'" for name in sorted(names))

@@ -1,12 +1,13 @@
 """The routes of rerank, score, pooling and decisions."""
 
+from typing import TYPE_CHECKING
+
 from fastapi import FastAPI, Request, Response
 
 from octavo.server.http.errors import ApiError
 from octavo.server.http.exchange import route_path
 from octavo.server.http.routing import ApiRoute, add_routes
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.routes import Routes
 from octavo.server.vectors.decision_protocol import (
     DECISIONS,
     SYSTEM_ONE,
@@ -29,6 +30,9 @@ from octavo.server.vectors.protocol import (
 )
 from octavo.server.vectors.service import VectorsService
 
+if TYPE_CHECKING:
+    from octavo.server.routes import Routes
+
 _RANKED = {"query": "What is a block?", "documents": ["A block holds tokens.", "It rains."], "top_n": 1}
 _PAIRS = {"text_1": "What is a block?", "text_2": ["A block.", "Rain."]}
 _INPUTS = {"texts": {"input": ["Octavo is", "Hello, world!"]}}
@@ -40,7 +44,7 @@ _NAMED = {"noul": {"state": _MAIL, "questions": {"spam": {"type": "noul", "instr
 class VectorsRoutes:
     """Handlers of raw requests, which `Routes` decodes."""
 
-    def __init__(self, lifecycle: EngineLifecycle, routes: Routes) -> None:
+    def __init__(self, lifecycle: EngineLifecycle, routes: "Routes") -> None:
         self._lifecycle, self._answer = lifecycle, routes.answer
 
     def add_to(self, app: FastAPI) -> None:
