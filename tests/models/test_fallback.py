@@ -25,6 +25,7 @@ from octavo.loader.registry import get_model_loader
 from octavo.models import fallback_probe
 from octavo.models.fallback import FallbackForCausalLM
 from octavo.models.fallback_heads import joined_heads
+from octavo.models.fallback_layers import is_linear
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97,
@@ -137,7 +138,9 @@ def test_logits_are_the_librarys(kind: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(hf, "may_be_known", lambda fields: True)
     monkeypatch.setattr(hf, "find_family", _unknown)
     theirs, prompts = save(kind, tmp_path), [list(range(3, 26)), list(range(40, 49))]
-    runner = PagedRunner(load(tmp_path))
+    model = load(tmp_path)
+    assert not any(map(is_linear, model.library.modules())), "layers of the library's, which kernels do not compute"
+    runner = PagedRunner(model)
     first = runner.step({0: prompts[0][:11], 1: prompts[1]})
     found = [torch.cat([first[0], *runner.step({0: prompts[0][11:]})]), first[1]]
     for prompt, logits in zip(prompts, found, strict=True):

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -32,8 +32,9 @@ from octavo.layers.context import BuildContext
 from octavo.layers.quant.base import TensorSpec
 from octavo.layers.weight_owner import WeightOwner
 from octavo.models.common import described_attention
-from octavo.models.fallback_heads import angles_by_request, is_linear, joined_heads
-from octavo.models.fallback_plan import FallbackLinear, Plan
+from octavo.models.fallback_heads import angles_by_request, joined_heads
+from octavo.models.fallback_layers import FallbackEmbedding, FallbackHead, FallbackLinear, is_linear
+from octavo.models.fallback_plan import Plan
 from octavo.models.fallback_probe import build
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 
@@ -176,13 +177,16 @@ class FallbackForCausalLM(CausalLM):
     def _adopt(self, library: Any, context: BuildContext) -> None:
         """Replace linear layers, and find owners for all other parameters; fill the table of names."""
         self.owners = nn.ModuleDict()
-        tied = library.get_output_embeddings() if self._twins else None
+        tied = self._adopt_vocabulary(library, context)
         for name, module in list(library.named_modules()):
             key = name.replace(".", "/")
-            if module is tied:
+            if tied is not None and module is tied:
                 if getattr(module, "bias", None) is not None:
                     self.owners[key] = OwnParameters(module, context, tied="weight")
                     self._names[name] = f"owners.{key}"
+                continue
+            if isinstance(module, FallbackEmbedding | FallbackHead):
+                self._names[name] = f"library.{name}" + ".rows" * isinstance(module, FallbackEmbedding)
                 continue
             if is_linear(module):
                 linear = FallbackLinear(module, context.at(name), self._plan.style_of(name))
@@ -198,6 +202,22 @@ class FallbackForCausalLM(CausalLM):
             elif own or stored_buffers(module):
                 self.owners[key] = OwnParameters(module, context)
                 self._names[name] = f"owners.{key}"
+
+    def _adopt_vocabulary(self, library: Any, context: BuildContext) -> nn.Module | None:
+        """Replace the head with the logits, and an embedding that it is tied to; else return the tied head."""
+        names = {module: name for name, module in library.named_modules()}
+        head, table = library.get_output_embeddings(), library.get_input_embeddings()
+        context = replace(context, checkpoint_names={"logits_head": names[head], "embedding": names[table]})
+        own = None
+        if self._twins:
+            if not isinstance(table, nn.Embedding) or not is_linear(head) or head.bias is not None:
+                return cast(nn.Module, head)
+            embedding = FallbackEmbedding(table, context)
+            own = embedding.rows
+            library.set_submodule(names[table], embedding)
+        if is_linear(head):
+            library.set_submodule(names[head], FallbackHead(head, own, context.at("logits_head")))
+        return None
 
     def _parts_of(self, parameter: str) -> list[str]:
         """Return what an expert of a stack consists of in checkpoints, as the library says it; []: it is no stack."""
@@ -259,7 +279,8 @@ class FallbackForCausalLM(CausalLM):
     ) -> IntermediateTensors:
         """Run the whole model on the step's tokens as one row: hidden states [W, D] behind the last norm."""
         if not self._is_ready:  # weights are loaded now
-            self.library.tie_weights()
+            if not isinstance(self.library.get_input_embeddings(), FallbackEmbedding):
+                self.library.tie_weights()
             self._is_ready = True
         self._step.begin(self.attention_step(batch), kv_caches)
         base = self.library.base_model

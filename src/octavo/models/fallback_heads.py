@@ -93,11 +93,6 @@ def angles_by_request(
     return cos, sin
 
 
-def is_linear(module: nn.Module) -> bool:
-    """Return whether a module is a linear layer and nothing else."""
-    return type(module) is nn.Linear or type(module).__name__ == "FalconLinear"
-
-
 def _bloom(module: Any, attention: Attention, hidden: torch.Tensor, residual: torch.Tensor, **_: Any) -> Any:
     query, key, value = module._reshape(module.query_key_value(hidden))
     slopes = _library_of(module)._get_alibi_slopes(module.num_heads, torch.device("cpu")).to(hidden.device)

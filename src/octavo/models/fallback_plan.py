@@ -2,23 +2,14 @@
 
 A plan names, for linear layers, whether their outputs or their inputs are sharded. Attention has a part of the heads on
 each rank; what no plan names is the same on every rank, experts too.
-
-Legend: T = tokens, K = inputs of a layer, N = outputs.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import nn
-
-from octavo.distributed.groups import Share
 from octavo.errors import UnsupportedModelError
-from octavo.layers.context import BuildContext
-from octavo.layers.linear import MergedLinear
-
-_OUTPUTS, _INPUTS = ("colwise", "colwise_gather_output"), ("rowwise", "rowwise_split_input")
+from octavo.models.fallback_layers import INPUTS, OUTPUTS
 
 
 class Plan:
@@ -31,7 +22,7 @@ class Plan:
         self._styles = {
             re.compile(re.escape(prefix + name).replace(r"\*", r"\d+")): style
             for name, style in found.items()
-            if style in (*_OUTPUTS, *_INPUTS)
+            if style in (*OUTPUTS, *INPUTS)
         }
         if size > 1:
             self._check(library)
@@ -60,36 +51,3 @@ class Plan:
         if number % self._size:
             why = f"must divide the {what} ({number}) of a model that transformers' own code computes"
             raise UnsupportedModelError(f"{self._model}: tensor_parallel_size={self._size} {why}")
-
-
-class FallbackLinear(MergedLinear):
-    """In the place of a `torch.nn.Linear`: inputs of any number of dimensions."""
-
-    def __init__(self, original: nn.Linear, context: BuildContext, style: str | None = None) -> None:
-        self._group, self._style = context.groups.tensor, style
-        rank, size = self._group.rank, self._group.size
-        inputs, outputs = Share.whole(original.in_features), Share.whole(original.out_features)
-        if style in _INPUTS:
-            inputs = Share.of(original.in_features, rank, size)
-        if style in _OUTPUTS:
-            outputs = Share.of(original.out_features, rank, size)
-        self._sizes_of_ranks = [Share.of(original.out_features, each, size).size for each in range(size)]
-        super().__init__(inputs, {"": outputs}, has_bias=original.bias is not None, context=context)
-        self.in_features, self.out_features = original.in_features, original.out_features
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """Shape and dtype, which some models look at: without values, as those are packed."""
-        return torch.empty(self.out_features, self.in_features, dtype=self._context.dtype, device="meta")
-
-    def forward(self, x: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Apply to x [..., K], or this rank's part of K: [..., N], or this rank's part of N."""
-        rows = x.reshape(-1, x.shape[-1])  # [T, K]
-        if self._style == "rowwise_split_input":
-            rows = rows[:, self.inputs.start : self.inputs.stop]
-        out = super().forward(rows.contiguous(), adapter_ids)
-        if self._style in _INPUTS:
-            out = self._group.all_reduce(out)
-        elif self._style == "colwise_gather_output":
-            out = self._group.all_gather(out, self._sizes_of_ranks)
-        return out.view(*x.shape[:-1], -1)
