@@ -476,7 +476,7 @@ _ALL = [
             "tie_word_embeddings": True,
         },
     ),
-    TinyModel(name="nemotron-h", family="NemotronH", settings=_BRANCHES),
+    TinyModel(name="nemotron-h", family="NemotronH", settings={**_BRANCHES, "tie_word_embeddings": True}),
     TinyModel(
         name="nemotron-h-latent",
         is_variant=True,

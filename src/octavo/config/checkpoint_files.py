@@ -49,7 +49,7 @@ _BYTES = MappingProxyType(
 )
 _PICKLE = "data.pkl"
 _ZIP_HEADER, _NAME_LENGTH, _EXTRA_LENGTH = 30, slice(26, 28), slice(28, 30)  # of an archive's entry
-_HEAD, _TABLE = "lm_head", "embed_tokens"
+_HEAD, _TABLES = "lm_head", ("embed_tokens", "embeddings")
 _CHUNK_BYTES = 1 << 22
 
 
@@ -91,7 +91,8 @@ def has_own_head(folder: Path) -> bool:
     file.
     """
     found = {".".join(entry.name.split(".")[-2:]): (file, entry) for file, entry in _heads_and_tables(folder)}
-    head, table = found.get(f"{_HEAD}.weight"), found.get(f"{_TABLE}.weight")
+    head = found.get(f"{_HEAD}.weight")
+    table = next((found[name] for each in _TABLES if (name := f"{each}.weight") in found), None)
     others = {name for name in found if name.startswith(f"{_HEAD}.")} - {f"{_HEAD}.weight", f"{_HEAD}.bias"}
     if not others and (head is None or table is None or _are_equal(*head, *table)):
         return False
@@ -99,14 +100,14 @@ def has_own_head(folder: Path) -> bool:
     if not others and head is not None and table is not None and head[1].shape != table[1].shape:
         logger.warning("%s of shape %s: it is not used", said, list(head[1].shape))
         return False
-    logger.warning("%s that differs from embed_tokens: it is used", said)
+    logger.warning("%s that differs from the embedding: it is used", said)
     return True
 
 
 def lacks_head(folder: Path) -> bool:
     """Return whether a folder's files have an embedding but no logits head, as a base model's."""
     names = {entry.name.split(".")[-2] for _, entry in _heads_and_tables(folder)}
-    return _TABLE in names and _HEAD not in names
+    return not names.isdisjoint(_TABLES) and _HEAD not in names
 
 
 def _heads_and_tables(folder: Path) -> Iterator[tuple[Path, HeaderEntry]]:
@@ -120,7 +121,7 @@ def _heads_and_tables(folder: Path) -> Iterator[tuple[Path, HeaderEntry]]:
 
 
 def _is_head_or_table(name: str) -> bool:
-    return f".{name}".rpartition(".")[0].endswith((f".{_HEAD}", f".{_TABLE}"))
+    return f".{name}".rpartition(".")[0].endswith(tuple(f".{each}" for each in (_HEAD, *_TABLES)))
 
 
 def _shards(index: Path) -> list[Path]:

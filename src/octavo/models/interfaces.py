@@ -219,7 +219,10 @@ class CausalLM(nn.Module):
         if not self.config.tie_word_embeddings:
             return names
         others = {name: target for name, target in names.items() if target != "logits_head"}
-        return others if self.stage.is_first else {**others, "model.embed_tokens": "logits_head"}
+        return others if self.stage.is_first else {**others, self._name_at("embedding"): "logits_head"}
+
+    def _name_at(self, place: str) -> str:
+        return next(name for name, target in self.weight_names.items() if target == place)
 
     @property
     def dense_names(self) -> NameTable:
@@ -364,7 +367,8 @@ class CausalLM(nn.Module):
     @property
     def twins(self) -> Mapping[str, str]:
         """Tensors that equal another one, by name: a checkpoint has either or both, and the first one is used."""
-        return {"lm_head.weight": "model.embed_tokens.weight"} if self.config.tie_word_embeddings else {}
+        head, table = (f"{self._name_at(place)}.weight" for place in ("logits_head", "embedding"))
+        return {head: table} if self.config.tie_word_embeddings else {}
 
     def compute_logits(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the logits [L, V] float32 of hidden states [L, D]; in slices if L is large. Last stage only.
