@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.breadth import each, pick
-from tests.kernels.levels import DTYPES
+from tests.kernels.conftest import native
+from tests.kernels.levels import DTYPES, LEVEL_DTYPES
 from tests.kernels.ops import CASES, MAX_ROWS, Case
 
 from octavo.kernels.dispatch import select_kernels
@@ -27,6 +28,17 @@ def test_fast_is_reference(case: Case, num_rows: int, fast_and_dtype: tuple[Kern
     op, rows = case.make(dtype), slice(3, 3 + num_rows)
     with torch.inference_mode():
         assert_close(op(fast, rows), op(Kernels(), rows))
+
+
+@each("num_rows", pick([2], [2, 40]))
+@pytest.mark.parametrize(("level", "dtype"), LEVEL_DTYPES)
+def test_many_outputs_of_many_inputs(level: str, dtype: torch.dtype, num_rows: int) -> None:
+    """A block of k is multiplied by many panels, and a thread has several times as many: their results share memory."""
+    x, weight = torch.randn(num_rows, 2112), torch.randn(7744, 66).repeat(1, 32) / 8
+    x, weight = x.to(dtype), weight.to(dtype)
+    kernels = native(level, 1, dtype)
+    found = kernels.linear(x, kernels.pack_linear(weight, None))
+    torch.testing.assert_close(found.float(), x.float() @ weight.float().T, atol=0.1, rtol=0.02)
 
 
 class WrongKernels(Kernels):

@@ -12,6 +12,13 @@ struct Alongside {
   }
 };
 
+// Whether products call `Alongside`. Elsewhere the next panels would overwrite results that wait for their epilogue.
+#if defined(OCTAVO_HAS_AMX)
+constexpr bool kFinishesAlongside = true;
+#else
+constexpr bool kFinishesAlongside = false;
+#endif
+
 // Blocking: row tiles and panels computed together, and the k tiles taken at a time. A panel's k tiles stay in L1 for
 // all the rows; the rows' tiles stay in L2 for all the panels.
 struct Blocking {
@@ -63,6 +70,7 @@ struct ProductRows {
           finish.do_all();
           finish = {{&product, to + pair * panel_results(), panel_results(), first, panel + pair, i + 1 - pair, streams},
                     first * 16, first * 16 + num_rows(), kPair * ceil_div(num_tiles(), 2) * (are_a_pair ? product.num_k : count)};
+          if constexpr (!kFinishesAlongside) finish.do_all();
         }
       }
     }
