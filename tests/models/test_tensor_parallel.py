@@ -57,7 +57,7 @@ def test_architectures_in_processes(size: int) -> None:
 @pytest.mark.parametrize(
     ("dtype", "quantization"), [("float32", None), ("bfloat16", None), ("bfloat16", "int8"), ("bfloat16", "int4")]
 )
-@pytest.mark.parametrize("name", ["qwen3-tied-gqa-8", "llama-biases"])
+@pytest.mark.parametrize("name", ["qwen3-tied-gqa-8", pytest.param("llama-biases", marks=pytest.mark.full)])
 def test_logits_have_the_same_bits_alone_and_in_company(name: str, dtype: str, quantization: str | None) -> None:
     if quantization is not None and native_kernels() is None:
         pytest.skip("only the C++ kernels quantize")
