@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 from tests.breadth import RUNS_ALL, pick
 from tests.order import place, unit
 
@@ -39,6 +40,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # No test measures time: a busy machine must not fail one. The same examples each run: a failure can be repeated.
 settings.register_profile("octavo", deadline=None, derandomize=True, max_examples=pick(30, 400))
 settings.load_profile("octavo")
+# It would also try constants of all that has been imported of Octavo: seconds, and other examples in each process.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -88,8 +91,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     items.sort(key=lambda item: place(item.nodeid))
     if not RUNS_ALL:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        full = {item for item in items if item.get_closest_marker("full")}
+        config.hook.pytest_deselected(items=list(full))
+        items[:] = [item for item in items if item not in full]
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_tests:
         return
