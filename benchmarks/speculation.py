@@ -30,13 +30,14 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.agreeing_models import DRAFT, write_pair
 from benchmarks.geometry import QWEN3_0_6B, QWEN3_5_0_8B, parameter_counts, write_checkpoint
 from octavo import LLM, SamplingParams
+from octavo.contracts.engine import SpecDecodeStats
 from octavo.contracts.schedule import Int32Array
 from octavo.engine import inproc_client
 from octavo.engine.core import EngineCore
@@ -226,24 +227,26 @@ def costs_of_drafts(
     llm = LLM(str(model), speculative_config=config, **options)
     rows: list[dict[str, Any]] = []
     for batch in batches:
-        steps: dict[int, list[tuple[float, float]]] = {count: [] for count in MODEL_DRAFT_COUNTS}
-        prompts, bare = [prompt_of_class(0, index) for index in range(batch)], list[tuple[float, float]]()
+        steps: dict[int, list[Step]] = {count: [] for count in MODEL_DRAFT_COUNTS}
+        prompts, bare = [prompt_of_class(0, index) for index in range(batch)], list[Step]()
         for _, count in itertools.product(range(repeats), MODEL_DRAFT_COUNTS):  # in turns
             drafter.count = count
             steps[count] += timed_steps(llm, prompts)
             bare += timed_steps(without, prompts)
-        plain = low_percentile([seconds for seconds, _ in bare])
+        plain = low_percentile([step.seconds for step in bare])
         for count in MODEL_DRAFT_COUNTS[1:]:
-            verifying = low_percentile([seconds - drawing for seconds, drawing in steps[count] if drawing])
-            drawing = low_percentile([drawing for _, drawing in steps[count] if drawing])
+            # Before the end of an answer, and where a state is kept, there are fewer.
+            full = [step for step in steps[count] if step.num_drafts == batch * count]
+            verifying = low_percentile([step.seconds - step.drawing_s for step in full])
+            drawing = low_percentile([step.drawing_s for step in full])
             gained = plain / (verifying + drawing)
             rows.append(
                 {
                     "batch": batch,
                     "drafts": count,
                     "plain_ms": 1e3 * plain,
-                    "undrafted_ms": 1e3 * statistics.median(seconds for seconds, _ in steps[0]),
-                    "plain_median_ms": 1e3 * statistics.median(seconds for seconds, _ in bare),
+                    "undrafted_ms": 1e3 * statistics.median(step.seconds for step in steps[0]),
+                    "plain_median_ms": 1e3 * statistics.median(step.seconds for step in bare),
                     "verifying_ms": 1e3 * verifying,
                     "pass_ms": 1e3 * drawing / count,
                     "speedup": {str(each): gained * num_expected(each, count) for each in ACCEPTANCES},
@@ -258,19 +261,27 @@ def prompt_of_class(remainder: int, index: int) -> Prompt:
     return {"prompt_token_ids": [token_id % (len(ACCEPTANCES) * 25000) for token_id in token_ids]}
 
 
-def timed_steps(llm: LLM, prompts: Sequence[Prompt]) -> list[tuple[float, float]]:
-    """Return the seconds of each step after the first and before the last, and those of the draft model in them."""
+class Step(NamedTuple):
+    """What a step took, and the draft model in it."""
+
+    seconds: float
+    drawing_s: float
+    num_drafts: int
+
+
+def timed_steps(llm: LLM, prompts: Sequence[Prompt]) -> list[Step]:
+    """Return the steps after the first and before the last."""
     params = SamplingParams(temperature=0.0, max_tokens=DRAFT_NUM_OUT, ignore_eos=True)
     for prompt in prompts:
         llm.engine.add_request(prompt, params)
     metrics = llm.engine.front.outputs.metrics
     times = []
     while llm.engine.has_unfinished_requests():
-        before = metrics.spec_decode_by_replica.get(0)
+        before = metrics.spec_decode_by_replica.get(0) or SpecDecodeStats(proposed=[], accepted=[])
         start_s = time.perf_counter()
         llm.engine.step()
-        elapsed_s, after = time.perf_counter() - start_s, metrics.spec_decode_by_replica.get(0)
-        times.append((elapsed_s, (after.draft_s if after else 0.0) - (before.draft_s if before else 0.0)))
+        elapsed_s, after = time.perf_counter() - start_s, metrics.spec_decode_by_replica.get(0) or before
+        times.append(Step(elapsed_s, after.draft_s - before.draft_s, sum(after.proposed) - sum(before.proposed)))
     return times[1:-1]
 
 

@@ -21,6 +21,7 @@ from tests.worker.threaded_ranks import ThreadedRanks
 from octavo import LLM
 from octavo.errors import CheckpointError, InvalidParameterError, OctavoError, UnsupportedModelError
 from octavo.kernels.dispatch import native_kernels
+from octavo.models import shortlist
 from octavo.sampling_params import SamplingParams
 
 ALWAYS = {"method": "mtp", "adaptive": False}
@@ -124,6 +125,24 @@ def test_the_state_that_a_head_reads(name: str, opened: Open, tmp_path: Path) ->
     for _ in range(2):
         num_drafts, num_accepted = drafts_of(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
         assert num_accepted == num_drafts > 2 * len(PROMPTS)
+
+
+def test_drafts_from_a_shortlist(opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first tokens are drafted, until too many others come; no answer changes."""
+    make_ideal(reference := make_mtp("qwen3-5"))
+    reference.save(tmp_path)
+    params = GREEDY.replace(seed=1)
+    expected = answers(opened(tmp_path, speculative_config=OFF).generate(PROMPTS, params, use_tqdm=False))
+    for most_missed, misses in ((1.0, True), (0.0, False)):
+        monkeypatch.setattr(shortlist, "_LEAST_VOCAB", 1)
+        monkeypatch.setattr(shortlist, "_MOST_MISSED", most_missed)
+        llm = opened(tmp_path, speculative_config={**ALWAYS, "num_speculative_tokens": 1})
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        assert answers(outputs) == expected
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        assert answers(outputs) == expected
+        num_drafts, num_accepted = drafts_of(outputs)
+        assert (num_accepted < num_drafts) == misses
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,10 +157,12 @@ def test_argmax(level: str) -> None:
     kernels, weight = kernels_of(level), weight_of(("Q6_K", 2100), in_size=256)
     packed = kernels.pack_linear(weight, None, "logits", weight.format)
     for count in (9, 3):
-        values, ids = kernels.logits_linear(inputs(9, 256)[:count], packed).max(-1)
-        largest, found = kernels.logits_argmax(inputs(9, 256)[:count], packed)
-        assert torch.equal(largest, values)
-        assert torch.equal(found, ids)
+        x = inputs(9, 256)[:count]
+        for outputs, among in ((2100, packed), (1984, kernels.first_outputs(packed, 1984))):
+            values, ids = kernels.logits_linear(x, packed)[:, :outputs].max(-1)
+            largest, found = kernels.logits_argmax(x, among)
+            assert torch.equal(largest, values)
+            assert torch.equal(found, ids)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -52,6 +52,16 @@ def test_it_is_the_largest_of_all(
     assert_like_max(make_kernels(level, 3, kept), x, weight)
 
 
+def test_of_the_first_outputs(level: str, kept: torch.dtype | IntegerFormat) -> None:
+    """A view of the weight gives the bits of the logits that it still has."""
+    x, weight, kernels = random(kept, 1, 5, 70), random(kept, 2, 500, 70), make_kernels(level, 3, kept)
+    packed = kernels.pack_linear(weight, None, "logits")
+    values, ids = kernels.logits_argmax(x, kernels.first_outputs(packed, 192))
+    expected_values, expected_ids = kernels.logits_linear(x, packed)[:, :192].max(-1)
+    assert torch.equal(values, expected_values)
+    assert torch.equal(ids, expected_ids)
+
+
 def test_of_equals_it_is_the_first(level: str, kept: torch.dtype | IntegerFormat) -> None:
     """Few weights, often repeated: ties in a vector, between vectors, panels and groups of them."""
     weight = random(kept, 3, 40, 32)[torch.randint(40, (3001,), generator=torch.Generator().manual_seed(4))]

@@ -13,7 +13,7 @@ Legend: T = tokens, N = outputs, K = inputs, B = blocks per row, G = groups of a
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
@@ -69,6 +69,12 @@ class BlockFormat:
     def runs(self) -> list[list[int]]:
         """Return the numbers of neighboring parts of one type."""
         return [list(run) for _, run in groupby(range(len(self.types)), key=self.types.__getitem__)]
+
+    def first(self, count: int) -> "BlockFormat":
+        """Return the format of the first `count` outputs."""
+        ends = accumulate(self.sizes)
+        sizes = [size - max(0, end - count) for size, end in zip(self.sizes, ends, strict=True) if end - size < count]
+        return replace(self, types=self.types[: len(sizes)], sizes=tuple(sizes))
 
     def joined(self) -> "BlockFormat":
         """Return the same with each run as one part."""

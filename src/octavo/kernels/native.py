@@ -205,6 +205,11 @@ class NativeKernels(NativeStates):
     ) -> PackedLinear:
         return self._kind_of(form).bind(tensors, LinearSpec(*shape, role, form))
 
+    def first_outputs(self, packed: PackedLinear, count: int) -> PackedLinear:
+        assert isinstance(packed, NativeLinear), "packed by other kernels"
+        spec = packed.spec.first(count)
+        return self._kind_of(spec.form).bind(packed.packed_tensors(), spec)
+
     def _kind_of(self, form: WeightFormat | None) -> WeightKind:
         if type(form) not in self.weight_kinds:
             raise TypeError(f"{self.name} has no kernels for weights of {form}")

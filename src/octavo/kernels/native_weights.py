@@ -9,7 +9,7 @@ Legend: N = outputs, K = inputs.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,15 +30,6 @@ _STRIP = 16  # outputs: a part that others follow consists of whole strips
 _MAX_PARTS = 4  # of a weight in blocks
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NativeLinear(PackedLinear):
-    """A packed linear and its C++ handle: sizes, and the addresses of its tensors. `weight` is bytes if not dense."""
-
-    handle: "_cpu.PackedWeight"
-    form: type[WeightFormat] | type[None]  # its kind
-    scales: Tensor | None = None  # [1 or 2, ...] float32, of integers: scales, and offsets if there are any
-
-
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
     """A weight [N, K] to be packed."""
@@ -56,6 +47,22 @@ class LinearSpec:
     def out_size(self) -> int:
         """The outputs of the linear with its activation."""
         return self.num_outputs // (1 + self.is_gated)
+
+    def first(self, count: int) -> "LinearSpec":
+        """Return the spec of the first `count` outputs, whole panels: a prefix of the same packed tensors."""
+        assert not self.is_gated, "gates and ups are side by side"
+        form = self.form.joined().first(count) if isinstance(self.form, BlockFormat) else self.form
+        return replace(self, num_outputs=count, form=form)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativeLinear(PackedLinear):
+    """A packed linear and its C++ handle: sizes, and the addresses of its tensors. `weight` is bytes if not dense."""
+
+    handle: "_cpu.PackedWeight"
+    form: type[WeightFormat] | type[None]  # its kind
+    spec: LinearSpec
+    scales: Tensor | None = None  # [1 or 2, ...] float32, of integers: scales, and offsets if there are any
 
 
 class WeightKind(ABC):
@@ -81,6 +88,7 @@ class WeightKind(ABC):
             scales=tensors.get("scales"),
             num_outputs=spec.num_outputs,
             form=self.form,
+            spec=spec,
             handle=self.handle(tensors, spec),
         )
 

@@ -109,6 +109,11 @@ class Kernels:
         """Return a linear [N, K] made of saved `packed_tensors`, in place; kernels of the same `layout` packed them."""
         raise TypeError(f"{self.name} has no packed weights to restore")
 
+    def first_outputs(self, packed: PackedLinear, count: int) -> PackedLinear:
+        """Return the linear of the first `count` outputs, a multiple of 64: it shares the weight's memory."""
+        bias = None if packed.bias is None else packed.bias[:count]
+        return PackedLinear(weight=packed.weight[:count], bias=bias, num_outputs=count)
+
     def computes(self, form: WeightFormat) -> bool:
         """Return whether these kernels compute with weights of this form directly; `layers/quant/` handles the rest."""
         return False

@@ -238,6 +238,7 @@ class LogitsHead(MergedLinear):
         parts = {"": ranges[self._group.rank]}
         super().__init__(Share.whole(hidden_size), parts, has_bias=has_bias, context=context)
         self._tied_to, self._vocab_size = tied_to, vocab_size
+        self._first: PackedLinear | None = None  # a view of the weight's first outputs
         self._sizes_of_ranks = [ids.size for ids in ranges]  # per rank
         self.slots: dict[int, LogitsAdapter] = {}  # of adapters that change this layer
 
@@ -283,16 +284,23 @@ class LogitsHead(MergedLinear):
         return logits
 
     def argmax(
-        self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
+        self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None, num_first: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the largest logit of each row of hidden [L, D], [L] float32, and the lowest id that has it, [L]."""
+        """Return the largest logit of each row of hidden [L, D], [L] float32, and the lowest id that has it, [L].
+
+        With `num_first`, a multiple of 64, of so many first tokens alone; on several ranks or with adapters of all.
+        """
         if self._group.size > 1 or any(rows_by_adapter(self.slots, adapter_ids)):
             values, ids = self(hidden, adapter_ids).max(-1)
             return values, ids
-        kernels, hidden = self._context.kernels, self.selected(hidden)
+        kernels, hidden, packed = self._context.kernels, self.selected(hidden), self.packed
+        if num_first is not None:
+            if self._first is None or self._first.num_outputs != num_first:
+                self._first = kernels.first_outputs(packed, num_first)
+            packed = self._first
         if hidden.shape[0] <= _SLICE_ROWS:
-            return kernels.logits_argmax(hidden, self.packed)
-        parts = [kernels.logits_argmax(rows, self.packed) for rows in torch.split(hidden, _SLICE_ROWS)]
+            return kernels.logits_argmax(hidden, packed)
+        parts = [kernels.logits_argmax(rows, packed) for rows in torch.split(hidden, _SLICE_ROWS)]
         return torch.cat([values for values, _ in parts]), torch.cat([ids for _, ids in parts])
 
     def _forward_slice(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None) -> torch.Tensor:

@@ -10,7 +10,9 @@ Legend: T = tokens, D = hidden size, F = size of the model's states.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 
@@ -38,6 +40,9 @@ class DraftHead(CausalLM, ABC):
     @abstractmethod
     def share(self, target: CausalLM) -> None:
         """Use parts of the model that the head drafts for, where it has none of its own."""
+
+    def learn(self, token_ids: NDArray[np.int32]) -> None:
+        """Hook for heads that learn from the tokens [T] that the model samples."""
 
     @property
     def bytes_in_file(self) -> int:

@@ -390,6 +390,11 @@ class CausalLM(nn.Module):
             vectors = layer(vectors)
         return vectors
 
+    @property
+    def distorts_logits(self) -> bool:
+        """Whether logits are scaled or capped, which can make distinct ones equal."""
+        return self.logits_soft_cap is not None or self.config.logits_scale != 1.0
+
     def logits_argmax(
         self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -397,7 +402,7 @@ class CausalLM(nn.Module):
 
         A cap can make distinct logits equal, so with one they are computed in full.
         """
-        if self.logits_soft_cap is not None or self.config.logits_scale != 1.0:
+        if self.distorts_logits:
             largest, found = self.compute_logits(hidden, adapter_ids).max(-1)
             return largest, found
         values, ids = self.logits_head.argmax(hidden, adapter_ids)

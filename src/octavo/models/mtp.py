@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from octavo.attention.metadata import AttentionMetadata, LayerCache
 from octavo.config import families
@@ -28,6 +30,7 @@ from octavo.layers.quant.base import DENSE, Schemes, WeightScheme
 from octavo.layers.vocabulary import Embedding
 from octavo.models.draft_head import DraftHead
 from octavo.models.interfaces import CausalLM, IntermediateTensors
+from octavo.models.shortlist import Shortlist
 
 _LAYER = "model.layers.{layer}."
 
@@ -70,6 +73,7 @@ class MtpHead(DraftHead):
             for name, parts in family.other_spellings.items()
         }
         self._target: tuple[CausalLM, ...] = ()  # in a tuple, or its layers were the head's
+        self._shortlist = Shortlist(config.vocab_size)
         stage = Stage(first_layer=0, end_layer=1, is_first=False, is_last=True)
         super().__init__(config, replace(context, stage=stage, schemes=HeadSchemes(context.schemes, mtp.dense)))
         size, context = config.hidden_size, self.context
@@ -129,6 +133,9 @@ class MtpHead(DraftHead):
         normed, _ = self.norm.add(x, residual)
         return IntermediateTensors(normed, normed)
 
+    def learn(self, token_ids: NDArray[np.int32]) -> None:
+        self._shortlist.observe(token_ids)
+
     def compute_logits(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         [target] = self._target
         if self._mtp.has_logits_head:
@@ -138,7 +145,11 @@ class MtpHead(DraftHead):
     def logits_argmax(
         self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return those of the shortlist, if there is one."""
         [target] = self._target
-        if self._mtp.has_logits_head:
+        owner, size = self if self._mtp.has_logits_head else target, self._shortlist.size
+        if size is not None and not owner.distorts_logits:
+            return owner.logits_head.argmax(hidden, adapter_ids, size)
+        if owner is self:
             return super().logits_argmax(hidden, adapter_ids)
         return target.logits_argmax(hidden, adapter_ids)

@@ -112,6 +112,11 @@ class HeadStates:
         self._recent[rows[owners], positions % self._num_slots] = _states_at(aux, firsts[owners] + positions)
         progress.num_available[rows] = np.maximum(progress.num_available[rows], ends)
 
+    def learn(self, output: ModelRunnerOutput) -> None:
+        """Show the head the tokens that a step has sampled."""
+        sampled = output.sampled_token_ids
+        self._model.learn(sampled[np.arange(sampled.shape[1]) < output.num_sampled[:, None]])
+
     def _make_copies(self, step: SchedulerOutput, copies: Sequence[BlockCopy], compute: ComputeEntries) -> None:
         """Copy blocks, and compute the last entry of each with the token that follows it in its row."""
         for cache in self._kv_caches:
@@ -273,6 +278,7 @@ class RankDrafter:
     def observe(self, step: SchedulerOutput, output: ModelRunnerOutput, computed: IntermediateTensors) -> None:
         """Read the results of a step: its output, and what the model has computed."""
         if self._states is not None and len(step.rows):
+            self._states.learn(output)
             ends = counts_of(step)[0] + np.maximum(output.num_sampled - 1, 0)  # [R] behind the last one that is right
             ends = np.minimum(ends, self.model.config.max_model_len)
             self._states.observe(step, ends, computed, self.compute_entries)
