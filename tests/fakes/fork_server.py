@@ -114,7 +114,9 @@ def _main() -> None:
     with redirect_stdout(io.StringIO()), suppress(SystemExit):
         main()
     gc.freeze()  # pages that no collection touches are shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with who asks
     program = json.loads(_fork_for_each(requests))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(program["environ"])
     os.chdir(program["folder"])
