@@ -32,6 +32,7 @@ class Written:
     parts: dict[str, str]  # by the end of a name behind the layer's number
     outside: dict[str, str]
     tensors: Callable[[Any, str, Array], Tensors] = lambda config, part, values: iter(((part, values),))
+    norm_offset: float = 0.0  # of norms but those behind recurrences: files have whole factors
 
 
 def write(folder: Path, path: Path, of: Written, config: Any, kind: str = "F32") -> Path:
@@ -57,7 +58,8 @@ def write(folder: Path, path: Path, of: Written, config: Any, kind: str = "F32")
         for target, array in targets:
             assert target, name
             is_matrix = array.ndim > 1 and not any(part in target for part in ("conv", "ssm_a", "ssm_d", "norm"))
-            whole = np.ascontiguousarray(array)
+            has_offset = target.endswith("norm.weight") and "ssm_norm" not in target
+            whole = np.ascontiguousarray(array + np.float32(of.norm_offset) if has_offset else array)
             data = quantize(whole, quant) if is_matrix else whole
             writer.add_tensor(target, data, raw_dtype=quant if is_matrix else None)
     writer.write_header_to_file()
@@ -327,6 +329,78 @@ MAMBA2 = replace(
         **_mamba2_settings(config),
     },
 )
+
+
+def _next_settings(config: Any) -> dict[str, Any]:
+    return {
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "feed_forward_length": config.intermediate_size,
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "rope.dimension_count": int(config.head_dim * config.rope_parameters["partial_rotary_factor"]),
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "ssm.state_size": config.linear_key_head_dim,
+        "ssm.group_count": config.linear_num_key_heads,
+        "ssm.time_step_rank": config.linear_num_value_heads,
+        "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
+        "expert_count": config.num_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_shared_feed_forward_length": config.shared_expert_intermediate_size,
+    }
+
+
+def _next_tensors(config: Any, part: str, values: Array) -> Tensors:
+    if part == "qkvz":
+        key, each = config.linear_key_head_dim, values.shape[0] // config.linear_num_key_heads
+        value = each // 2 - key
+        by_head = values.reshape(-1, each, values.shape[1])
+        parts = np.split(by_head, [key, 2 * key, 2 * key + value], axis=1)
+        q, k, v, z = (of.reshape(-1, values.shape[1]) for of in parts)
+        yield from (("attn_qkv", np.concatenate((q, k, v))), ("attn_gate", z))
+    elif part == "ssm_a":
+        yield part, -np.exp(values)
+    elif part == "ssm_conv1d":
+        yield part, values[:, 0]
+    elif part == "ffn_gate_up_exps":
+        gate, up = np.split(values, 2, axis=1)
+        yield from (("ffn_gate_exps", gate), ("ffn_up_exps", up))
+    else:
+        yield part, values
+
+
+NEXT = Written(
+    architecture="qwen3next",
+    settings=_next_settings,
+    outside={
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    },
+    parts={
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "post_attention_norm",
+        **{f"self_attn.{name}_proj": f"attn_{name}" for name in "qkv"},
+        **{f"self_attn.{name}_norm": f"attn_{name}_norm" for name in "qk"},
+        "self_attn.o_proj": "attn_output",
+        "linear_attn.in_proj_qkvz": "qkvz",
+        "linear_attn.in_proj_ba": "ssm_ba",
+        "linear_attn.conv1d": "ssm_conv1d",
+        "linear_attn.A_log": "ssm_a",
+        "linear_attn.dt_bias": "ssm_dt.bias",
+        "linear_attn.norm": "ssm_norm",
+        "linear_attn.out_proj": "ssm_out",
+        "mlp.gate": "ffn_gate_inp",
+        "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
+        **{f"mlp.experts.{name}_proj": f"ffn_{name}_exps" for name in ("gate", "up", "down")},
+        **{f"mlp.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+        "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    },
+    tensors=_next_tensors,
+    norm_offset=1.0,
+)
 CASES: dict[str, tuple[Written, dict[str, Any]]] = {
     "nemotron-h": (NEMOTRON, {"n_group": 1, "topk_group": 1}),
     "nemotron-h-latent": (NEMOTRON, {"n_group": 1, "topk_group": 1, "norm_topk_prob": True}),
@@ -335,6 +409,7 @@ CASES: dict[str, tuple[Written, dict[str, Any]]] = {
         {"embedding_multiplier": 1.0, "lm_head_multiplier": 1.0, "mamba_norm_before_gate": False},
     ),
     "mamba2": (MAMBA2, {"num_hidden_layers": 2}),
+    "qwen3-next": (NEXT, {"decoder_sparse_step": 1, "norm_topk_prob": True}),
     "lfm2": (LFM2, {}),
     "lfm2-moe": (replace(LFM2, architecture="lfm2moe"), {"routed_scaling_factor": 1.0}),
     "granite-hybrid": (GRANITE, _GRANITE),

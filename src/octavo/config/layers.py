@@ -164,11 +164,18 @@ class GatedDeltaSpec(RecurrentSpec, frozen=True, kw_only=True, tag="gated_delta"
     key_size: int  # of a head of queries and keys
     value_size: int  # of a head of values
     conv_size: int  # tokens that the convolution sees, the last one included
-    has_rows_by_head: bool = False  # checkpoints hold the projections' rows key head by key head, else kind by kind
+    # Whether files hold the rows of the two projections key head by key head, or else kind by kind.
+    has_rows_by_head: bool = False  # of queries, keys, values and the gate behind
+    has_gates_by_head: bool = False  # of writing and forgetting
 
     @property
     def max_shards(self) -> int:
         return self.num_value_heads
+
+    @property
+    def has_heads_in_rounds(self) -> bool:
+        """Whether value heads of a key head are not neighbors in GGUF files."""
+        return self.num_value_heads != self.num_key_heads and not self.has_gates_by_head
 
     @property
     def num_channels(self) -> int:

@@ -40,20 +40,19 @@ class GatedDeltaMixer(StateMixer):
         heads = HeadShare.of(spec.num_value_heads, spec.num_key_heads, ranks.rank, ranks.size)
         key, value = heads.kv.times(spec.key_size), heads.query.times(spec.value_size)
         inputs = Share.whole(hidden_size)
-        by_head = spec.has_rows_by_head
         self.rows = RegroupedLinear(
             inputs,
             {"q": key, "k": key, "v": value, "z": value},
-            stored={"qkvz": ("q", "k", "v", "z")} if by_head else {"qkv": ("q", "k", "v"), "z": ("z",)},
-            num_groups=spec.num_key_heads if by_head else 1,
+            stored={"qkvz": ("q", "k", "v", "z")} if spec.has_rows_by_head else {"qkv": ("q", "k", "v"), "z": ("z",)},
+            num_groups=spec.num_key_heads if spec.has_rows_by_head else 1,
             has_bias=False,
             context=context.at("rows"),
         )
         self.gates = RegroupedLinear(
             inputs,
             {"b": heads.query, "a": heads.query},
-            stored={"ba": ("b", "a")} if by_head else {"b": ("b",), "a": ("a",)},
-            num_groups=spec.num_key_heads if by_head else 1,
+            stored={"ba": ("b", "a")} if spec.has_gates_by_head else {"b": ("b",), "a": ("a",)},
+            num_groups=spec.num_key_heads if spec.has_gates_by_head else 1,
             has_bias=False,
             context=context.at("gates"),
         )
@@ -86,7 +85,7 @@ class DeltaOutput(Linear):
 
     @property
     def _is_in_rounds(self) -> bool:
-        return isinstance(self.scheme, BlockScheme) and self._spec.num_value_heads != self._spec.num_key_heads
+        return isinstance(self.scheme, BlockScheme) and self._spec.has_heads_in_rounds
 
     def _pack(self, weight: Weight, bias: torch.Tensor | None) -> None:
         super()._pack(weight, bias)

@@ -1,7 +1,7 @@
 """Tensors of linear attention as GGUF files have them: value heads that share a key head are not neighbors there.
 
-In a file value head h uses key head h modulo their number, so that heads come in rounds; in checkpoints the value heads
-of a key head are one after the other.
+In a file value head h uses key head h modulo their number, so that heads come in rounds, but for Qwen3-Next's; in
+checkpoints the value heads of a key head are one after the other.
 """
 
 import torch
@@ -21,7 +21,7 @@ def as_in_checkpoints(part: str, values: Tensor, spec: GatedDeltaSpec, *, has_bl
 
     Columns of quantized blocks stay where they are: the layer puts its inputs in their order.
     """
-    if spec.num_value_heads == spec.num_key_heads:
+    if not spec.has_heads_in_rounds:
         return values
     keys = 2 * spec.num_key_heads * spec.key_size
     if part in ("attn_qkv", "ssm_conv1d"):

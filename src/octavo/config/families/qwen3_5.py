@@ -29,15 +29,16 @@ from octavo.errors import CheckpointError, UnsupportedModelError
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _ROTARY_KEYS = ("rope_parameters", "rope_scaling")
+_ROWS_BY_KIND = "linear_rows_by_kind"  # of GGUF files of Qwen3-Next, in no `config.json`
 _AXES_KEYS = ("mrope_section", "mrope_interleaved")
 
 
 def _read_hybrid(
-    fields: JsonFields, family: Family, max_position_embeddings: int, *, has_rows_by_head: bool = False
+    fields: JsonFields, family: Family, max_position_embeddings: int, *, is_by_head: bool = False
 ) -> Layers:
     """Return the layers, and the table that those with full attention rotate by."""
     layers, rotary = read_layers(_plain_rotary(fields), family, max_position_embeddings)
-    linear = _linear_attention(fields, has_rows_by_head)
+    linear = _linear_attention(fields, is_by_head)
     hybrid = tuple(
         LayerSpec(linear, layer.feed_forward) if kind == _LINEAR else layer.with_attention(gate="elements_by_query")
         for kind, layer in zip(_kinds(fields, len(layers)), layers, strict=True)
@@ -59,7 +60,7 @@ def _kinds(fields: JsonFields, num_layers: int) -> list[str]:
     return kinds
 
 
-def _linear_attention(fields: JsonFields, has_rows_by_head: bool) -> GatedDeltaSpec:
+def _linear_attention(fields: JsonFields, is_by_head: bool) -> GatedDeltaSpec:
     num_key_heads = fields.integer("linear_num_key_heads", 16)
     num_value_heads = fields.integer("linear_num_value_heads", 32)
     if num_value_heads % num_key_heads:
@@ -73,7 +74,8 @@ def _linear_attention(fields: JsonFields, has_rows_by_head: bool) -> GatedDeltaS
         key_size=fields.integer("linear_key_head_dim", 128),
         value_size=fields.integer("linear_value_head_dim", 128),
         conv_size=conv_size,
-        has_rows_by_head=has_rows_by_head,
+        has_rows_by_head=is_by_head and not fields.flag(_ROWS_BY_KIND, False),
+        has_gates_by_head=is_by_head,
     )
 
 
@@ -102,11 +104,13 @@ _NAMES = {
     f"{_LINEAR_ATTENTION}.norm": f"{_MIXER}.recurrence:norm",
     f"{_LINEAR_ATTENTION}.out_proj": f"{_MIXER}.output",
 }
+_ROWS = {f"{_LINEAR_ATTENTION}.in_proj_{part}": f"{_MIXER}.rows:{part}" for part in ("qkv", "z")}
 _KIND_BY_KIND = {
-    **{f"{_LINEAR_ATTENTION}.in_proj_{part}": f"{_MIXER}.rows:{part}" for part in ("qkv", "z")},
+    **_ROWS,
     **{f"{_LINEAR_ATTENTION}.in_proj_{part}": f"{_MIXER}.gates:{part}" for part in ("b", "a")},
 }
 _HEAD_BY_HEAD = {
+    **_ROWS,  # of GGUF files
     f"{_LINEAR_ATTENTION}.in_proj_qkvz": f"{_MIXER}.rows:qkvz",
     f"{_LINEAR_ATTENTION}.in_proj_ba": f"{_MIXER}.gates:ba",
 }
@@ -163,6 +167,13 @@ _GGUF = GgufFacts(
     },
     settings=_gguf_settings,
 )
+_GGUF_NEXT = replace(
+    _GGUF,
+    architecture="qwen3next",
+    names={**_GGUF.names, "ssm_ba": "linear_attn.in_proj_ba"},
+    settings=lambda keys, so_far: {**_gguf_settings(keys, so_far), _ROWS_BY_KIND: True},
+    is_converted=False,
+)
 _PARTIAL = {"partial_rotary_factor": 0.25}
 _SIZES = {"vocab_size": 248320, "num_attention_heads": 16, "max_position_embeddings": 32768, **_PARTIAL}
 _DENSE = Family(
@@ -214,11 +225,11 @@ FAMILIES = (
         _DENSE,
         name="Qwen3NextForCausalLM",
         model_type="qwen3_next",
-        read_layers=partial(_read_hybrid, has_rows_by_head=True),
+        read_layers=partial(_read_hybrid, is_by_head=True),
         weight_names={**_NAMES, **_HEAD_BY_HEAD, **_EXPERT_NAMES},
         other_spellings=stacked_experts(_EXPERT),
         num_kv_heads=2,
-        gguf=None,
+        gguf=_GGUF_NEXT,
         defaults={"norm_topk_prob": True, **_PARTIAL},
         moe=MoEFacts(num_experts=512, top_k=10, intermediate_size=512, shared_intermediate_size=512),
     ),
