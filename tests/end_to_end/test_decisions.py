@@ -104,7 +104,7 @@ def test_nothing_that_is_said_is_a_control_token(make_llm: MakeLLM) -> None:
     assert len(set(counts)) == 1
 
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "color": {"type": "choice", "instructions": "What is the color?", "criteria": {"red": None, "blue": None}},
     "round": {"type": "noul", "instructions": "Is it round?"},
 }
