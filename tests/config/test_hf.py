@@ -284,7 +284,7 @@ def test_attn_factor_multiplies_what_yarn_has_anyway(tmp_path: Path) -> None:
         ({"use_mrope": True}, "use_mrope=True"),
         ({"head_dim": 5}, "head_dim=5"),
         ({"architectures": ["LlamaForCausalML"]}, "did you mean 'LlamaForCausalLM'"),
-        ({"architectures": ["T5Model"]}, "Qwen3ForCausalLM"),
+        ({"architectures": ["T5Model"]}, "docs/models.md lists the families that are"),
         ({"layer_types": ["full_attention"] * 3 + ["chunked_attention"]}, "'chunked_attention'"),
         (
             {**MISTRAL, "sliding_window": 7, "layer_types": ["full_attention"] * 3 + ["sliding_attention"]},

@@ -317,9 +317,7 @@ def test_no_weights(folder: Path) -> None:
 
 def test_unknown_architecture(folder: Path) -> None:
     edit_config(folder, architectures=["Qwen4ForCausalLM"])
-    with pytest.raises(
-        UnsupportedModelError, match=r"'Qwen4ForCausalLM' is not supported; supported: .*Gemma3.*Llama.*did you mean"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"'Qwen4ForCausalLM' is not supported; did you mean 'Qwen\dFor"):
         load(folder)
 
 

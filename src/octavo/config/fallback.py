@@ -5,6 +5,8 @@ A process of its own finds out what the layers keep (`models/fallback_probe.py`)
 
 import json
 import subprocess
+from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,20 @@ def may_be_known(fields: JsonFields) -> bool:
     if found is None or not kind.isidentifier() or not is_named or not str(names[0]).endswith(_ENDINGS):
         return False
     return any((Path(home) / "models" / kind).is_dir() for home in found.submodule_search_locations or ())
+
+
+def way_out(fields: JsonFields, asked: str, known: Iterable[str]) -> str:
+    """Say what a checkpoint of no `known` family is or may be meant to be, and what can be done."""
+    if fields.values.get("is_encoder_decoder"):
+        return (
+            "it has an encoder and a decoder, which transformers' `generate` runs; Octavo runs models of one of the two"
+        )
+    if fields.values.get("auto_map"):
+        kind = fields.values.get("model_type")
+        return f"its code comes with it, which Octavo never runs; a newer transformers may have {kind!r} itself"
+    stems = {name.partition("For")[0].removesuffix("Model"): name for name in known}
+    near = get_close_matches(asked.partition("For")[0].removesuffix("Model"), stems, n=1)
+    return f"did you mean {stems[near[0]]!r}?" if near else "docs/models.md lists the families that are"
 
 
 def probe_fallback(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, cast, get_args
 from octavo.config import families
 from octavo.config.checkpoint_files import has_own_head, lacks_head
 from octavo.config.encoders import encoder_config
-from octavo.config.fallback import HINT, fallback_family, may_be_known
+from octavo.config.fallback import HINT, fallback_family, may_be_known, way_out
 from octavo.config.family import Family
 from octavo.config.hf_images import text_part
 from octavo.config.hf_layers import max_supported_len, read_layers
@@ -24,7 +24,7 @@ from octavo.config.json_fields import JsonFields
 from octavo.config.layers import RopeConfig
 from octavo.config.model import DType, GenerationDefaults, ModelConfig, NormPlacement, PoolerName, TokenInputs
 from octavo.config.pooling import gguf_pooling, read_pooling, resolve_pooling, trained_dimensions
-from octavo.errors import InvalidParameterError, UnsupportedModelError, nearest_hint
+from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,9 @@ def _read_either(
     try:
         fields, family = fallback_family(fields, path)
     except UnsupportedModelError as error:
-        raise error if refusal is None else UnsupportedModelError(f"{refusal}; {error}") from None
+        raise (
+            error if refusal is None else UnsupportedModelError(f"{refusal}; {str(error).removeprefix(f'{path}: ')}")
+        ) from None
     why = "model_impl='transformers'" if refusal is None else str(refusal)
     logger.warning("%s: computed by transformers' own code: slower, without promises of same bytes: %s", path, why)
     return fields, replace(_config_of(fields, family, path, **options), impl="transformers")
@@ -199,6 +201,9 @@ def read_config_fields(path: Path) -> JsonFields:
         from octavo.config.gguf import read_gguf_fields  # numpy, which no other start needs this early
 
         return read_gguf_fields(path)
+    if not (path / "config.json").exists() and (path / "adapter_config.json").exists():
+        base = JsonFields.read(path / "adapter_config.json").values.get("base_model_name_or_path", "its base model")
+        raise CheckpointError(f"{path}: an adapter, no model: load {base}, and this as an adapter (docs/lora.md)")
     return with_separate_quantization(JsonFields.read(path / "config.json"), path)
 
 
@@ -210,6 +215,8 @@ def find_family(fields: JsonFields) -> Family:
     value = fields.values.get("architectures")
     names = [value] if isinstance(value, str) else fields.texts("architectures") if value is not None else []
     named = [name.removeprefix("FSDP") for name in names if name not in _WRAPPERS]
+    if not named and "_class_name" in fields:
+        raise fields.unsupported("_class_name", ": a part of a pipeline of diffusers; Octavo runs language models")
     by_name = {name.casefold(): family for name, family in known.items()}
     for name in named:
         if name.casefold() in by_name:
@@ -220,9 +227,9 @@ def find_family(fields: JsonFields) -> Family:
     if by_type is not None and (not named or not {f"{stem}Model", f"{stem}TextModel"}.isdisjoint(named)):
         return by_type
     asked = ", ".join(names) or kind
-    nearest = nearest_hint(asked, sorted(known))
-    supported = "" if nearest.startswith("known") else f" supported: {', '.join(sorted(known))};"
-    raise UnsupportedModelError(f"{fields.origin}: architecture {asked!r} is not supported;{supported} {nearest}")
+    raise UnsupportedModelError(
+        f"{fields.origin}: architecture {asked!r} is not supported; {way_out(fields, asked, known)}"
+    )
 
 
 def _sampling_defaults(fields: JsonFields) -> GenerationDefaults:

@@ -115,10 +115,11 @@ def probe(folder: Path) -> dict[str, Any]:
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64), position_ids=torch.arange(2)[None], use_cache=False)
     text = model.config.get_text_config()
     found = [call["layer"] for call in calls]
-    if found != list(range(text.num_hidden_layers)):
-        raise UnsupportedModelError(
-            f"{text.num_hidden_layers} layers that attend once each are expected, found {found}"
-        )
+    others = sorted(set(range(text.num_hidden_layers)).difference(found))
+    if others:
+        raise UnsupportedModelError(f"layer {others[0]} does not attend: it has a state of its own, or nothing")
+    if len(found) != text.num_hidden_layers:
+        raise UnsupportedModelError(f"{text.num_hidden_layers} layers attend {len(found)} times")
     length = _first_of(text, "max_position_embeddings", "seq_length", default=_NO_LENGTH)
     _check_masks(masks, text, length)
     if _WINDOW_MASK in masks and not any(call["sliding_window"] for call in calls):  # masks alone know of it
@@ -203,6 +204,6 @@ def main() -> None:
     try:
         found = probe(Path(sys.argv[-1]))
     except Exception as error:  # noqa: BLE001 - whatever the library says becomes the user's error
-        why = f"transformers does not know {error}" if isinstance(error, KeyError) else str(error)
-        found = {"error": (why.splitlines() or [type(error).__name__])[0]}
+        first = (str(error).splitlines() or [""])[0]
+        found = {"error": first if isinstance(error, UnsupportedModelError) else f"{type(error).__name__}: {first}"}
     sys.stdout.write(json.dumps(found) + "\n")
