@@ -91,6 +91,12 @@ def test_many_options_and_conversations(server: HttpServer) -> None:
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "input[0].call_id")
 
 
+ASKED = {"type": "predicate", "instructions": "x"}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c"}
+SAID = {"role": "user"}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "param"),
     [
@@ -104,7 +110,21 @@ def test_many_options_and_conversations(server: HttpServer) -> None:
         ("/v1/embeddings", {"input": ["a", "word " * 20_000]}, 400, "input[1]"),
         ("/v1/decisions", {"input": "a", "questions": []}, 400, "questions"),
         ("/v1/decisions", {"input": "a", "questions": [{"type": "other"}]}, 400, "questions[0].type"),
-        ("/v1/decisions", {"input": "", "questions": [{"type": "predicate", "instructions": "x"}]}, 400, "input"),
+        ("/v1/decisions", {"input": "", "questions": [ASKED]}, 400, "input"),
+        (
+            "/v1/decisions",
+            {"input": [{"role": "user", "content": [5]}], "questions": [ASKED]},
+            400,
+            "input[0].content[0]",
+        ),
+        ("/v1/decisions", {"input": [{"type": []}], "questions": [ASKED]}, 400, "input[0].type"),
+        ("/v1/decisions", {"input": [CALL, {**OUTPUT, "output": 5}], "questions": [ASKED]}, 400, "input[1].output"),
+        (
+            "/v1/decisions",
+            {"input": [CALL, {**OUTPUT, "output": [None]}], "questions": [ASKED]},
+            400,
+            "input[1].output[0]",
+        ),
     ],
 )
 def test_mistakes(server: HttpServer, path: str, body: dict[str, Any], status: int, param: str) -> None:

@@ -36,7 +36,6 @@ from octavo.server.vectors.decision_protocol import (
     SystemOneReply,
     SystemOneRequest,
     SystemOneUsage,
-    Text,
 )
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -163,10 +162,12 @@ def _answer(question: AnyQuestion, answer: Decision) -> PredicateAnswer | Choice
     )
 
 
-def _text(value: Text, place: str) -> str:
-    """Return the text of a value that may have parts. Raises ApiError: another part, or nothing."""
+def _text(value: Any, place: str) -> str:
+    """Return the text of a value that may have parts. Raises ApiError: another value or part, or nothing."""
     if isinstance(value, str):
         text = value
+    elif not isinstance(value, list):
+        raise bad_request(f"'{place}': a text, or a list of parts.", place)
     else:
         text = "\n".join(_part(part, f"{place}[{index}]") for index, part in enumerate(value))
     if not text:
@@ -174,7 +175,9 @@ def _text(value: Text, place: str) -> str:
     return text
 
 
-def _part(part: Mapping[str, Any], place: str) -> str:
+def _part(part: Any, place: str) -> str:
+    if not isinstance(part, Mapping):
+        raise bad_request(f"'{place}': a part is an object with a type.", place)
     kind = part.get("type")
     if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
         return str(part["text"])
@@ -191,6 +194,8 @@ def _messages(items: Sequence[Mapping[str, Any]], media: MediaReader | None) -> 
     calls: dict[str, str] = {}  # names of what was called
     for index, item in enumerate(items):
         place, kind = f"input[{index}]", item.get("type", "message")
+        if not isinstance(kind, str):
+            raise bad_request(f"'{place}.type': a text is expected.", f"{place}.type")
         if kind == "message":
             role = item.get("role")
             if role not in ("user", "assistant", "system", "developer"):
@@ -209,7 +214,7 @@ def _messages(items: Sequence[Mapping[str, Any]], media: MediaReader | None) -> 
             call_id, output = str(item.get("call_id", "")), item.get("output")
             if call_id not in calls:
                 raise bad_request(f"'{place}.call_id': no call before it has this id.", f"{place}.call_id")
-            text = output if isinstance(output, str) else _text(output or [], f"{place}.output")
+            text = output if isinstance(output, str) else _text([] if output is None else output, f"{place}.output")
             messages.append({"role": "tool", "content": text, "name": calls[call_id], "tool_call_id": call_id})
         else:
             raise bad_request(f"'{place}.type': {kind!r} is not supported in decisions.", f"{place}.type")
