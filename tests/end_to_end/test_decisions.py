@@ -153,6 +153,8 @@ def test_what_cannot_be_asked(make_llm: MakeLLM) -> None:
         llm.decide("a", {"x": {"type": "y"}})
     with pytest.raises(InvalidParameterError, match="1 to 255"):
         llm.decide("a", {"x": {"type": "score", "criteria": ["a"] * 256}})
+    with pytest.raises(InvalidParameterError, match="state='set': a text, or what JSON has"):
+        llm.decide({"a"}, {"x": {"type": "noul", "instructions": "y"}})
     with pytest.raises(InvalidParameterError, match="at least one question"):
         llm.decide("a", {})
 

@@ -104,6 +104,8 @@ SAID = {"role": "user"}
         ("/v1/rerank", {"query": "", "documents": ["a"]}, 400, "query"),
         ("/v1/rerank", {"query": "a", "documents": ["a", ""]}, 400, "documents[1]"),
         ("/v1/rerank", {"query": "a", "documents": ["a"], "top_n": 0}, 400, "top_n"),
+        ("/v2/rerank", {"query": "a", "documents": ["a"], "max_tokens_per_doc": 0}, 400, "max_tokens_per_doc"),
+        ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": -2}, 400, "truncate_prompt_tokens"),
         ("/v1/rerank", {"query": "a", "documents": ["a"], "instruction": "x"}, 400, "instruction"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, 400, "text_2"),
         ("/v1/embeddings", {"input": ["a", ""]}, 400, "input[1]"),

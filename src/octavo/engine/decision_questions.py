@@ -146,8 +146,12 @@ class Decision:
 
 
 def as_text(value: object) -> str:
-    """Return a text as it is, and anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    """Return a text as it is, and anything else as JSON. Raises InvalidParameterError: JSON does not have it."""
+    try:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        limit = f"a text, or what JSON has, is expected: {error}"
+        raise InvalidParameterError("state", type(value).__name__, limit) from None
 
 
 def make_question(

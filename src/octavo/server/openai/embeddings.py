@@ -129,12 +129,19 @@ def prepare_inputs(
     return processed
 
 
+def check_truncation(most: int | None, field: str = "truncate_prompt_tokens") -> None:
+    """Raises ApiError, 400: a number of tokens that is neither one nor -1, as many as fit."""
+    if most is not None and most != -1 and most < 1:
+        raise bad_request(f"{field}={most}: at least 1, or -1", field)
+
+
 def _shortened(prompt: Prompt, most: int | None, model: ServedModel) -> Prompt:
     """Return the prompt unchanged unless the request shortens it.
 
     Of text, its end goes, where files say how vectors are made, and what the tokenizer puts around it stays; otherwise,
     as of token ids, the beginning.
     """
+    check_truncation(most)
     if most is None:
         return prompt
     front = model.engine.front

@@ -14,6 +14,7 @@ from octavo.server.openai.embeddings import (
     MAX_INPUTS,
     VectorsRequest,
     answers_to,
+    check_truncation,
     encoded,
     numbers_of,
     prepare_inputs,
@@ -52,7 +53,10 @@ class VectorsService:
         if len(texts) > MAX_INPUTS:
             raise bad_request(f"{len(texts)} documents: at most {MAX_INPUTS} per request.", "documents")
         most = request.truncate_prompt_tokens if request.max_tokens_per_doc is None else request.max_tokens_per_doc
-        work = partial(_pairs, model, request, [request.query], texts, request.instruction, most, _RERANK_NAMES)
+        names = _RERANK_NAMES
+        if request.max_tokens_per_doc is not None:
+            names = names | {"truncate_prompt_tokens": "max_tokens_per_doc"}
+        work = partial(_pairs, model, request, [request.query], texts, request.instruction, most, names)
         scoring, prompts = await prepared(work, request, is_large or len(texts) > MANY_PROMPTS)
         scores = await _scores(scoring, prompts, model)
         shows = self._path != "/v2/rerank" if request.return_documents is None else request.return_documents
@@ -132,8 +136,7 @@ def _pairs(
     names: Mapping[str, str],
 ) -> Prepared:
     """Tokenize and validate all pairs. Raises ApiError, UserError."""
-    if most is not None and most != -1 and most < 1:
-        raise bad_request(f"truncate_prompt_tokens={most}: at least 1, or -1", "truncate_prompt_tokens")
+    check_truncation(most, names.get("truncate_prompt_tokens", "truncate_prompt_tokens"))
     try:
         scoring = PairScoring(model.engine.front, queries, documents, instruction, most)
     except UserError as error:
