@@ -71,6 +71,19 @@ def test_stop_ends_it_in_the_engine_and_keeps_the_text(tab: Tab, server: HttpSer
     assert tab.answers()[0] == text
 
 
+def test_a_reload_in_the_middle_of_an_answer_keeps_its_text(tab: Tab) -> None:
+    page = tab.page
+    page.get_by_label("More fields").fill('{"ignore_eos": true, "max_tokens": 1900}')
+    tab.send("Tell a long story.")
+    until(page, "document.querySelector('.message.assistant .markdown')?.textContent.length > 20")
+    page.reload()
+    assert len(tab.answers()[0]) > 20
+    expect(page.locator(".message .problem")).to_contain_text("The page was closed before")
+    tab.answer_with({"content": "done"})
+    button(page, "Try again")
+    page.get_by_text("done", exact=True).wait_for()
+
+
 def test_edit_and_regenerate_make_branches_that_last(make_tab: MakeTab, tmp_path: Path) -> None:
     tab = make_tab()
     page = tab.open()
@@ -215,6 +228,13 @@ def test_images_are_attached_and_told_where_the_model_reads_text_only(tab: Tab, 
     image, text = bodies[0]["messages"][-1]["content"]
     assert image["image_url"]["url"].startswith("data:image/svg+xml;base64,")
     assert text == {"type": "text", "text": "What is it?"}
+    button(page, "Edit")
+    button(page, "Remove dot.svg")
+    page.get_by_label("Edited message").fill("What is nothing?")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('.message.user').textContent.includes('nothing')")
+    tab.answers()
+    assert bodies[1]["messages"][-1]["content"] == "What is nothing?"
 
 
 def test_tokens_tell_their_probability_and_what_else_there_was(tab: Tab) -> None:

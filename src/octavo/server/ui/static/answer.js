@@ -4,6 +4,7 @@ import { events, json, request, SpokenError } from "./api.js";
 
 const COMPLETIONS = "v1/chat/completions";
 const BUSY_MS = 30;
+const SHORTEST_MS = 20; // that a rate is made of: tokens that came together say nothing
 
 /** Fills `message` while the server answers; `onChange()` is called when there is something new. */
 export class Answer {
@@ -107,7 +108,7 @@ export class Answer {
     const tokens = usage?.completion_tokens ?? this.message.numPieces ?? 0;
     const stats = { ...known, tokens, ttftMs: first ? first - startMs : 0 };
     if (usage) stats.promptTokens = usage.prompt_tokens;
-    if (last > first && tokens > 1) stats.tokensPerS = ((tokens - 1) * 1000) / (last - first);
+    if (last - first >= SHORTEST_MS && tokens > 1) stats.tokensPerS = ((tokens - 1) * 1000) / (last - first);
     return stats;
   }
 

@@ -2,11 +2,11 @@
 
 import { askForKey, storedKey } from "./key.js";
 
-/** An error that the page shows as it is. `retryAfter`: seconds, where the server says so. */
+/** An error that the page shows as it is. `code`, and `retryAfter` in seconds: where the server says so. */
 export class SpokenError extends Error {
-  constructor(text, { status = 0, retryAfter = null } = {}) {
+  constructor(text, { code = null, retryAfter = null } = {}) {
     super(text);
-    this.status = status;
+    this.code = code;
     this.retryAfter = retryAfter;
   }
 }
@@ -43,8 +43,9 @@ export const json = async (path, options) => (await request(path, options)).json
 
 async function inWords(response) {
   let message = "";
+  let code = null;
   try {
-    message = (await response.json()).error?.message ?? "";
+    ({ message = "", code = null } = (await response.json()).error ?? {});
   } catch {
     message = `status ${response.status}`; // a proxy's page, perhaps
   }
@@ -52,7 +53,7 @@ async function inWords(response) {
   const hint = HINTS[response.status];
   let text = hint ? `${hint}: ${message}` : message || `The server answered with status ${response.status}.`;
   if (retryAfter) text += ` Try again in ${retryAfter} s.`;
-  return new SpokenError(text, { status: response.status, retryAfter });
+  return new SpokenError(text, { code, retryAfter });
 }
 
 /** Yield the data of a response's server-sent events, as text, with the last event id seen. */

@@ -34,12 +34,13 @@ export class Attachments {
 
   async add(files) {
     for (const file of files) {
-      const kind = /^(image|video)\//.exec(file.type)?.[1];
+      let kind = /^(image|video)\//.exec(file.type)?.[1];
       if (!kind) {
         this.onProblem(`${file.name} is neither an image nor a video.`);
       } else if (!this.takesImages) {
         this.onProblem(`This model reads text only, so ${file.name} cannot be attached.`);
       } else {
+        if (file.type === "image/gif" && await isAnimated(file)) kind = "video";
         this.items.push({ kind, name: file.name, url: await dataUrl(file) });
         announce(`${file.name} attached`);
       }
@@ -48,12 +49,11 @@ export class Attachments {
   }
 
   show() {
-    this.list.replaceChildren(...this.items.map((item) => el("li", {}, preview(item), el("span", {}, item.name),
-      button("Remove", () => {
-        this.items = this.items.filter((each) => each !== item);
-        this.show();
-        byId("message").focus();
-      }, { label: `Remove ${item.name}` }))));
+    this.list.replaceChildren(...attachmentNodes(this.items, (item) => {
+      this.items = this.items.filter((each) => each !== item);
+      this.show();
+      byId("message").focus();
+    }));
   }
 
   take() {
@@ -64,8 +64,18 @@ export class Attachments {
   }
 }
 
+/** Return an entry for each attachment, with a button that removes it. */
+export const attachmentNodes = (items, onRemove) => items.map((item) => el("li", {}, preview(item), el("span", {}, item.name),
+  button("Remove", () => onRemove(item), { label: `Remove ${item.name}` })));
+
+/** Whether a GIF has several pictures: models see those as videos. */
+async function isAnimated(file) {
+  const text = new TextDecoder("latin1").decode(await file.arrayBuffer());
+  return text.split("\x21\xf9\x04").length > 2; // each picture of several has such a block before it
+}
+
 export function preview({ kind, name, url }) {
-  return kind === "video"
+  return kind === "video" && !url.startsWith("data:image/")
     ? el("video", { src: url, controls: true, muted: true, "aria-label": name })
     : el("img", { src: url, alt: name });
 }

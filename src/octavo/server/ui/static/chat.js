@@ -4,10 +4,11 @@ import { Answer } from "./answer.js";
 import { Attachments } from "./attachments.js";
 import { announce, byId, el, newId } from "./dom.js";
 import { MessageView } from "./messages.js";
+import { CUT_OFF, rescue } from "./rescue.js";
 import { ROOT, shownPath, wireMessages } from "./tree.js";
 
 const SAVE_MS = 2000; // between two saves of an answer that grows
-const ABANDONED_MS = 15_000; // a running answer that no tab has saved for so long was cut off
+const ABANDONED_MS = 15_000; // a running answer that no tab has saved for so long was cut off: the browser has crashed
 const FRAME_MS = 50; // least between two views of an answer that grows
 const TITLE = 60;
 export const OPEN = "octavo-open"; // in session storage: each tab has its own
@@ -28,7 +29,7 @@ export class Chat {
     this.system = byId("system");
     this.actions = {
       regenerate: (message) => this.regenerate(message),
-      edit: (message, text) => this.ask(text, message.parent, message.attachments ?? []),
+      edit: (message, text, attachments) => this.ask(text, message.parent, attachments),
       choose: (message) => this.choose(message),
       bodyOf: (message) => this.body(this.pathTo(message.parent)),
       sendResults: (message, results) => this.sendResults(message, results),
@@ -57,7 +58,7 @@ export class Chat {
       this.conversation.system = this.system.value;
       this.keep();
     });
-    addEventListener("pagehide", () => { for (const { message } of this.answers.values()) this.save(message); });
+    addEventListener("pagehide", () => rescue([...this.answers.values()].map(({ message }) => message)));
   }
 
   /** Show a conversation; null: a new one, which is kept with its first message. */
@@ -80,12 +81,17 @@ export class Chat {
       if (message.conversation === id) this.messages.set(message.id, message);
     }
     for (const message of this.messages.values()) {
-      if (message.status === "running" && !this.answers.has(message.id) && Date.now() - message.saved > ABANDONED_MS) {
-        message.status = "failed";
-        message.error = "The page was closed before the answer was complete.";
-      }
+      if (message.status !== "running" || this.answers.has(message.id)) continue;
+      const leftMs = message.saved + ABANDONED_MS - Date.now();
+      if (leftMs <= 0) Object.assign(message, { status: "failed", error: CUT_OFF });
+      else setTimeout(() => this.lookAgain(message), leftMs + 1);
     }
     this.show();
+  }
+
+  /** Another tab's answer may have been saved meanwhile, or is cut off. */
+  lookAgain(message) {
+    if (this.messages.get(message.id) === message && !this.isEditing) this.reload();
   }
 
   /** Whether a message is being edited: what is being written is not taken away. */

@@ -5,6 +5,7 @@ import { Chat, OPEN, Sidebar } from "./chat.js";
 import { announce, byId, saveFile } from "./dom.js";
 import { EngineView } from "./engine.js";
 import { Parameters } from "./params.js";
+import { takeRescued } from "./rescue.js";
 import { Store } from "./store.js";
 import { exported, imported } from "./transfer.js";
 
@@ -66,12 +67,15 @@ function connectPanel(buttonId, panelId) {
 async function waitForModel(chat, parameters, engine) {
   const isFirst = !parameters.model.options.length;
   const asked = isFirst ? null : parameters.model.value;
+  let described = null;
   for (;;) {
     try {
       if (!parameters.model.options.length) parameters.models((await json("v1/models")).data.map(({ id }) => id));
       const name = parameters.model.value;
       if (asked !== null && name !== asked) return;
       engine.choose(name);
+      if (name !== described) parameters.about({ defaults: {} }); // not those of the model before
+      described = name;
       const about = await json(`ui/about?model=${encodeURIComponent(name)}`);
       parameters.about(about);
       engine.about(about);
@@ -80,8 +84,10 @@ async function waitForModel(chat, parameters, engine) {
       chat.say("");
       return;
     } catch (error) {
-      byId("about").textContent = error.message;
-      await new Promise((resolve) => setTimeout(resolve, 1000 * (error.retryAfter ?? 3)));
+      const isAway = error.code === "unloaded";
+      byId("about").textContent = isAway ? `${parameters.model.value} · is loaded when you ask it something` : error.message;
+      if (isAway) chat.attachments.takesImages = true; // or it says so
+      await new Promise((resolve) => setTimeout(resolve, 1000 * (isAway ? 3 : error.retryAfter ?? 3)));
     }
   }
 }
@@ -121,6 +127,7 @@ async function main() {
     showConversations(false);
     await chat.open(id);
   };
+  await takeRescued((messages) => store.put(null, messages));
   await sidebar.reload();
   const last = sessionStorage.getItem(OPEN) ?? "";
   await chat.open(sidebar.all.some(({ id }) => id === last) ? last : null);

@@ -1,6 +1,6 @@
 // One message as an article: its text, what belongs to it, and what can be done with it.
 
-import { preview } from "./attachments.js";
+import { attachmentNodes, preview } from "./attachments.js";
 import { button, copyButton, el, seconds } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 import { asCurl, asPython } from "./snippets.js";
@@ -131,7 +131,15 @@ export class MessageView {
       this.content.hidden = this.bar.hidden = false;
       this.bar.querySelector("button").focus();
     };
-    const send = () => { if (area.value.trim()) this.actions.edit(this.message, area.value); };
+    let attached = this.message.attachments ?? [];
+    const list = el("ul", { class: "attachments", "aria-label": "Attachments of the message" });
+    const showAttached = () => list.replaceChildren(...attachmentNodes(attached, (item) => {
+      attached = attached.filter((each) => each !== item);
+      showAttached();
+      area.focus();
+    }));
+    showAttached();
+    const send = () => { if (area.value.trim() || attached.length) this.actions.edit(this.message, area.value, attached); };
     area.addEventListener("keydown", (event) => {
       if (event.key === "Escape") close();
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -139,7 +147,7 @@ export class MessageView {
         send();
       }
     });
-    const form = el("div", { class: "edit-form" }, area,
+    const form = el("div", { class: "edit-form" }, list, area,
       el("div", { class: "actions" }, button("Send edited", send), button("Cancel", close)));
     this.content.hidden = this.bar.hidden = true;
     this.content.after(form);
