@@ -106,7 +106,7 @@ def _fork_for_each(requests: socket.socket) -> bytes:
 
 def _main() -> None:
     import octavo.engine.inproc_client
-    import octavo.server.app  # noqa: F401
+    import octavo.server.app  # noqa: F401 - for those that are forked
     from octavo.cli.main import main
 
     requests = socket.socket(fileno=int(sys.argv[1]))
