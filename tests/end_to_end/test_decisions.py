@@ -128,6 +128,8 @@ def test_images_in_a_state_are_those_of_a_chat(tmp_path: Path, make_llm: MakeLLM
         chat = llm.engine.front.inputs.chat_prompt([{"role": "user", "content": shown}], enable_thinking=False)
         assert isinstance(chat, MultiModalPrompt)
         assert written(asked.prompts[0], tokenizer).replace("no <|image_pad|>", "no %") == written(chat, tokenizer)
+        one, two = ({"a": image, "ab": SHAPE} for image in (SHAPE, images["<other>"]))  # one begins as the other
+        assert llm.decide("ab, a", SHAPES, images=one) != llm.decide("ab, a", SHAPES, images=two)
         with pytest.raises(InvalidParameterError, match=r"images\.<b>='<b>': no text"):
             llm.decide("<a>", SHAPES, images={"<a>": SHAPE, "<b>": SHAPE})
     shutil.copytree(demo_vl_model_path(), tmp_path / "vl")  # with a template of its own

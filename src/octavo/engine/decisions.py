@@ -51,7 +51,15 @@ class Decisions:
         self._front, self._tokenizer, self._files, self._questions = front, front.tokenizer, files, questions
         self._images = DecisionImages(front, images or {})
         control = sorted((front.tokenizer.token_text(each) for each in front.tokenizer.special_token_ids), key=len)
-        special = [*self._images.marks, *filter(None, control[::-1]), _MARK, _SPLIT, _TEXT, OPEN, CLOSE]
+        special = [
+            *sorted(self._images.marks, key=len, reverse=True),
+            *filter(None, control[::-1]),
+            _MARK,
+            _SPLIT,
+            _TEXT,
+            OPEN,
+            CLOSE,
+        ]
         self._control = re.compile("|".join(map(re.escape, special)))
         self._texts: list[str] = []
         said = None if messages is None else [self._said(at, message) for at, message in enumerate(messages)]
